@@ -1,0 +1,87 @@
+"""One tree of exceptions. Every one maps to one gRPC status code, in one interceptor (`slipstream.server`).
+
+    SlipstreamError
+    ├── InvalidArgument      the request can never work; its sender must change it
+    ├── NotFound             no such session, model or drafter
+    ├── FailedPrecondition   parts that do not fit together (vocabularies, models, configuration)
+    ├── PermissionDenied     a rule that needs trust was asked of somebody untrusted
+    ├── ResourceExhausted    no room now; try later or smaller
+    ├── Aborted              fenced: somebody with a higher epoch owns the session
+    ├── OutOfRange           a length or position that does not exist
+    ├── Unavailable          a peer or the store is away; retry
+    ├── DeadlineExceeded     the remaining time ran out
+    └── Internal             a bug or broken numbers; never the caller's fault
+
+A message is a sentence that says what to do. `reason` is a stable word for programs (`ErrorInfo.reason`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import grpc
+
+
+class SlipstreamError(Exception):
+    """The root; never raised itself."""
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason or self.code.name
+
+
+class InvalidArgument(SlipstreamError):
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotFound(SlipstreamError):
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class FailedPrecondition(SlipstreamError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class PermissionDenied(SlipstreamError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class ResourceExhausted(SlipstreamError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Aborted(SlipstreamError):
+    code = grpc.StatusCode.ABORTED
+
+
+class OutOfRange(SlipstreamError):
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class Unavailable(SlipstreamError):
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class DeadlineExceeded(SlipstreamError):
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Internal(SlipstreamError):
+    code = grpc.StatusCode.INTERNAL
+
+
+_BY_CODE: dict[int, type[SlipstreamError]] = {kind.code.value[0]: kind for kind in SlipstreamError.__subclasses__()}
+
+
+def from_code(code: int, message: str, reason: str = "") -> SlipstreamError:
+    """The exception for a numeric gRPC status code (google.rpc.Code), as it travels inside frames."""
+    return _BY_CODE.get(code, Internal)(message, reason=reason)
+
+
+def code_number(error: SlipstreamError) -> int:
+    """The numeric gRPC status code of an exception, as it travels inside frames."""
+    number: int = error.code.value[0]
+    return number

@@ -1,0 +1,75 @@
+"""How tokens are to be drawn: the resolved sampling parameters of one session.
+
+Every worker that holds the session holds the same `Sampling`; with the seed it fixes the text (DESIGN: randomness belongs
+to the position). The processing order is penalties, bias, temperature, top-k, top-p, min-p.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from slipstream.errors import InvalidArgument
+
+ACCEPTANCE_RULES = ("coupled", "rejection")
+MAX_LOGIT_BIAS_ENTRIES = 1024
+_NO_BIAS: Mapping[int, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Neutral values switch a processor off. Raises InvalidArgument for a value outside its range, NaN included."""
+
+    temperature: float = 1.0
+    """0 is greedy decoding."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides the positive (multiplies the negative) logits of tokens seen in prompt or output (Keskar et al. 2019)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from tokens already in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted once per occurrence in the output."""
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
+    """Added to the logits of single tokens."""
+    seed: int = 0
+    """64 unsigned bits."""
+    acceptance: str = "coupled"
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.top_k < 0:
+            raise InvalidArgument(f"top_k is {self.top_k}; send 0 (all tokens) or a positive number.")
+        if not 0 <= self.seed < 2**64:
+            raise InvalidArgument("seed must fit in 64 unsigned bits.")
+        if self.acceptance not in ACCEPTANCE_RULES:
+            raise InvalidArgument(f"acceptance rule {self.acceptance!r} is unknown; choose one of {ACCEPTANCE_RULES}.")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
+            raise InvalidArgument(f"logit_bias names more than {MAX_LOGIT_BIAS_ENTRIES} tokens; send fewer.")
+        for token, bias in self.logit_bias.items():
+            _within(f"logit_bias[{token}]", bias, -100.0, 100.0)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the distribution depends on the tokens before it by more than the model does."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    inside = (low < value if open_low else low <= value) and value <= high
+    if not math.isfinite(value) or not inside:
+        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
+        raise InvalidArgument(f"{name} is {value}; send a finite number in {bounds}.")
