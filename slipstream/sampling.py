@@ -1,7 +1,7 @@
 """How tokens are to be drawn: the resolved sampling parameters of one session.
 
-Every worker that holds the session holds the same `Sampling`; with the seed it fixes the text (DESIGN: randomness belongs
-to the position). The processing order is penalties, bias, temperature, top-k, top-p, min-p.
+Every worker that holds the session holds the same `Sampling`; with the seed it fixes the text, because randomness
+belongs to the position. The processing order is penalties, bias, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""Configuration: a frozen dataclass for each service, read from the environment in this one place.
+
+A field `listen: str` of a class read with prefix `DRAFTER_` comes from `DRAFTER_LISTEN`. A value that cannot be read
+raises with its name and value; a variable with the prefix that names no field is an error too, so that a slip in a
+manifest never goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from slipstream.errors import InvalidArgument
+
+Config = TypeVar("Config")
+
+
+def from_env(kind: type[Config], prefix: str, environ: Mapping[str, str] | None = None) -> Config:
+    """Read `kind`, a frozen dataclass, from the variables that start with `prefix`.
+
+    Raises InvalidArgument for an unknown variable, a missing required one and a value that cannot be read.
+    """
+    given = os.environ if environ is None else environ
+    fields = {prefix + field.name.upper(): field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if unknown := sorted(name for name in given if name.startswith(prefix) and name not in fields):
+        raise InvalidArgument(f"{', '.join(unknown)}: no such setting; known are {', '.join(sorted(fields))}.")
+    types = typing.get_type_hints(kind)
+    values = {
+        field.name: _read(name, given[name], types[field.name]) for name, field in fields.items() if name in given
+    }
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in values:
+            raise InvalidArgument(f"{name} is not set and has no default.")
+    return kind(**values)
+
+
+def _read(name: str, text: str, wanted: Any) -> Any:
+    try:
+        return _READERS[wanted](text.strip())
+    except (ValueError, KeyError) as error:
+        raise InvalidArgument(f"{name}={text!r} cannot be read as {wanted}.") from error
+
+
+def _boolean(text: str) -> bool:
+    return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+_READERS: dict[Any, Callable[[str], Any]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: _boolean,
+    tuple[str, ...]: _words,
+}

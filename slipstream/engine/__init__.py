@@ -1,0 +1,1 @@
+"""Runs models: packed forward passes over paged KV. The only shared code that imports torch."""

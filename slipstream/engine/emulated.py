@@ -1,0 +1,132 @@
+"""An engine without a model: time from a cost curve, tokens from a keyed hash.
+
+For load, scale and chaos tests. Nothing measured with it may be reported as a model's speed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from slipstream.engine.blocks import BlockPool
+from slipstream.engine.bookkeeping import Bookkeeping
+from slipstream.engine.model import ModelInfo
+from slipstream.engine.step import Segment
+from slipstream.errors import InvalidArgument
+
+PEAK = 60.0
+"""Logit of the chosen token, the others are 0. Gumbel noise of 24 bits spans less than 20."""
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """Seconds of one forward: base + per_token * tokens + per_segment * segments."""
+
+    base_s: float = 0.0
+    per_token_s: float = 0.0
+    per_segment_s: float = 0.0
+
+    def __call__(self, tokens: int, segments: int) -> float:
+        return self.base_s + self.per_token_s * tokens + self.per_segment_s * segments
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedModel:
+    """`acceptance` 1 is the target itself; a drafter agrees with it at that share of the positions."""
+
+    name: str = "emulated"
+    vocabulary_size: int = 256
+    max_length: int = 1 << 20
+    acceptance: float = 1.0
+    seed: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class EmulatedEngine(Bookkeeping):
+    """The text depends on the seed, a session's first token and the position; never on candidates or batches."""
+
+    def __init__(
+        self,
+        model: EmulatedModel,
+        cost: Callable[[int, int], float],
+        pool: BlockPool,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(pool, model.max_length)
+        self._emulated = model
+        self._cost = cost
+        self._clock = clock
+        self._sleep = sleep
+        self.model = ModelInfo(
+            name=model.name,
+            revision=f"emulated-{model.seed}",
+            vocabulary_size=model.vocabulary_size,
+            fingerprint=f"emulated-{model.vocabulary_size}",
+            max_length=model.max_length,
+            dtype="float32",
+            parameters=0,
+            eos_token_ids=model.eos_token_ids,
+        )
+
+    def forward(self, segments: list[Segment]) -> torch.Tensor:
+        start = self._clock()
+        self._begin(segments)
+        salts: list[int] = []
+        positions: list[int] = []
+        for segment in segments:
+            self._write(segment)
+            if segment.want_logits:
+                rows = _next_positions(segment)
+                positions += rows
+                salts += [segment.sequence.salt] * len(rows)
+        logits = torch.zeros(len(positions), self._emulated.vocabulary_size)
+        if positions:
+            chosen = self.tokens(np.array(salts, np.uint64), np.array(positions, np.uint64))
+            logits[torch.arange(len(positions)), torch.from_numpy(chosen)] = PEAK
+        end = start + self._cost(sum(segment.tokens for segment in segments), len(segments))
+        if (left := end - self._clock()) > 0:
+            self._sleep(left)
+        return logits
+
+    def tokens(self, salts: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """The token at each position (int64, same shape as the uint64 inputs) of a text that begins with `salts`."""
+        size = np.uint64(self._emulated.vocabulary_size)
+        key = _hash(salts + np.uint64(self._emulated.seed) * _STRIDE)
+        truth = _hash(key + positions * _STRIDE)
+        other = _hash(truth ^ _STRIDE)
+        # 53 bits of the second hash decide whether a drafter is right here, the rest how far off it is.
+        wrong = (other >> np.uint64(11)) * 2.0**-53 >= self._emulated.acceptance
+        off = wrong * (np.uint64(1) + other % (size - np.uint64(1)))
+        return ((truth % size + off) % size).astype(np.int64)
+
+    def _write(self, segment: Segment) -> None:
+        size = self._emulated.vocabulary_size
+        if not all(0 <= token < size for token in (*segment.pending, *segment.nodes)):
+            raise InvalidArgument(f"a token id is outside the vocabulary of {size}")
+        if segment.sequence.length == 0:
+            segment.sequence.salt = segment.pending[0]
+        segment.sequence.ahead = segment.tokens
+
+
+def _next_positions(segment: Segment) -> list[int]:
+    """Per logits row the position of the token it predicts."""
+    root = segment.sequence.length + len(segment.pending)
+    depths: list[int] = []
+    for parent in segment.parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return [root, *(root + depth for depth in depths)]
+
+
+def _hash(values: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser, elementwise over uint64."""
+    values = (values ^ (values >> np.uint64(30))) * _MIX[0]
+    values = (values ^ (values >> np.uint64(27))) * _MIX[1]
+    result: np.ndarray = values ^ (values >> np.uint64(31))
+    return result

@@ -1,0 +1,52 @@
+"""`slipstream.noise` with torch, bit for bit: int64 arithmetic wraps, and shifts are made logical by masking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream import noise
+from slipstream.noise import Purpose
+
+_SCALE = 2.0**-noise.BITS
+
+
+def _signed(value: int) -> int:
+    """The two's complement reading of 64 unsigned bits."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GOLDEN, _FIRST, _SECOND = _signed(noise.GOLDEN), _signed(noise.FIRST), _signed(noise.SECOND)
+
+
+def keys(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> Tensor:
+    """`noise.key` of every row: [R] and [R] -> int64 [R] on the CPU (the same bits, read as signed)."""
+    return torch.from_numpy(noise.keys(seeds, positions, purpose).view(np.int64))
+
+
+def bits(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """The draws of tokens: int64 keys and int64 token ids that broadcast together -> int64 in [0, 2^32)."""
+    state = keys + (token_ids + 1) * _GOLDEN
+    _fold(state, 30).mul_(_FIRST)
+    _fold(state, 27).mul_(_SECOND)
+    # The last fold (by 31) moves only bits 0..32; the top 32 bits of the result need it in bit 32 alone.
+    _fold(state, 31)
+    return state.bitwise_right_shift_(64 - noise.BITS).bitwise_and_((1 << noise.BITS) - 1)
+
+
+def uniform(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """U of these tokens as float64, strictly inside (0, 1)."""
+    return bits(keys, token_ids).double().add_(0.5).mul_(_SCALE)
+
+
+def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise of these tokens as float64."""
+    return uniform(keys, token_ids).log_().neg_().log_().neg_()
+
+
+def _fold(state: Tensor, shift: int) -> Tensor:
+    """state ^= state >> shift, in place, with a logical shift."""
+    return state.bitwise_xor_((state >> shift).bitwise_and_((1 << (64 - shift)) - 1))

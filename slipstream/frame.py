@@ -1,0 +1,82 @@
+"""One frame of candidates, as a drafter sent it, and the check that nothing in it can do harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from slipstream.errors import InvalidArgument
+from slipstream.proposal import Proposal
+
+_ROUNDING = 1e-6
+"""A log-softmax may end this far above zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what one session's drafters can make the verifier hold."""
+
+    nodes: int = 256
+    """Live nodes of one tree."""
+    depth: int = 64
+    """Tokens beyond the committed prefix."""
+    frame_nodes: int = 256
+    """Nodes of one frame."""
+    window: int = 128
+    """Committed tokens remembered, so that frames which stand on an older prefix can catch up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Nodes first_node, first_node + 1, ... of one (source, generation).
+
+    Parent 0 is the generation's root: the committed prefix of `base_length` tokens, constant within a generation. Without
+    `parents` every node hangs on the number before its own.
+    """
+
+    base_length: int
+    generation: int
+    first_node: int
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """The drafter's confidence in each node, given its parent."""
+    parents: tuple[int, ...] = ()
+    distributions: tuple[Proposal | None, ...] = ()
+    """What each token was drawn from; only the ratio rules need it."""
+    source: int = 0
+    """Which drafter sent it: the receiver's own small number, not a field of the wire."""
+
+    def parent_of(self, index: int) -> int:
+        return self.parents[index] if self.parents else self.first_node + index - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Grafted:
+    """What became of a frame's nodes; added + merged + sum(dropped) is their number."""
+
+    added: int = 0
+    merged: int = 0
+    """Led to a token that was there already: another drafter's node, or the committed path."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """By reason: stale, duplicate, orphan, diverged, deep, full."""
+
+
+def check(frame: Frame, vocabulary_size: int, limits: Limits) -> Frame:
+    """The frame, with rounding above zero clamped away. Raises InvalidArgument for one that no correct drafter sends."""
+    size = len(frame.token_ids)
+    if size > limits.frame_nodes:
+        raise InvalidArgument(f"a frame holds {size} nodes; send at most {limits.frame_nodes}.")
+    if frame.first_node < 1 or frame.base_length < 0 or frame.generation < 0:
+        raise InvalidArgument("first_node starts at 1; base_length and generation are not negative.")
+    if len(frame.log_probs) != size or len(frame.parents) not in (0, size) or len(frame.distributions) not in (0, size):
+        raise InvalidArgument("token_ids, parents, log_probs and distributions must have one entry for each node.")
+    if not all(0 <= token < vocabulary_size for token in frame.token_ids):
+        raise InvalidArgument(f"a candidate lies outside the vocabulary of {vocabulary_size} tokens.")
+    if not all(0 <= parent < frame.first_node + index for index, parent in enumerate(frame.parents)):
+        raise InvalidArgument("a node's parent must have a smaller number than the node.")
+    if not all(math.isfinite(value) and value <= _ROUNDING for value in frame.log_probs):
+        raise InvalidArgument("log_probs must be finite and not positive.")
+    if any(value > 0.0 for value in frame.log_probs):
+        return replace(frame, log_probs=tuple(min(value, 0.0) for value in frame.log_probs))
+    return frame

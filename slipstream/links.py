@@ -1,0 +1,196 @@
+"""Multiplexed streams: one stream for each pair of peers, one frame a step for all their sessions.
+
+Both ends write through an `Outbox`: whatever was said between two writes goes out as one frame, so a busy link sends
+fewer, bigger frames by itself. The dialling end is a `Link`, which reconnects; the serving end calls `serve`. Neither
+ever waits for its peer: an outbox that overflows means a peer that does not read, and breaks the stream, never the
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+
+from slipstream.client import error_of
+from slipstream.errors import Internal, ResourceExhausted, SlipstreamError, Unavailable
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Response_co = TypeVar("Response_co", covariant=True)
+Frame_contra = TypeVar("Frame_contra", contravariant=True)
+
+CAPACITY = 65_536
+"""Items an outbox holds: some seconds of a full link. A peer further behind is not reading."""
+
+
+class Outbox(Generic[Item]):
+    """What one end has to say. `put` never blocks; `take` waits for something and returns all of it."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._items: list[Item] = []
+        self._filled = asyncio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Item) -> None:
+        """Raises ResourceExhausted when the peer is `capacity` items behind; Unavailable when the stream is over."""
+        if self._closed:
+            raise Unavailable("the stream is closed; open the session again.")
+        if len(self._items) >= self._capacity:
+            raise ResourceExhausted("the peer does not read its stream; reconnect.", reason="SLOW_PEER")
+        self._items.append(item)
+        self._filled.set()
+
+    async def take(self) -> list[Item]:
+        """Everything put since the last take, in order; empty only after `close`."""
+        if not self._items and not self._closed:
+            self._filled.clear()
+            await self._filled.wait()
+        items, self._items = self._items, []
+        return items
+
+    def close(self) -> None:
+        """No more puts; what is left can still be taken."""
+        self._closed = True
+        self._filled.set()
+
+
+class Listener(Protocol[Frame_contra]):
+    """Whom a link reports to. All are plain functions: a listener that had to be awaited could stall its peers."""
+
+    def connected(self) -> None: ...
+
+    def receive(self, frame: Frame_contra) -> None: ...
+
+    def lost(self, error: SlipstreamError) -> None: ...
+
+
+class Call(Protocol[Request_contra, Response_co]):
+    """The part of grpc.aio's StreamStreamCall that a link uses."""
+
+    async def wait_for_connection(self) -> None: ...
+
+    async def write(self, request: Request_contra) -> None: ...
+
+    async def read(self) -> Response_co: ...
+
+    def cancel(self) -> bool: ...
+
+
+class Link(Generic[Item, Request, Response]):
+    """The dialling end: keeps one stream open to a peer for as long as `run` runs.
+
+    `connect` opens the stream, `pack` makes one frame of the items said since the last. After `lost`, nothing that was
+    sent before may be believed to have arrived: the owner opens its sessions again when `connected` is called.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Call[Request, Response]],
+        pack: Callable[[list[Item]], Request],
+        listener: Listener[Response],
+        *,
+        max_backoff_s: float = 2.0,
+    ) -> None:
+        self._connect = connect
+        self._pack = pack
+        self._listener = listener
+        self._max_backoff_s = max_backoff_s
+        self._outbox: Outbox[Item] | None = None
+
+    @property
+    def up(self) -> bool:
+        return self._outbox is not None
+
+    def send(self, item: Item) -> None:
+        """Say something. Raises Unavailable while there is no stream, ResourceExhausted when the peer is stuck."""
+        if self._outbox is None:
+            raise Unavailable("the peer is not connected; try again.")
+        self._outbox.put(item)
+
+    async def run(self) -> None:
+        """Connect, and again with jittered backoff after every loss, until cancelled."""
+        failures = 0
+        while True:
+            error = await self._converse()
+            failures = 0 if self.up else failures + 1
+            if self._outbox is not None:
+                self._outbox = None
+                self._listener.lost(error)
+            await asyncio.sleep(random.uniform(0.5, 1.0) * min(self._max_backoff_s, 0.05 * 2**failures))
+
+    async def _converse(self) -> SlipstreamError:
+        """One stream from its connection to its end; returns why it ended. `up` tells whether it ever connected."""
+        call = self._connect()
+        error: SlipstreamError = Unavailable("the peer ended the stream.")
+        try:
+            await call.wait_for_connection()
+            self._outbox = outbox = Outbox[Item]()
+            self._listener.connected()
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self._write(call, outbox))
+                await self._read(call)
+                writer.cancel()
+        except* Exception as group:
+            error = _cause(group)
+        finally:
+            call.cancel()
+        return error
+
+    async def _write(self, call: Call[Request, Response], outbox: Outbox[Item]) -> None:
+        # A write on a finished stream raises InvalidStateError; the reader has the true cause.
+        with contextlib.suppress(asyncio.InvalidStateError):
+            while items := await outbox.take():
+                await call.write(self._pack(items))
+
+    async def _read(self, call: Call[Request, Response]) -> None:
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            self._listener.receive(frame)
+
+
+def _cause(group: BaseExceptionGroup[Exception]) -> SlipstreamError:
+    """Why a stream broke. An exception that nobody foresaw breaks one stream, not the process, and is logged."""
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, grpc.RpcError):
+        return error_of(first)
+    if isinstance(first, SlipstreamError):
+        return first
+    log.error("a listener failed; its stream is opened again", exc_info=first)
+    return Internal("the stream's listener failed.")
+
+
+async def serve(
+    requests: AsyncIterator[Request],
+    context: grpc.aio.ServicerContext[Request, Response],
+    outbox: Outbox[Item],
+    receive: Callable[[Request], None],
+    pack: Callable[[list[Item]], Response],
+) -> None:
+    """The serving end: hand every request to `receive`, send what is put in `outbox`, until the peer leaves."""
+    await context.send_initial_metadata(())  # tells the dialling end that it is connected
+
+    async def write() -> None:
+        while items := await outbox.take():
+            await context.write(pack(items))
+
+    async with asyncio.TaskGroup() as tasks:
+        writer = tasks.create_task(write())
+        async for request in requests:
+            receive(request)
+        outbox.close()
+        await writer

@@ -1,0 +1,103 @@
+"""Randomness that belongs to a position: a pure function of (seed, position, purpose, token id).
+
+SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), read as a counter-based
+generator: `key` names a stream, and token v reads the v-th output of the generator started there. Nothing is stored, so every
+process that knows the seed sees the same noise at a position, before and after a crash, in any order, for any batch.
+
+The purpose keeps the streams apart. Coupled noise is shared by drafter and verifier; the draws and coins of the ratio rules
+must be independent of it and of each other, or the output is biased.
+
+U = (bits + 1/2) / 2^32 with the top 32 bits of a draw, so 2^-33 <= U <= 1 - 2^-33, never 0 or 1. Gumbel noise -log(-log U)
+lies in [GUMBEL_LOW, GUMBEL_HIGH] = [-log(33 log 2), -log(-log(1 - 2^-33))] = [-3.1303, 22.8739]. A token less likely than about
+2^-32 is drawn too rarely; with the customary 24 bits that happened below 2^-24, which a vocabulary of 128,000 tokens reaches.
+
+`slipstream.engine.noise` computes the same bits with torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+BITS = 32
+GUMBEL_LOW = -math.log((BITS + 1) * math.log(2.0))
+GUMBEL_HIGH = -math.log(-math.log1p(-(2.0 ** -(BITS + 1))))
+
+GOLDEN = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+_PURPOSES = 8  # room for purposes below one position; changing it changes every text
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer]
+
+
+class Purpose(IntEnum):
+    """What a draw is for. The numbers are part of the contract: they fix the text."""
+
+    COUPLED = 0
+    """Gumbel noise shared by drafter and verifier."""
+    DRAFT = 1
+    """A drafter's own draws under the ratio rules."""
+    ACCEPT = 2
+    """The coin that accepts or rejects a draft token."""
+    RESIDUAL = 3
+    """The recovered token after a rejection."""
+    BONUS = 4
+    """The token after full acceptance."""
+
+
+def mix(state: int) -> int:
+    """SplitMix64's finaliser: a bijection of 64 bits in which every input bit moves every output bit."""
+    state = ((state ^ (state >> 30)) * FIRST) & _MASK
+    state = ((state ^ (state >> 27)) * SECOND) & _MASK
+    return state ^ (state >> 31)
+
+
+def key(seed: int, position: int, purpose: Purpose) -> int:
+    """The 64-bit name of a stream. Distinct (position, purpose) of one seed never share a key: each step is a bijection."""
+    return mix((mix(seed & _MASK) + (position * _PURPOSES + purpose + 1) * GOLDEN) & _MASK)
+
+
+def keys(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> npt.NDArray[np.uint64]:
+    """`key` for many rows at once: [R] seeds (64 unsigned bits) and [R] positions -> [R]."""
+    counters = np.asarray(positions, dtype=np.uint64) * np.uint64(_PURPOSES) + np.uint64(purpose + 1)
+    return _mix(_mix(np.array(seeds, dtype=np.uint64)) + counters * np.uint64(GOLDEN))
+
+
+def bits(key: int, token_ids: TokenIds) -> npt.NDArray[np.uint32]:
+    """The draws of these tokens, each 32 uniform bits; same shape as `token_ids`."""
+    counters = np.asarray(token_ids).astype(np.uint64) + np.uint64(1)
+    draws = _mix(np.uint64(key & _MASK) + counters * np.uint64(GOLDEN))
+    return (draws >> np.uint64(64 - BITS)).astype(np.uint32)
+
+
+def uniform(key: int, token_ids: TokenIds) -> npt.NDArray[np.float64]:
+    """U of these tokens, strictly inside (0, 1)."""
+    return (bits(key, token_ids).astype(np.float64) + 0.5) * 2.0**-BITS
+
+
+def gumbel(key: int, token_ids: TokenIds) -> npt.NDArray[np.float64]:
+    """Standard Gumbel noise -log(-log U) of these tokens."""
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform(key, token_ids)))
+    return noise
+
+
+def scalar_bits(key: int, token_id: int) -> int:
+    """The reference for `bits`, in plain integers."""
+    return mix((key + (token_id + 1) * GOLDEN) & _MASK) >> (64 - BITS)
+
+
+def scalar_uniform(key: int, token_id: int = 0) -> float:
+    """The reference for `uniform`; also the coin of a rule that needs one number per position."""
+    return (scalar_bits(key, token_id) + 0.5) * 2.0**-BITS
+
+
+def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(FIRST)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(SECOND)
+    return state ^ (state >> np.uint64(31))

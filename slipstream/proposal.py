@@ -1,0 +1,35 @@
+"""An honest sparse draft distribution: the integer weights that a draft token was really drawn with.
+
+The drafter truncates to its top tokens, quantises, and draws from *that*; so both sides compute the same q from integers and
+no float is compared across machines. Drawing from the full q and sending its head instead would bias the ratio rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.errors import InvalidArgument
+
+MAX_WEIGHT = 65535
+MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """q(token_ids[i]) = weights[i] / sum(weights); every other token has q = 0."""
+
+    token_ids: tuple[int, ...]
+    weights: tuple[int, ...]
+    """uint16, at least 1 each."""
+
+
+def check(proposal: Proposal, vocabulary_size: int) -> None:
+    """Raises InvalidArgument for a proposal that no honest drafter sends."""
+    if not 1 <= len(proposal.token_ids) <= MAX_TOKENS or len(proposal.token_ids) != len(proposal.weights):
+        raise InvalidArgument(f"a distribution needs 1 to {MAX_TOKENS} tokens, each with one weight.")
+    if len(set(proposal.token_ids)) != len(proposal.token_ids):
+        raise InvalidArgument("a distribution names a token twice; send each token once.")
+    if not all(0 <= token < vocabulary_size for token in proposal.token_ids):
+        raise InvalidArgument("a distribution names a token outside the vocabulary.")
+    if not all(1 <= weight <= MAX_WEIGHT for weight in proposal.weights):
+        raise InvalidArgument(f"weights must lie in 1..{MAX_WEIGHT}.")

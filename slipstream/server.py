@@ -1,0 +1,150 @@
+"""Serving: one bootstrap for every role, and the one interceptor that turns exceptions into statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_status import rpc_status
+
+from slipstream.client import MAX_MESSAGE_BYTES
+from slipstream.errors import Internal, ResourceExhausted, SlipstreamError, Unavailable, code_number
+
+log = logging.getLogger(__name__)
+
+ERROR_DOMAIN = "slipstream"
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.so_reuseport", 0),  # two processes on one port would silently share its connections
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+
+Register = Callable[[grpc.aio.Server], None]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Server:
+    """A gRPC server with health. `start` binds, `stop` drains; the health service is told by `serving`."""
+
+    def __init__(self, services: Sequence[Register]) -> None:
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for register in services:
+            register(self._server)
+
+    async def start(self, listen: str) -> str:
+        """Bind HOST:PORT (port 0 picks a free one) and return the address bound. Raises Unavailable."""
+        host = listen.rpartition(":")[0]
+        await self.serving(False)
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {listen}; choose another address or port 0.") from error
+        await self._server.start()
+        return f"{host}:{port}"
+
+    async def serving(self, ready: bool) -> None:
+        """Tell health checks whether to send work here."""
+        state = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", state)
+
+    async def stop(self, grace_s: float) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+async def until_signal() -> None:
+    """Return when the process is asked to end (SIGTERM or SIGINT)."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    await asked.wait()
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Every SlipstreamError becomes its status with an ErrorInfo; anything else becomes INTERNAL and is logged."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        if handler.unary_unary:
+            return _rebuild(grpc.unary_unary_rpc_method_handler, handler, _guard(handler.unary_unary))
+        if handler.unary_stream:
+            return _rebuild(grpc.unary_stream_rpc_method_handler, handler, _guard_stream(handler.unary_stream))
+        if handler.stream_stream and asyncio.iscoroutinefunction(handler.stream_stream):
+            return _rebuild(grpc.stream_stream_rpc_method_handler, handler, _guard(handler.stream_stream))
+        return handler
+
+
+def _rebuild(make: Callable[..., Any], handler: Any, behaviour: Any) -> Any:
+    return make(
+        behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+    )
+
+
+def _guard(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def guarded(request: Any, context: Context) -> Any:
+        try:
+            return await behaviour(request, context)
+        except Exception as error:
+            await _abort(context, error)
+
+    return guarded
+
+
+def _guard_stream(behaviour: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
+    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            answers = behaviour(request, context)
+            if asyncio.iscoroutine(answers):  # a handler that writes by itself
+                await answers
+                return
+            async for answer in answers:
+                yield answer
+        except Exception as error:
+            await _abort(context, error)
+
+    return guarded
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
+    if isinstance(error, (grpc.aio.AbortError, grpc.RpcError)):
+        raise error
+    if not isinstance(error, SlipstreamError):
+        log.error("unexpected exception in a handler", exc_info=error)
+        error = Internal("an internal error happened; please report it with the time it happened at.")
+    await context.abort_with_status(rpc_status.to_status(_status(error)))
+
+
+def _status(error: SlipstreamError) -> status_pb2.Status:
+    packed = any_pb2.Any()
+    packed.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN))
+    details = [packed]
+    if isinstance(error, (ResourceExhausted, Unavailable)):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(1000)
+        again = any_pb2.Any()
+        again.Pack(retry)
+        details.append(again)
+    code = code_number(error)
+    assert code in code_pb2.Code.values()
+    return status_pb2.Status(code=code, message=error.message, details=details)

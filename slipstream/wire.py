@@ -1,0 +1,100 @@
+"""Between the contract's messages and the project's own types: one function for each direction, nothing else."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
+from slipstream.sampling import Sampling
+from slipstream.v1 import types_pb2
+
+_RULES = {
+    "coupled": types_pb2.ACCEPTANCE_RULE_COUPLED,
+    "rejection": types_pb2.ACCEPTANCE_RULE_REJECTION,
+}
+_RULE_NAMES = {types_pb2.ACCEPTANCE_RULE_UNSPECIFIED: "coupled"} | {rule: name for name, rule in _RULES.items()}
+
+
+def sampling_to_wire(sampling: Sampling) -> types_pb2.Sampling:
+    return types_pb2.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        seed=sampling.seed,
+        acceptance=_RULES[sampling.acceptance],
+    )
+
+
+def sampling_from_wire(message: types_pb2.Sampling) -> Sampling:
+    """Raises InvalidArgument for values out of range: a worker believes no gateway."""
+    return Sampling(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=dict(message.logit_bias),
+        seed=message.seed,
+        acceptance=rule_name(message.acceptance),
+    )
+
+
+def rule_name(rule: types_pb2.AcceptanceRule) -> str:
+    if rule not in _RULE_NAMES:
+        raise InvalidArgument(f"acceptance rule number {rule} is unknown; choose one of {sorted(_RULES)}.")
+    return _RULE_NAMES[rule]
+
+
+def rule_number(name: str) -> types_pb2.AcceptanceRule:
+    if name not in _RULES:
+        raise InvalidArgument(f"acceptance rule {name!r} is unknown; choose one of {sorted(_RULES)}.")
+    return _RULES[name]
+
+
+def failure_to_wire(error: SlipstreamError) -> types_pb2.Failure:
+    return types_pb2.Failure(code=code_number(error), message=error.message, reason=error.reason)
+
+
+def failure_from_wire(message: types_pb2.Failure) -> SlipstreamError:
+    return from_code(message.code, message.message, message.reason)
+
+
+class Model(Protocol):
+    """What an engine says of its model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def revision(self) -> str: ...
+    @property
+    def vocabulary_size(self) -> int: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def parameters(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+def model_to_wire(model: Model) -> types_pb2.ModelInfo:
+    return types_pb2.ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        vocabulary_size=model.vocabulary_size,
+        vocabulary_fingerprint=model.fingerprint,
+        max_length=model.max_length,
+        eos_token_ids=model.eos_token_ids,
+        parameter_count=model.parameters,
+        dtype=model.dtype,
+    )

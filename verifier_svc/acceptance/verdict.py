@@ -1,0 +1,54 @@
+"""What a rule asks of the target, and what it decides.
+
+A rule is a generator over one selection. It yields a request about one node, is sent the answer, and returns a `Verdict`. So a
+rule is a pure function that is read from top to bottom, only visited nodes cost anything, and `judge` can run the rules
+of all sessions in lockstep with one batched call per level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """Asks for the target's own token after this node (ROOT: after the prefix). Answer: int."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Asks for p after this node. Answer: float64 [V], which sums to one and which the rule may overwrite."""
+
+    node: int
+
+
+Request = Choose | Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    path: tuple[int, ...]
+    """Accepted nodes: indices of the selection, from the root down."""
+    next_token: int
+    """The recovered token after a rejection, the bonus token after full acceptance."""
+    dishonest: bool = False
+    """A draft token lay outside its own q: the drafter lies or is broken, and must not be believed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The target's numbers after this node are NaN, or no token is left. The session fails; others are unharmed."""
+
+    node: int
+
+
+Rule = Generator[Request, Any, Verdict]
