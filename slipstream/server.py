@@ -126,7 +126,7 @@ def _guard_stream(behaviour: Callable[..., Any]) -> Callable[..., AsyncIterator[
     return guarded
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
+async def _abort(context: Context, error: Exception) -> None:
     if isinstance(error, (grpc.aio.AbortError, grpc.RpcError)):
         raise error
     if not isinstance(error, SlipstreamError):

@@ -1,0 +1,25 @@
+"""What a drafter reads from its environment (`DRAFTER_*`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    model: str
+    """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.opening`)."""
+    listen: str = "127.0.0.1:50061"
+    dtype: str = "auto"
+    threads: int = 1
+    """Of torch; never sized from the machine, whose cores are shared."""
+    kv_tokens: int = 65_536
+    """Tokens of all sessions together that have room in the KV cache."""
+    max_sessions: int = 1024
+    max_nodes: int = 32
+    """Most nodes ahead of one session's committed prefix, whatever its policy asks for."""
+    step_tokens: int = 512
+    """Most tokens of one forward pass; longer prompts are prefilled over several."""
+    proposal_tokens: int = 32
+    """Support of the honest sparse q that the ratio rules are sent."""
+    grace_s: float = 5.0

@@ -1,0 +1,179 @@
+"""DrafterService: one stream for each verifier, all its sessions on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+
+from drafter_svc.proposers import Guess
+from drafter_svc.scheduler import Scheduler, Subscriber
+from drafter_svc.session import Policy, Session
+from slipstream import links, wire
+from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
+
+log = logging.getLogger(__name__)
+
+Reply = types_pb2.Candidates | drafter_pb2.DraftRefusal
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What this drafter promises nobody more of."""
+
+    model: types_pb2.ModelInfo
+    max_sessions: int
+    max_nodes: int
+
+
+class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
+    def __init__(self, scheduler: Scheduler, bounds: Bounds) -> None:
+        self._scheduler = scheduler
+        self._bounds = bounds
+
+    def register(self, server: grpc.aio.Server) -> None:
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)
+
+    def load(self) -> worker_pb2.WatchResponse:
+        return worker_pb2.WatchResponse(sessions=len(self._scheduler), steps=self._scheduler.steps)
+
+    async def Draft(
+        self,
+        requests: AsyncIterator[drafter_pb2.DraftRequest],
+        context: grpc.aio.ServicerContext[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
+    ) -> None:
+        peer = Peer(self._scheduler, self._bounds)
+        try:
+            await links.serve(requests, context, peer.outbox, peer.receive, pack)
+        finally:
+            peer.leave()
+
+
+def pack(replies: list[Reply]) -> drafter_pb2.DraftResponse:
+    return drafter_pb2.DraftResponse(
+        candidates=[reply for reply in replies if isinstance(reply, types_pb2.Candidates)],
+        refusals=[reply for reply in replies if isinstance(reply, drafter_pb2.DraftRefusal)],
+    )
+
+
+class Peer:
+    """One verifier's stream: its sessions by the numbers it gave them."""
+
+    def __init__(self, scheduler: Scheduler, bounds: Bounds) -> None:
+        self.outbox: links.Outbox[Reply] = links.Outbox()
+        self._scheduler = scheduler
+        self._bounds = bounds
+        self._sessions: dict[int, Session] = {}
+
+    def receive(self, request: drafter_pb2.DraftRequest) -> None:
+        for command in request.commands:
+            try:
+                self._apply(command)
+            except SlipstreamError as error:
+                self._refuse(command.session, command.epoch, error)
+            except Exception as error:  # one bad command costs one session, never the stream
+                log.error("a command failed", exc_info=error)
+                self._refuse(command.session, command.epoch, Internal("the drafter failed; open the session again."))
+
+    def leave(self) -> None:
+        for session in self._sessions.values():
+            self._scheduler.remove(session)
+        self._sessions.clear()
+
+    def _apply(self, command: drafter_pb2.DraftCommand) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "open":
+            self._open(command.session, command.epoch, command.open)
+            return
+        session = self._sessions.get(command.session)
+        if session is None or command.epoch < session.epoch:
+            return  # refused or closed before, or fenced
+        if kind == "commit":
+            session.commit(command.commit.base_length, self._tokens(command.commit.token_ids))
+            self._scheduler.wake()
+        elif kind == "policy":
+            session.policy = self._policy(command.policy)
+            self._scheduler.wake()
+        elif kind == "close":
+            self._scheduler.remove(self._sessions.pop(command.session))
+        else:
+            raise InvalidArgument("the command is empty; send open, commit, policy or close.")
+
+    def _open(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> None:
+        known = self._sessions.get(number)
+        if known is not None and epoch <= known.epoch:
+            return
+        tokens = self._tokens(request.prefix.token_ids)
+        self._check(request, tokens)
+        if known is not None:
+            known.epoch, known.policy = epoch, self._policy(request.policy)
+            known.replace(tokens)
+            self._scheduler.wake()
+            return
+        session = Session(
+            epoch=epoch,
+            sampling=wire.sampling_from_wire(request.sampling),
+            policy=self._policy(request.policy),
+            tokens=tokens,
+            prompt_length=request.prefix.prompt_length,
+            max_length=min(request.max_length, self._bounds.model.max_length),
+        )
+        self._sessions[number] = session
+        candidate = partial(self._candidate, number, session)
+        self._scheduler.add(Subscriber(session, candidate, partial(self._refuse, number, epoch)))
+
+    def _check(self, request: drafter_pb2.DraftOpen, tokens: list[int]) -> None:
+        mine, theirs = self._bounds.model, request.target
+        if mine.vocabulary_fingerprint != theirs.vocabulary_fingerprint:
+            raise FailedPrecondition(
+                f"drafter {mine.name} has vocabulary {mine.vocabulary_fingerprint}, target {theirs.name} has "
+                f"{theirs.vocabulary_fingerprint}; pair models with one tokenizer.",
+                reason="VOCABULARY_MISMATCH",
+            )
+        if not tokens or not 0 < request.prefix.prompt_length <= len(tokens) < request.max_length:
+            raise InvalidArgument("the prefix must hold the prompt and be shorter than max_length.")
+        if len(tokens) >= mine.max_length:
+            raise ResourceExhausted(f"the draft model holds {mine.max_length} tokens; decode without it.")
+        if len(self._scheduler) >= self._bounds.max_sessions:
+            raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
+
+    def _tokens(self, token_ids: Any) -> list[int]:
+        tokens = list(token_ids)
+        if tokens and max(tokens) >= self._bounds.model.vocabulary_size:
+            raise InvalidArgument(f"a token lies outside the vocabulary of {self._bounds.model.vocabulary_size}.")
+        return tokens
+
+    def _policy(self, policy: drafter_pb2.DraftPolicy) -> Policy:
+        return Policy(min(policy.max_nodes, self._bounds.max_nodes), policy.min_path_probability)
+
+    def _candidate(self, number: int, session: Session, guess: Guess, node: int) -> None:
+        frame = types_pb2.Candidates(
+            session=number,
+            epoch=session.epoch,
+            base_length=session.base_length,
+            generation=session.generation,
+            first_node=node,
+            token_ids=[guess.token],
+            log_probs=[guess.log_prob],
+        )
+        if guess.proposal is not None:
+            frame.distributions.add(token_ids=guess.proposal.token_ids, weights=guess.proposal.weights)
+        self._say(frame)
+
+    def _refuse(self, number: int, epoch: int, error: SlipstreamError) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._scheduler.remove(session)
+        self._say(drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=wire.failure_to_wire(error)))
+
+    def _say(self, reply: Reply) -> None:
+        try:
+            self.outbox.put(reply)
+        except SlipstreamError:
+            self.outbox.close()  # the verifier does not read: end the stream, it opens its sessions again
+            self.leave()

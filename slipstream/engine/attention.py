@@ -1,0 +1,63 @@
+"""Packed attention: a loop over sessions inside one flat [1, H, T, D] call.
+
+Registered with the library under one name *without* a mask entry, so models build no mask of their own; the step plan
+arrives as the keyword `plan` of `model(...)`. A loop beats padding because sessions differ in length, and each
+session's result does not depend on who shares the step.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from transformers.modeling_utils import AttentionInterface
+
+from slipstream.errors import FailedPrecondition
+
+NAME = "slipstream"
+States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Attender(Protocol):
+    def attend(self, module: torch.nn.Module, states: States, extras: dict[str, object]) -> torch.Tensor: ...
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **extras: object,
+) -> tuple[torch.Tensor, None]:
+    """query [1, H, T, Dk]; key, value [1, Hkv, T, D] after rotation, not repeated. Returns [1, T, H, Dv]."""
+    plan = extras.get("plan")
+    if plan is None:
+        raise FailedPrecondition(f"{type(module).__name__} is not reached by the step plan; the model cannot be packed")
+    return plan.attend(module, (query, key, value), extras), None  # type: ignore[attr-defined]
+
+
+def register() -> None:
+    """Makes `attn_implementation=NAME` known to the library; calling it again is harmless."""
+    AttentionInterface.register(NAME, attention)
+
+
+def explicit_attention(
+    states: States, mask: torch.Tensor | None, scale: float, softcap: float | None, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """What the fused kernel cannot do: logit soft-capping (Gemma 2) and attention sinks (GPT-OSS).
+
+    query [1, Hkv, rows, D], key and value [1, Hkv, L, D], mask [rows, L] additive, sinks [1, Hkv, rows, 1].
+    """
+    query, key, value = states
+    scores = (query @ key.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()], dim=3)
+    weights = scores.softmax(dim=3)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return weights.to(value.dtype) @ value

@@ -1,0 +1,146 @@
+"""A checkpoint: any Hugging Face causal language model, loaded for packed serving by the library itself."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as library_logging
+
+from slipstream.engine.attention import NAME, register
+from slipstream.engine.layers import Layer, probe_layers
+from slipstream.engine.model import ModelInfo
+from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
+from slipstream.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    model: torch.nn.Module
+    layers: list[Layer]
+    info: ModelInfo
+    device: torch.device
+
+
+def load_checkpoint(name: str, dtype: str = "auto", device: str = "cpu", revision: str = "main") -> Checkpoint:
+    """From a folder (never the network) or a hub id. Safetensors only, no remote code.
+
+    Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed or broken files,
+    InvalidArgument for an unknown dtype.
+    """
+    if dtype not in DTYPES:
+        raise InvalidArgument(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
+    register()
+    library_logging.disable_progress_bar()
+    local = is_local(name)
+    source = str(model_folder(name)) if local else name
+    options: dict[str, Any] = {"local_files_only": local, "revision": revision, "trust_remote_code": False}
+    config = _load_config(source, options)
+    model = _load_model(source, config, options | {"dtype": dtype})
+    model.eval().requires_grad_(False).to(device)
+    layers = _layers(model, config)
+    return Checkpoint(model, layers, _info(name, revision, model, layers), torch.device(device))
+
+
+def _load_config(source: str, options: dict[str, Any]) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
+    text = config.get_text_config(decoder=True)
+    if config.is_encoder_decoder or text.is_encoder_decoder:
+        raise _unsupported(source, "it is an encoder-decoder model")
+    other = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
+    if other:
+        raise _unsupported(source, f"its {', '.join(sorted(other))} layers keep a state that cannot be rolled back")
+    if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):
+        raise _unsupported(source, "its attention looks ahead")
+    return config
+
+
+def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
+    try:
+        kind = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError as error:
+        raise _unsupported(source, f"{type(config).__name__} is no causal language model") from error
+    if getattr(kind, "_is_stateful", False):
+        raise _unsupported(source, "its recurrent state cannot be rolled back")
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise _unsupported(source, "its attention cannot be replaced")
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            source, config=config, attn_implementation=NAME, use_safetensors=True, **options
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise FailedPrecondition(f"{source} cannot be loaded: {error}", reason="MODEL_BROKEN") from error
+
+
+def _layers(model: Any, config: Any) -> list[Layer]:
+    text = config.get_text_config(decoder=True)
+    layers = probe_layers(model)
+    if sorted(layer.index for layer in layers) != list(range(text.num_hidden_layers)):
+        raise _unsupported(config.model_type, "not every layer is one attention layer")
+    types = getattr(text, "layer_types", None) or ["full_attention"] * len(layers)
+    blind = [layer.index for layer in layers if types[layer.index] == "sliding_attention" and layer.window is None]
+    if blind:
+        raise _unsupported(config.model_type, f"layers {blind} keep their sliding window from the attention function")
+    return layers
+
+
+def _info(name: str, revision: str, model: Any, layers: list[Layer]) -> ModelInfo:
+    config = model.config.get_text_config(decoder=True)
+    vocabulary_size = model.get_output_embeddings().weight.shape[0]
+    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    return ModelInfo(
+        name=Path(name).name if is_local(name) else name,
+        revision=_digest(model_folder(name)) if is_local(name) else str(model.config._commit_hash or revision),
+        vocabulary_size=vocabulary_size,
+        fingerprint=_fingerprint(name, revision, vocabulary_size),
+        max_length=_max_length(config),
+        dtype=str(layers[0].dtype).removeprefix("torch."),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        eos_token_ids=as_ids(eos if eos is not None else config.eos_token_id),
+    )
+
+
+def _fingerprint(name: str, revision: str, vocabulary_size: int) -> str:
+    try:
+        return fingerprint(load_tokenizer(name, revision))
+    except NotFound:
+        # A bare checkpoint: token ids of equally many tokens are the best that can be promised.
+        return f"size-{vocabulary_size}"
+
+
+def _max_length(config: Any) -> int:
+    """Beyond the original length, dynamic and long rotary embeddings depend on the longest session of a step, so one
+    session's text would depend on the others. They are served up to that length.
+    """
+    longest = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+    rope = getattr(config, "rope_parameters", None) or {}
+    flat = [rope] if "rope_type" in rope else [part for part in rope.values() if isinstance(part, dict)]
+    for part in flat:
+        if part.get("rope_type") in ("dynamic", "longrope"):
+            original = part.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            longest = min(longest, int(original or longest))
+    return longest
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".safetensors"):
+            content = file.read_bytes() if file.suffix == ".json" else str(file.stat().st_size).encode()
+            digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
+    return f"local-{digest.hexdigest()[:12]}"
+
+
+def _unsupported(name: str, why: str) -> FailedPrecondition:
+    return FailedPrecondition(f"{name} cannot be served: {why}. Choose a decoder-only attention model.", reason="MODEL_UNSUPPORTED")

@@ -1,0 +1,122 @@
+"""Gumbel-max choices with noise that belongs to the position: y = argmax over v of log p(v) + g(seed, position, v).
+
+Computed as an exponential race, argmin of E_v / p_v with E = -log U. Since E >= 1 - U, the cheap race (1 - U_v) / p_v is never
+behind the true one; its winner's true time, then, is a bar that few others pass, and only those need logarithms. The result
+is exactly that of scoring every token in float64. The score is (logit - row maximum) + g; ties go to the lowest id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slipstream import noise as scalar
+from slipstream.engine import noise
+from slipstream.noise import Purpose
+
+_REACH = scalar.GUMBEL_HIGH - scalar.GUMBEL_LOW + 0.01
+"""A token this far below the most likely one loses whatever the noise (float32 rounding included)."""
+_SLACK = 1.001
+"""Covers the float32 rounding of the cheap race."""
+_SPARSE = 0.25
+"""Below this fraction of tokens within reach, gathering them first is cheaper than hashing all."""
+_BLOCK = 1 << 15
+"""Tokens per block on a CPU: the int64 scratch of a block stays in the cache."""
+_SCALE = 2.0**scalar.BITS
+_COMPLEMENT = (1 << scalar.BITS) - 1  # 1 - U = (_COMPLEMENT - bits + 1/2) / _SCALE
+_SHORTLIST = 256
+
+
+def choose(
+    logits: Tensor, greedy: Sequence[bool], seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Processed logits float32 [R, V] -> (tokens int64 [R], broken bool [R]).
+
+    Greedy rows take the argmax. A row with NaN, +inf or no finite logit is broken, and its token is -1.
+    """
+    maxima, tokens = logits.max(dim=-1)
+    broken = ~maxima.isfinite()
+    sampled = [index for index, is_greedy in enumerate(greedy) if not is_greedy]
+    if sampled:
+        keys = noise.keys([seeds[i] for i in sampled], [positions[i] for i in sampled], Purpose.COUPLED)
+        keys = keys.to(logits.device)
+        if len(sampled) == len(greedy):
+            tokens = _race(logits, maxima, keys)
+        else:
+            index = torch.tensor(sampled, device=logits.device)
+            tokens[index] = _race(logits[index], maxima[index], keys)
+    return tokens.masked_fill_(broken, -1), broken
+
+
+def rank(
+    logits: Tensor, greedy: Sequence[bool], seeds: Sequence[int], positions: Sequence[int], count: int
+) -> tuple[Tensor, Tensor]:
+    """A drafter's best `count` guesses at the target's choice: (tokens int64 [R, count], confidences float32 [R, count]).
+
+    Best first by log q + g (greedy: by log q), among the 256 most likely tokens. The confidence is a log-softmax over the scores
+    that rank them: for a sampled row over the perturbed scores, since the noise is known. Where fewer tokens
+    than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
+    """
+    width = min(logits.shape[-1], max(_SHORTLIST, count))
+    values, ids = logits.topk(width, dim=-1)
+    keys = noise.keys(seeds, positions, Purpose.COUPLED).to(logits.device)
+    pure = torch.tensor(greedy, dtype=torch.bool, device=logits.device)[:, None]
+    shifted = (values - values[:, :1]).double()
+    scores = shifted + noise.gumbel(keys[:, None], ids).masked_fill(pure, 0.0)
+    best, order = scores.topk(min(count, width), dim=-1)
+    whole = torch.where(pure, logits, -math.inf).logsumexp(dim=-1, keepdim=True) - values[:, :1]
+    normaliser = torch.where(pure, whole.double(), scores.logsumexp(dim=-1, keepdim=True))
+    confidences = (best - normaliser).float().clamp_(max=0.0)
+    impossible = ~values[:, :1].isfinite() | best.isneginf() | confidences.isnan()
+    return ids.gather(-1, order).masked_fill_(impossible, -1), confidences.masked_fill_(impossible, -math.inf)
+
+
+def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:
+    """[R, V], [R], keys [R] -> winners [R]; anything for broken rows."""
+    rows, vocabulary = logits.shape
+    size = rows if logits.is_cuda else max(1, _BLOCK // vocabulary)
+    token_ids = torch.arange(vocabulary, device=logits.device)
+    winners = [
+        _race_block(logits[start : start + size], maxima[start : start + size], keys[start : start + size], token_ids)
+        for start in range(0, rows, size)
+    ]
+    return torch.cat(winners)
+
+
+def _race_block(logits: Tensor, maxima: Tensor, keys: Tensor, token_ids: Tensor) -> Tensor:
+    shifted = logits - maxima[:, None]
+    times = _cheap_times(shifted, keys, token_ids)
+    row, token = (times <= _bar(times.amin(dim=-1))[:, None]).nonzero(as_tuple=True)
+    scores = shifted[row, token].double() + noise.gumbel(keys[row], token)
+    best = torch.full_like(maxima, -math.inf, dtype=torch.float64).scatter_reduce_(0, row, scores, "amax")
+    first = scores == best[row]
+    winners = torch.full_like(keys, logits.shape[-1])
+    return winners.scatter_reduce_(0, row[first], token[first], "amin")
+
+
+def _cheap_times(shifted: Tensor, keys: Tensor, token_ids: Tensor) -> Tensor:
+    """(1 - U) / p [R, V] in float32, with p relative to the most likely token; inf where no noise can help."""
+    near = shifted >= -_REACH
+    if int(near.count_nonzero()) < _SPARSE * near.numel():
+        row, token = near.nonzero(as_tuple=True)
+        times = torch.full_like(shifted, math.inf)
+        times[row, token] = _missing(noise.bits(keys[row], token)).div_(shifted[row, token].exp())
+        return times
+    return _missing(noise.bits(keys[:, None], token_ids)).div_(shifted.exp())
+
+
+def _missing(bits: Tensor) -> Tensor:
+    """1 - U in float32; overwrites the bits. The half keeps it above zero."""
+    return bits.neg_().add_(_COMPLEMENT).float().add_(0.5).mul_(1.0 / _SCALE)
+
+
+def _bar(leading: Tensor) -> Tensor:
+    """A bound on the true time of the cheap race's winner, from its cheap time alone [R].
+
+    True time / cheap time = -log(1 - c) / c with c = 1 - U of the winner; it grows with c, and c <= min(cheap time, 1 - 2^-33).
+    """
+    missing = leading.double().clamp(min=0.5 / _SCALE, max=1.0 - 0.5 / _SCALE)
+    return (leading * (torch.log1p(-missing).neg_() / missing)).mul_(_SLACK).float()

@@ -1,0 +1,65 @@
+"""The KV store: the tensors behind the block pool."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream.engine.layers import Layer
+
+_Shape = tuple[int, int, torch.dtype, torch.device]
+
+
+class KVStore:
+    """Keys and values of all layers; a pool row is one token. Layers of one shape share a tensor
+    [2 x layers, rows, heads, dim], so that moving rows is one operation for the whole model.
+    """
+
+    def __init__(self, layers: list[Layer], rows: int) -> None:
+        members: dict[_Shape, list[tuple[int, str]]] = {}
+        for layer in layers:
+            if layer.source == layer.index:
+                members.setdefault(_shape(layer, layer.key_dim), []).append((layer.index, "key"))
+                members.setdefault(_shape(layer, layer.value_dim), []).append((layer.index, "value"))
+        self._groups: list[torch.Tensor] = []
+        views: dict[tuple[int, str], torch.Tensor] = {}
+        for (heads, dim, dtype, device), names in members.items():
+            # empty, not zeros: the system hands out a page when a row in it is first written.
+            group = torch.empty(len(names), rows, heads, dim, dtype=dtype, device=device)
+            self._groups.append(group)
+            views |= {name: group[place] for place, name in enumerate(names)}
+        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor] | None] = {}
+        self._reads: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for layer in layers:
+            key, value = views[layer.source, "key"], views[layer.source, "value"]
+            self._rows[layer.index] = (key, value) if layer.source == layer.index else None
+            self._reads[layer.index] = (key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
+        self._moves: list[tuple[int, int]] = []
+
+    def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """key, value [1, heads, T, dim] to the pool rows [T]. A layer that shares another's rows writes nothing."""
+        own = self._rows[layer]
+        if own is not None:
+            own[0].index_copy_(0, rows, key[0].transpose(0, 1))
+            own[1].index_copy_(0, rows, value[0].transpose(0, 1))
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All rows of a layer as views [1, heads, rows, dim]."""
+        return self._reads[layer]
+
+    def move(self, moves: list[tuple[int, int]]) -> None:
+        """Queues row copies (from, to). They happen before the next step, for all sessions at once."""
+        self._moves += moves
+
+    def settle(self) -> None:
+        """Carries out the queued moves; every row is read before any is written."""
+        if not self._moves:
+            return
+        pairs = torch.tensor(self._moves)
+        self._moves = []
+        for group in self._groups:
+            here = pairs.to(group.device)
+            group.index_copy_(1, here[:, 1], group.index_select(1, here[:, 0]))
+
+
+def _shape(layer: Layer, dim: int) -> _Shape:
+    return (layer.heads, dim, layer.dtype, layer.device)

@@ -1,0 +1,82 @@
+"""What a model's attention layers look like, learnt by watching one tiny forward pass.
+
+Configurations name heads, windows and shared layers in a dozen ways; what reaches the attention function is the truth,
+tensor-parallel shards included. A model that asks for something we do not compute is refused here, before it serves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.errors import FailedPrecondition
+
+# Keywords some families give their attention function that change its result and that we do not compute.
+_REFUSED = ("position_bias", "indices", "block_indices", "sinks", "is_cross_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    index: int
+    """The module's `layer_idx`."""
+    source: int
+    """The layer whose rows it reads: itself, but for models that share KV between layers (Gemma 3n and 4)."""
+    heads: int
+    """Key and value heads, on this shard."""
+    key_dim: int
+    value_dim: int
+    window: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes one token's key and value take in this layer."""
+        own = self.source == self.index
+        return self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize if own else 0
+
+
+class Probe:
+    """Stands in for the step plan during the watched pass; answers zeros."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self._keys: list[torch.Tensor] = []
+
+    def attend(
+        self, module: torch.nn.Module, states: tuple[torch.Tensor, torch.Tensor, torch.Tensor], extras: dict[str, object]
+    ) -> torch.Tensor:
+        query, key, value = states
+        refused = [name for name in _REFUSED if extras.get(name) is not None and extras[name] is not False]
+        if refused or not getattr(module, "is_causal", True):
+            asks = f"for {', '.join(refused)}" if refused else "to look ahead"
+            raise FailedPrecondition(f"{type(module).__name__} asks {asks}, which packed attention does not offer")
+        same = [layer.index for layer, known in zip(self.layers, self._keys, strict=True) if known is key]
+        index = int(module.layer_idx)  # type: ignore[arg-type]
+        window = extras.get("sliding_window")
+        self.layers.append(
+            Layer(
+                index=index,
+                source=same[0] if same else index,
+                heads=key.shape[1],
+                key_dim=key.shape[3],
+                value_dim=value.shape[3],
+                window=window if isinstance(window, int) else None,
+                dtype=key.dtype,
+                device=key.device,
+            )
+        )
+        self._keys.append(key)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+@torch.inference_mode()
+def probe_layers(model: torch.nn.Module) -> list[Layer]:
+    """The attention layers in the order they run. Raises FailedPrecondition for a model that cannot be served packed."""
+    probe = Probe()
+    device = next(model.parameters()).device
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    positions = torch.arange(2, device=device).unsqueeze(0)
+    model(input_ids=ids, position_ids=positions, use_cache=False, plan=probe, logits_to_keep=positions[0, :1])
+    return probe.layers

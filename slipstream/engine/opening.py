@@ -1,0 +1,53 @@
+"""Opening an engine by name: a checkpoint's folder or hub id, or an emulated one for load and scale tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from urllib.parse import parse_qsl
+
+from slipstream.engine.blocks import BlockPool
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.engine.engine import Engine
+from slipstream.errors import InvalidArgument
+
+EMULATED = "emulated:"
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """The settings of `emulated:base_ms=20&token_ms=0&acceptance=0.8`."""
+
+    base_ms: float = 0.0
+    token_ms: float = 0.0
+    session_ms: float = 0.0
+    acceptance: float = 1.0
+    vocabulary: float = 256
+    seed: float = 0
+
+
+def open_engine(model: str, dtype: str = "auto", kv_tokens: int = 65_536) -> Engine:
+    """`model` on this machine, with KV room for `kv_tokens` tokens of all sessions together.
+
+    Raises NotFound or FailedPrecondition for a checkpoint that is not there or cannot be served.
+    """
+    if model.startswith(EMULATED):
+        return _emulated(model.removeprefix(EMULATED), kv_tokens)
+    # Loading transformers takes seconds; an emulated worker does without.
+    from slipstream.engine.checkpoint import load
+    from slipstream.engine.packed import PackedEngine
+
+    return PackedEngine(load(model, dtype=dtype), kv_tokens)
+
+
+def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:
+    known = {field.name for field in fields(Emulation)}
+    try:
+        emulation = Emulation(**{name: float(value) for name, value in parse_qsl(settings, strict_parsing=bool(settings))})
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{EMULATED}{settings} cannot be read; settings are {', '.join(sorted(known))}.") from error
+    model = EmulatedModel(
+        vocabulary_size=int(emulation.vocabulary), acceptance=emulation.acceptance, seed=int(emulation.seed)
+    )
+    cost = LinearCost(emulation.base_ms / 1e3, emulation.token_ms / 1e3, emulation.session_ms / 1e3)
+    block_size = 32
+    return EmulatedEngine(model, cost, BlockPool(kv_tokens // block_size, block_size))

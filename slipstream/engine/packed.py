@@ -1,0 +1,64 @@
+"""The engine that runs a model: one packed forward pass over all sessions of a step."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream.engine.blocks import BlockPool
+from slipstream.engine.bookkeeping import Bookkeeping
+from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.kv import KVStore
+from slipstream.engine.memory import available_bytes
+from slipstream.engine.plan import Plan
+from slipstream.engine.sequence import Sequence
+from slipstream.engine.step import Segment
+from slipstream.errors import InvalidArgument, ResourceExhausted
+
+
+class PackedEngine(Bookkeeping):
+    """KV for `tokens` tokens, or for what `memory_fraction` of the free memory holds. Use it on one thread only.
+
+    Raises ResourceExhausted when not even one block fits.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, tokens: int | None = None, memory_fraction: float = 0.5, block_size: int = 32
+    ) -> None:
+        if tokens is None:
+            token_bytes = sum(layer.row_bytes for layer in checkpoint.layers)
+            tokens = int(available_bytes(checkpoint.device) * memory_fraction / token_bytes)
+        blocks = tokens // block_size
+        if blocks < 1:
+            raise ResourceExhausted(f"KV for {tokens} tokens is less than one block of {block_size}; give more memory.")
+        super().__init__(BlockPool(blocks, block_size), checkpoint.info.max_length)
+        self.model = checkpoint.info
+        self._checkpoint = checkpoint
+        self._store = KVStore(checkpoint.layers, blocks * block_size)
+
+    @torch.inference_mode()
+    def forward(self, segments: list[Segment]) -> torch.Tensor:
+        self._begin(segments)
+        self._check_tokens(segments)
+        self._store.settle()
+        plan = Plan(segments, self._store, self._checkpoint.device)
+        output = self._checkpoint.model(
+            input_ids=plan.tokens,
+            position_ids=plan.positions,
+            use_cache=False,
+            logits_to_keep=plan.wanted,
+            plan=plan,
+        )
+        for segment in segments:
+            segment.sequence.ahead = segment.tokens
+        logits: torch.Tensor = output.logits
+        return logits[0].float()
+
+    def _check_tokens(self, segments: list[Segment]) -> None:
+        size = self.model.vocabulary_size
+        for segment in segments:
+            if not all(0 <= token < size for token in (*segment.pending, *segment.nodes)):
+                raise InvalidArgument(f"a token id is outside the vocabulary of {size}")
+
+    def _move(self, sequence: Sequence, moves: list[tuple[int, int]]) -> None:
+        rows = sequence.pool_rows(0, max(max(move) for move in moves) + 1)
+        self._store.move([(rows[source], rows[target]) for source, target in moves])

@@ -1,0 +1,130 @@
+"""The plan of one step: everything the layers share, computed once per forward pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from slipstream.engine.attention import States, explicit_attention
+from slipstream.engine.kv import KVStore
+from slipstream.engine.masks import depths, inside_mask, segment_mask
+from slipstream.engine.step import Segment
+
+
+class Read(NamedTuple):
+    """What one segment reads in the layers of one kind: pool rows, and who sees them."""
+
+    start: int
+    count: int
+    rows: torch.Tensor | None
+    """int64 [count] when the rows are not the run start .. start+count-1."""
+    mask: torch.Tensor | None
+    """[n * group, count] additive in the query's dtype; None when everything is visible to all queries."""
+
+
+class Plan:
+    def __init__(self, segments: list[Segment], store: KVStore, device: torch.device) -> None:
+        self._segments = segments
+        self._store = store
+        self._device = device
+        self._counts = [segment.tokens for segment in segments]
+        self._depths = [depths(segment) for segment in segments]
+        self._reads: dict[tuple[int | None, int, torch.dtype], list[Read]] = {}
+        self._inside: dict[int, torch.Tensor] = {}
+        rows: list[int] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        wanted: list[int] = []
+        for segment, below in zip(segments, self._depths, strict=True):
+            base = segment.sequence.length
+            rows += segment.sequence.pool_rows(base, base + segment.tokens)
+            positions += [base + depth for depth in below]
+            tokens += segment.pending
+            if segment.want_logits:
+                wanted += range(len(tokens) - 1, len(tokens) + len(segment.nodes))
+            tokens += segment.nodes
+        # One transfer for all four: [tokens | positions | rows | wanted].
+        count = len(tokens)
+        packed = torch.tensor(tokens + positions + rows + wanted, device=device)
+        self.tokens = packed[:count].unsqueeze(0)
+        self.positions = packed[count : 2 * count].unsqueeze(0)
+        self.rows = packed[2 * count : 3 * count]
+        self.wanted = packed[3 * count :]
+
+    def attend(self, module: torch.nn.Module, states: States, extras: dict[str, object]) -> torch.Tensor:
+        """Writes the new rows, then lets each segment's queries see theirs. Returns [1, T, H, Dv]."""
+        query, key, value = states
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        self._store.write(layer, self.rows, key, value)
+        keys, values = self._store.read(layer)
+        heads, total, group = keys.shape[1], query.shape[2], query.shape[1] // keys.shape[1]
+        # Query heads of one KV head become further query rows, token-major: [1, Hkv, T * group, D].
+        folded = query.view(heads, group, total, -1).transpose(1, 2).reshape(1, heads, total * group, -1)
+        reads = self._reads_for(extras.get("sliding_window"), group, query.dtype)  # type: ignore[arg-type]
+        parts = folded.split([count * group for count in self._counts], dim=2)
+        scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
+        if extras.get("softcap") is None and extras.get("s_aux") is None:
+            found = [
+                scaled_dot_product_attention(part, *_visible(keys, values, read), attn_mask=read.mask, scale=scale)
+                for part, read in zip(parts, reads, strict=True)
+            ]
+        else:
+            found = [
+                self._explicit(part, _visible(keys, values, read), read, scale, extras)
+                for part, read in zip(parts, reads, strict=True)
+            ]
+        out = torch.cat(found, dim=2) if len(found) > 1 else found[0]
+        return out.view(heads, total, group, -1).transpose(0, 1).reshape(1, total, heads * group, -1)
+
+    def _explicit(
+        self,
+        part: torch.Tensor,
+        visible: tuple[torch.Tensor, torch.Tensor],
+        read: Read,
+        scale: float,
+        extras: dict[str, object],
+    ) -> torch.Tensor:
+        sinks = extras.get("s_aux")
+        if isinstance(sinks, torch.Tensor):
+            heads = part.shape[1]
+            group = sinks.numel() // heads
+            sinks = sinks.view(1, heads, 1, group).expand(-1, -1, part.shape[2] // group, -1).reshape(1, heads, -1, 1)
+        return explicit_attention((part, *visible), read.mask, scale, extras.get("softcap"), sinks)  # type: ignore[arg-type]
+
+    def _reads_for(self, window: int | None, group: int, dtype: torch.dtype) -> list[Read]:
+        """Shared by all layers with the same window, group size and dtype."""
+        kind = (window, group, dtype)
+        found = self._reads.get(kind)
+        if found is None:
+            found = self._reads[kind] = [self._read(at, window, group, dtype) for at in range(len(self._segments))]
+        return found
+
+    def _read(self, at: int, window: int | None, group: int, dtype: torch.dtype) -> Read:
+        sequence = self._segments[at].sequence
+        base, n = sequence.length, self._counts[at]
+        start = 0
+        if window is not None and base + self._depths[at][-1] < window and base + max(self._depths[at]) < window:
+            window = None
+        if window is not None:
+            start = max(0, base + 1 - window)
+        mask = None
+        if n > 1:
+            inside = self._inside.get(at)
+            if inside is None:
+                inside = self._inside[at] = inside_mask(self._segments[at])
+            positions = torch.tensor(self._depths[at]) + base
+            mask = segment_mask(inside, positions, start, base, window)
+            mask = mask.repeat_interleave(group, dim=0).to(self._device, dtype)
+        count = base + n - start
+        if sequence.rows is None:
+            return Read(sequence.first_row + start, count, None, mask)
+        return Read(0, count, sequence.rows[start : start + count].to(self._device), mask)
+
+
+def _visible(keys: torch.Tensor, values: torch.Tensor, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+    """[1, heads, count, dim] each: views of a contiguous run, else gathered copies."""
+    if read.rows is None:
+        return keys.narrow(2, read.start, read.count), values.narrow(2, read.start, read.count)
+    return keys.index_select(2, read.rows), values.index_select(2, read.rows)

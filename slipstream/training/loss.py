@@ -1,0 +1,70 @@
+"""Cross-entropy and distillation over a tied output head, a chunk of positions at a time.
+
+The gradient of a softmax loss is known in closed form, so the forward pass computes it chunk by chunk while the
+logits are still in the cache; a full [positions, vocabulary] fp32 matrix never exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What the drafter imitates: the target's hidden states [N, H_t] and its output head [V, H_t]."""
+
+    hidden: torch.Tensor
+    head: torch.Tensor
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, head: torch.Tensor, goals: torch.Tensor, teacher: Teacher | None
+    ) -> torch.Tensor:
+        weight = head.to(hidden.dtype)
+        hidden_grad = torch.empty_like(hidden)
+        head_grad = torch.zeros(head.shape, dtype=torch.float32)
+        total = torch.zeros((), dtype=torch.float32)
+        for start in range(0, hidden.shape[0], CHUNK):
+            rows = slice(start, start + CHUNK)
+            logs = torch.log_softmax((hidden[rows] @ weight.T).float(), dim=-1)
+            if teacher is None:
+                total -= logs.gather(1, goals[rows, None]).sum()
+                slope = logs.exp_()
+                slope[torch.arange(slope.shape[0]), goals[rows]] -= 1.0
+            else:
+                wanted = torch.log_softmax((teacher.hidden[rows] @ teacher.head.T).float(), dim=-1)
+                goal = wanted.exp()
+                total += (goal * (wanted - logs)).sum()
+                slope = logs.exp_().sub_(goal)
+            slope_cast = slope.to(hidden.dtype)
+            hidden_grad[rows] = slope_cast @ weight
+            head_grad += slope_cast.T @ hidden[rows]
+        ctx.save_for_backward(hidden_grad, head_grad)
+        ctx.count = hidden.shape[0]
+        return total / hidden.shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_grad, head_grad = ctx.saved_tensors
+        scale = grads[0] / ctx.count
+        return hidden_grad * scale.to(hidden_grad.dtype), head_grad * scale, None, None
+
+
+def head_loss(
+    hidden: torch.Tensor, head: torch.Tensor, goals: torch.Tensor, teacher: Teacher | None = None
+) -> torch.Tensor:
+    """Mean loss in nats per position of `hidden` [N, H] through `head` [V, H] (fp32).
+
+    Without a teacher: cross-entropy to `goals` int64 [N]. With one: KL(teacher || model) at temperature 1.
+    """
+    loss: torch.Tensor = _HeadLoss.apply(hidden, head, goals, teacher)
+    return loss
+
+

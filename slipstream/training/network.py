@@ -1,0 +1,87 @@
+"""The network under training: a bf16 Llama that computes, with fp32 master weights that learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from slipstream.training.settings import Shape
+from slipstream.training.vocabulary import END_OF_TEXT_ID
+
+
+def build_llama(shape: Shape, vocabulary: int, seed: int) -> Any:
+    """A fresh tied-embedding LlamaForCausalLM in bf16."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.feed_forward,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        bos_token_id=END_OF_TEXT_ID,
+        eos_token_id=END_OF_TEXT_ID,
+        pad_token_id=None,
+        dtype="bfloat16",
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+class Network:
+    """Splits a model into fp32 masters: `embedding` [V, H] (also the head), `matrices` (2-D) and `vectors` (norms)."""
+
+    def __init__(self, model: Any, compiled: bool) -> None:
+        self.model = model
+        self.embedding = model.get_input_embeddings().weight.detach().float().requires_grad_()
+        model.get_input_embeddings().weight.requires_grad_(False)
+        self._inner = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._masters = [parameter.detach().float().requires_grad_() for parameter in self._inner]
+        body = model.model
+        # A changed window length is a new static graph: kernels for variable lengths would be slower at all lengths.
+        self._body: Callable[..., Any] = torch.compile(body, dynamic=False) if compiled else body
+
+    @property
+    def matrices(self) -> list[torch.Tensor]:
+        return [master for master in self._masters if master.ndim == 2]
+
+    @property
+    def vectors(self) -> list[torch.Tensor]:
+        return [master for master in self._masters if master.ndim != 2]
+
+    @property
+    def masters(self) -> list[torch.Tensor]:
+        return [self.embedding, *self._masters]
+
+    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Final hidden states [B * T, H] in bf16 of tokens int64 [B, T]."""
+        # The lookup reads the master, so that the gradients of frequent tokens are summed in fp32.
+        embedded = torch.nn.functional.embedding(tokens, self.embedding).to(torch.bfloat16)
+        states: torch.Tensor = self._body(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        return states.reshape(-1, states.shape[-1])
+
+    def collect(self) -> None:
+        """Move the gradients of the bf16 weights to their masters."""
+        for parameter, master in zip(self._inner, self._masters, strict=True):
+            assert parameter.grad is not None
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Copy the masters into the bf16 model."""
+        self.model.get_input_embeddings().weight.copy_(self.embedding)
+        for parameter, master in zip(self._inner, self._masters, strict=True):
+            parameter.copy_(master)
+
+    @torch.no_grad()
+    def restore(self, masters: list[torch.Tensor]) -> None:
+        """Take over the masters of a checkpoint."""
+        for master, saved in zip(self.masters, masters, strict=True):
+            master.copy_(saved)
+        self.publish()

@@ -1,0 +1,98 @@
+"""Tokenizer files: loading, end-of-sequence ids, and the fingerprint that says whether two models share token ids.
+
+No torch here: the gateway uses it too. A path that is a folder, or looks like one, never touches the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from slipstream.errors import FailedPrecondition, NotFound
+
+
+def is_local(name: str) -> bool:
+    """Whether a model's name is a folder rather than a hub id (`owner/name` or `name`)."""
+    return Path(name).is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a local name. Raises NotFound when it does not exist."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise NotFound(f"There is no folder {name}; give the folder of a checkpoint or a hub id.", reason="MODEL_MISSING")
+    return folder
+
+
+def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
+    """From a folder's tokenizer.json or from the hub. Raises NotFound without one, FailedPrecondition for a broken one."""
+    try:
+        file = _file(name, "tokenizer.json", revision)
+        return Tokenizer.from_file(str(file))
+    except NotFound:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception
+        raise FailedPrecondition(
+            f"The tokenizer of {name} cannot be read ({error}); a tokenizer.json of the `tokenizers` library is needed.",
+            reason="TOKENIZER_BROKEN",
+        ) from error
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """SHA-256 in hex over the canonical JSON of (id, token) in order of ids, added tokens included."""
+    digest = hashlib.sha256()
+    for index, token in sorted((index, token) for token, index in tokenizer.get_vocab(with_added_tokens=True).items()):
+        # JSON keeps tokens apart that a plain separator would join, lone surrogates included.
+        digest.update(json.dumps([index, token]).encode())
+    return digest.hexdigest()
+
+
+def eos_token_ids(name: str, revision: str = "main") -> tuple[int, ...]:
+    """From generation_config.json, else config.json; empty when neither names one. Raises NotFound without config.json."""
+    for wanted in ("generation_config.json", "config.json"):
+        try:
+            content = _json(_file(name, wanted, revision))
+        except NotFound:
+            if wanted == "config.json":
+                raise
+            continue
+        for part in (content, content.get("text_config") or {}):
+            if part.get("eos_token_id") is not None:
+                return as_ids(part["eos_token_id"])
+    return ()
+
+
+def as_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """Configurations write none, one, or a list of ids."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _file(name: str, wanted: str, revision: str) -> Path:
+    if is_local(name):
+        file = model_folder(name) / wanted
+        if not file.is_file():
+            raise NotFound(f"The folder {name} has no {wanted}.", reason="FILE_MISSING")
+        return file
+    # Imported here: only hub ids need it.
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, wanted, revision=revision))
+    except (OSError, ValueError) as error:
+        raise NotFound(f"{wanted} of {name} cannot be had from the hub: {error}", reason="FILE_MISSING") from error
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FailedPrecondition(f"{file} is not JSON: {error}", reason="CONFIG_BROKEN") from error
+    if not isinstance(content, dict):
+        raise FailedPrecondition(f"{file} is not a JSON object.", reason="CONFIG_BROKEN")
+    return content

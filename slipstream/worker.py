@@ -1,0 +1,51 @@
+"""WorkerService, the same for drafters and verifiers: what the worker runs, and how busy it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+
+WATCH_PERIOD_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a worker says of itself."""
+
+    model: types_pb2.ModelInfo
+    role: worker_pb2.Role
+    method: str = ""
+
+
+class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
+    """`load` is asked for the present load, at most once in WATCH_PERIOD_S for each watcher."""
+
+    def __init__(self, identity: Identity, load: Callable[[], worker_pb2.WatchResponse]) -> None:
+        self._identity = identity
+        self._load = load
+
+    def register(self, server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+
+    async def GetModel(
+        self, request: worker_pb2.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.GetModelResponse:
+        identity = self._identity
+        return worker_pb2.GetModelResponse(model=identity.model, role=identity.role, method=identity.method)
+
+    async def Watch(
+        self, request: worker_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[worker_pb2.WatchResponse]:
+        told: worker_pb2.WatchResponse | None = None
+        while True:
+            load = self._load()
+            if load != told:
+                told = load
+                yield load
+            await asyncio.sleep(WATCH_PERIOD_S)

@@ -1,0 +1,63 @@
+"""Tiny random checkpoints of many families, as folders the engine can load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+
+VOCABULARY = 199
+WINDOW = 12
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+    # Large enough that logits reach 3-7 and a wrong mask cannot hide below the tolerance.
+    "initializer_range": 0.15,
+}
+_SWA: dict[str, Any] = {"sliding_window": WINDOW}
+_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+_MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "mistral": ("MistralConfig", _SWA),
+    "gemma2": ("Gemma2Config", {"head_dim": 16, "query_pre_attn_scalar": 16, **_SWA}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, "layer_types": _TYPES, **_SWA}),
+    "phi3": ("Phi3Config", {}),
+    "olmo2": ("Olmo2Config", {}),
+    "granite": ("GraniteConfig", {}),
+    "mixtral": ("MixtralConfig", _MOE),
+    "gpt_oss": ("GptOssConfig", {"head_dim": 16, "layer_types": _TYPES, **_SWA, **_MOE}),
+}
+
+
+def save_checkpoint(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """A random fp32 checkpoint with a tokenizer of as many tokens; `changes` go to its configuration."""
+    kind, special = FAMILIES[family]
+    config = getattr(transformers, kind)(**(_COMMON | special | changes))
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(folder)
+    save_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+def save_tokenizer(folder: Path, size: int) -> None:
+    """A word-level tokenizer whose token i is the word `ti`."""
+    vocabulary = {f"t{index}": index for index in range(size)}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="t0")).save(str(folder / "tokenizer.json"))

@@ -1,0 +1,1 @@
+"""Acceptance: the exact rules that decide which candidates become tokens."""
