@@ -67,7 +67,7 @@ class Session:
     def commit(self, base_length: int, token_ids: list[int]) -> None:
         """The verifier committed `token_ids` after `base_length` tokens. Raises OutOfRange for a gap."""
         if base_length != self.committed:
-            raise OutOfRange(f"the commit stands on {base_length} tokens, this session has {self.committed}; open again.")
+            raise OutOfRange(f"a commit on {base_length} tokens finds {self.committed} here; open again.")
         self._agree(token_ids)
 
     def replace(self, tokens: list[int]) -> None:

@@ -31,8 +31,8 @@ class Limits:
 class Frame:
     """Nodes first_node, first_node + 1, ... of one (source, generation).
 
-    Parent 0 is the generation's root: the committed prefix of `base_length` tokens, constant within a generation. Without
-    `parents` every node hangs on the number before its own.
+    Parent 0 is the generation's root: the committed prefix of `base_length` tokens, constant within a generation.
+    Without `parents` every node hangs on the number before its own.
     """
 
     base_length: int
@@ -63,7 +63,9 @@ class Grafted:
 
 
 def check(frame: Frame, vocabulary_size: int, limits: Limits) -> Frame:
-    """The frame, with rounding above zero clamped away. Raises InvalidArgument for one that no correct drafter sends."""
+    """The frame, with rounding above zero clamped away. Raises InvalidArgument for one that no correct drafter
+    sends.
+    """
     size = len(frame.token_ids)
     if size > limits.frame_nodes:
         raise InvalidArgument(f"a frame holds {size} nodes; send at most {limits.frame_nodes}.")

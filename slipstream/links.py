@@ -110,6 +110,7 @@ class Link(Generic[Item, Request, Response]):
         self._listener = listener
         self._max_backoff_s = max_backoff_s
         self._outbox: Outbox[Item] | None = None
+        self._call: Call[Request, Response] | None = None
 
     @property
     def up(self) -> bool:
@@ -120,6 +121,11 @@ class Link(Generic[Item, Request, Response]):
         if self._outbox is None:
             raise Unavailable("the peer is not connected; try again.")
         self._outbox.put(item)
+
+    def drop(self) -> None:
+        """Give the present stream up; `run` reports it lost and connects again."""
+        if self._call is not None:
+            self._call.cancel()
 
     async def run(self) -> None:
         """Connect, and again with jittered backoff after every loss, until cancelled."""
@@ -134,7 +140,7 @@ class Link(Generic[Item, Request, Response]):
 
     async def _converse(self) -> SlipstreamError:
         """One stream from its connection to its end; returns why it ended. `up` tells whether it ever connected."""
-        call = self._connect()
+        call = self._call = self._connect()
         error: SlipstreamError = Unavailable("the peer ended the stream.")
         try:
             await call.wait_for_connection()

@@ -1,15 +1,17 @@
 """Randomness that belongs to a position: a pure function of (seed, position, purpose, token id).
 
-SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), read as a counter-based
-generator: `key` names a stream, and token v reads the v-th output of the generator started there. Nothing is stored, so every
-process that knows the seed sees the same noise at a position, before and after a crash, in any order, for any batch.
+SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), read as a
+counter-based generator: `key` names a stream, and token v reads the v-th output of the generator started there.
+Nothing is stored, so every process that knows the seed sees the same noise at a position, before and after a crash,
+in any order, for any batch.
 
-The purpose keeps the streams apart. Coupled noise is shared by drafter and verifier; the draws and coins of the ratio rules
-must be independent of it and of each other, or the output is biased.
+The purpose keeps the streams apart. Coupled noise is shared by drafter and verifier; the draws and coins of the ratio
+rules must be independent of it and of each other, or the output is biased.
 
-U = (bits + 1/2) / 2^32 with the top 32 bits of a draw, so 2^-33 <= U <= 1 - 2^-33, never 0 or 1. Gumbel noise -log(-log U)
-lies in [GUMBEL_LOW, GUMBEL_HIGH] = [-log(33 log 2), -log(-log(1 - 2^-33))] = [-3.1303, 22.8739]. A token less likely than about
-2^-32 is drawn too rarely; with the customary 24 bits that happened below 2^-24, which a vocabulary of 128,000 tokens reaches.
+U = (bits + 1/2) / 2^32 with the top 32 bits of a draw, so 2^-33 <= U <= 1 - 2^-33, never 0 or 1. Gumbel noise
+-log(-log U) lies in [GUMBEL_LOW, GUMBEL_HIGH] = [-log(33 log 2), -log(-log(1 - 2^-33))] = [-3.1300, 22.8739]. A token
+less likely than about 2^-32 is drawn too rarely; with the customary 24 bits that happened below 2^-24, which a
+vocabulary of 128,000 tokens reaches.
 
 `slipstream.engine.noise` computes the same bits with torch.
 """
@@ -59,7 +61,9 @@ def mix(state: int) -> int:
 
 
 def key(seed: int, position: int, purpose: Purpose) -> int:
-    """The 64-bit name of a stream. Distinct (position, purpose) of one seed never share a key: each step is a bijection."""
+    """The 64-bit name of a stream. Distinct (position, purpose) of one seed never share a key: each step is a
+    bijection.
+    """
     return mix((mix(seed & _MASK) + (position * _PURPOSES + purpose + 1) * GOLDEN) & _MASK)
 
 

@@ -1,7 +1,8 @@
 """An honest sparse draft distribution: the integer weights that a draft token was really drawn with.
 
-The drafter truncates to its top tokens, quantises, and draws from *that*; so both sides compute the same q from integers and
-no float is compared across machines. Drawing from the full q and sending its head instead would bias the ratio rules.
+The drafter truncates to its top tokens, quantises, and draws from *that*; so both sides compute the same q from
+integers and no float is compared across machines. Drawing from the full q and sending its head instead would bias the
+ratio rules.
 """
 
 from __future__ import annotations

@@ -24,12 +24,14 @@ def model_folder(name: str) -> Path:
     """The folder of a local name. Raises NotFound when it does not exist."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise NotFound(f"There is no folder {name}; give the folder of a checkpoint or a hub id.", reason="MODEL_MISSING")
+        raise NotFound(
+            f"There is no folder {name}; give the folder of a checkpoint or a hub id.", reason="MODEL_MISSING"
+        )
     return folder
 
 
 def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
-    """From a folder's tokenizer.json or from the hub. Raises NotFound without one, FailedPrecondition for a broken one."""
+    """From a folder's tokenizer.json or the hub's. Raises NotFound without one, FailedPrecondition for a broken one."""
     try:
         file = _file(name, "tokenizer.json", revision)
         return Tokenizer.from_file(str(file))
@@ -37,7 +39,7 @@ def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
         raise
     except Exception as error:  # tokenizers raises bare Exception
         raise FailedPrecondition(
-            f"The tokenizer of {name} cannot be read ({error}); a tokenizer.json of the `tokenizers` library is needed.",
+            f"The tokenizer of {name} cannot be read ({error}); give a tokenizer.json of the `tokenizers` library.",
             reason="TOKENIZER_BROKEN",
         ) from error
 
@@ -52,7 +54,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def eos_token_ids(name: str, revision: str = "main") -> tuple[int, ...]:
-    """From generation_config.json, else config.json; empty when neither names one. Raises NotFound without config.json."""
+    """From generation_config.json, else config.json; may be empty. Raises NotFound without config.json."""
     for wanted in ("generation_config.json", "config.json"):
         try:
             content = _json(_file(name, wanted, revision))

@@ -27,8 +27,18 @@ _COMMON: dict[str, Any] = {
     # Large enough that logits reach 3-7 and a wrong mask cannot hide below the tolerance.
     "initializer_range": 0.15,
 }
+_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 _SWA: dict[str, Any] = {"sliding_window": WINDOW}
 _TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+_SHARED: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+    **_SWA,
+}
 _MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,7 +52,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", {}),
     "granite": ("GraniteConfig", {}),
     "mixtral": ("MixtralConfig", _MOE),
-    "gpt_oss": ("GptOssConfig", {"head_dim": 16, "layer_types": _TYPES, **_SWA, **_MOE}),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        {
+            "intermediate_size": [96] * 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "laurel_rank": 4,
+            "altup_num_inputs": 2,
+            **_SHARED,
+        },
+    ),
+    "gemma4": ("Gemma4TextConfig", {"global_head_dim": 32, "num_global_key_value_heads": 2, **_SHARED}),
+    "gpt_oss": ("GptOssConfig", {"head_dim": 16, "layer_types": _TYPES, "rope_parameters": _ROPE, **_SWA, **_MOE}),
 }
 
 

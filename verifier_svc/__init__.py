@@ -1,0 +1,1 @@
+"""The verifier: decides. The only place where a token becomes real."""

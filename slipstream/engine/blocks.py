@@ -1,4 +1,4 @@
-"""The block pool: which KV rows belong to whom. Pure bookkeeping; the rows themselves live in `slipstream.engine.kv`."""
+"""The block pool: which KV rows belong to whom. Only the books; the rows themselves live in `slipstream.engine.kv`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class BlockPool:
         return -(-tokens // self.block_size)
 
     def take(self, count: int) -> list[int]:
-        """`count` blocks with one reference each. Raises ResourceExhausted when fewer are free; nothing is taken then."""
+        """`count` blocks with one reference each. Raises ResourceExhausted, taking nothing, when fewer are free."""
         if count > self._free:
             raise ResourceExhausted(
-                f"{count} KV blocks are needed and {self._free} of {self.total} are free; try later or ask for fewer tokens.",
+                f"{count} KV blocks are needed, {self._free} of {self.total} are free; try later or with fewer tokens.",
                 reason="KV_EXHAUSTED",
             )
         blocks = self._best_run(count) or [block for block, used in enumerate(self._counts) if not used][:count]

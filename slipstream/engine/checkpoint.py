@@ -59,7 +59,7 @@ def _load_config(source: str, options: dict[str, Any]) -> Any:
         raise _unsupported(source, "it is an encoder-decoder model")
     other = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if other:
-        raise _unsupported(source, f"its {', '.join(sorted(other))} layers keep a state that cannot be rolled back")
+        raise _unsupported(source, f"it has {', '.join(sorted(other))} layers")
     if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):
         raise _unsupported(source, "its attention looks ahead")
     return config
@@ -143,4 +143,6 @@ def _digest(folder: Path) -> str:
 
 
 def _unsupported(name: str, why: str) -> FailedPrecondition:
-    return FailedPrecondition(f"{name} cannot be served: {why}. Choose a decoder-only attention model.", reason="MODEL_UNSUPPORTED")
+    return FailedPrecondition(
+        f"{name} cannot be served: {why}. Choose a decoder of full and sliding attention.", reason="MODEL_UNSUPPORTED"
+    )

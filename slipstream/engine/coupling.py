@@ -1,8 +1,9 @@
 """Gumbel-max choices with noise that belongs to the position: y = argmax over v of log p(v) + g(seed, position, v).
 
-Computed as an exponential race, argmin of E_v / p_v with E = -log U. Since E >= 1 - U, the cheap race (1 - U_v) / p_v is never
-behind the true one; its winner's true time, then, is a bar that few others pass, and only those need logarithms. The result
-is exactly that of scoring every token in float64. The score is (logit - row maximum) + g; ties go to the lowest id.
+Computed as an exponential race, argmin of E_v / p_v with E = -log U. Since E >= 1 - U, the cheap race (1 - U_v) / p_v
+is never behind the true one; its winner's true time, then, is a bar that few others pass, and only those need
+logarithms. The result is exactly that of scoring every token in float64. The score is (logit - row maximum) + g; ties
+go to the lowest id.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SLACK = 1.001
 """Covers the float32 rounding of the cheap race."""
 _SPARSE = 0.25
 """Below this fraction of tokens within reach, gathering them first is cheaper than hashing all."""
-_BLOCK = 1 << 15
+_BLOCK = 1 << 17
 """Tokens per block on a CPU: the int64 scratch of a block stays in the cache."""
 _SCALE = 2.0**scalar.BITS
 _COMPLEMENT = (1 << scalar.BITS) - 1  # 1 - U = (_COMPLEMENT - bits + 1/2) / _SCALE
@@ -54,11 +55,12 @@ def choose(
 def rank(
     logits: Tensor, greedy: Sequence[bool], seeds: Sequence[int], positions: Sequence[int], count: int
 ) -> tuple[Tensor, Tensor]:
-    """A drafter's best `count` guesses at the target's choice: (tokens int64 [R, count], confidences float32 [R, count]).
+    """A drafter's best `count` guesses at the target's choice: (tokens int64 [R, count], confidences float32 [R,
+    count]).
 
-    Best first by log q + g (greedy: by log q), among the 256 most likely tokens. The confidence is a log-softmax over the scores
-    that rank them: for a sampled row over the perturbed scores, since the noise is known. Where fewer tokens
-    than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
+    Best first by log q + g (greedy: by log q), among the 256 most likely tokens. The confidence is a log-softmax over
+    the scores that rank them: for a sampled row over the perturbed scores, since the noise is known. Where fewer
+    tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
     """
     width = min(logits.shape[-1], max(_SHORTLIST, count))
     values, ids = logits.topk(width, dim=-1)
@@ -116,7 +118,8 @@ def _missing(bits: Tensor) -> Tensor:
 def _bar(leading: Tensor) -> Tensor:
     """A bound on the true time of the cheap race's winner, from its cheap time alone [R].
 
-    True time / cheap time = -log(1 - c) / c with c = 1 - U of the winner; it grows with c, and c <= min(cheap time, 1 - 2^-33).
+    True time / cheap time = -log(1 - c) / c with c = 1 - U of the winner; it grows with c, and c <= min(cheap time, 1
+    - 2^-33).
     """
     missing = leading.double().clamp(min=0.5 / _SCALE, max=1.0 - 0.5 / _SCALE)
     return (leading * (torch.log1p(-missing).neg_() / missing)).mul_(_SLACK).float()

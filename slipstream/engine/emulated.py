@@ -98,7 +98,7 @@ class EmulatedEngine(Bookkeeping):
     def tokens(self, salts: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """The token at each position (int64, same shape as the uint64 inputs) of a text that begins with `salts`."""
         size = np.uint64(self._emulated.vocabulary_size)
-        key = _hash(salts + np.uint64(self._emulated.seed) * _STRIDE)
+        key = _hash(salts ^ _hash(np.full_like(salts, self._emulated.seed)))
         truth = _hash(key + positions * _STRIDE)
         other = _hash(truth ^ _STRIDE)
         # 53 bits of the second hash decide whether a drafter is right here, the rest how far off it is.

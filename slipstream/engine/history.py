@@ -28,11 +28,14 @@ class History:
 
     def append(self, token_ids: Sequence[int]) -> None:
         for token in token_ids:
-            self._counts[self._slot(token)] += 1.0
+            slot = self._slot(token)  # first: it may replace the array
+            self._counts[slot] += 1.0
         self._output.extend(token_ids)
 
     def truncate(self, length: int) -> None:
-        """Keeps the first `length` tokens, prompt included. Raises OutOfRange for a length inside the prompt or beyond the end."""
+        """Keeps the first `length` tokens, prompt included. Raises OutOfRange for a length inside the prompt or
+        beyond the end.
+        """
         if not self.prompt_length <= length <= len(self):
             raise OutOfRange(f"length {length} is not between {self.prompt_length} (prompt) and {len(self)}.")
         kept = length - self.prompt_length

@@ -45,7 +45,10 @@ class Probe:
         self._keys: list[torch.Tensor] = []
 
     def attend(
-        self, module: torch.nn.Module, states: tuple[torch.Tensor, torch.Tensor, torch.Tensor], extras: dict[str, object]
+        self,
+        module: torch.nn.Module,
+        states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        extras: dict[str, object],
     ) -> torch.Tensor:
         query, key, value = states
         refused = [name for name in _REFUSED if extras.get(name) is not None and extras[name] is not False]
@@ -73,7 +76,7 @@ class Probe:
 
 @torch.inference_mode()
 def probe_layers(model: torch.nn.Module) -> list[Layer]:
-    """The attention layers in the order they run. Raises FailedPrecondition for a model that cannot be served packed."""
+    """The attention layers in the order they run. Raises FailedPrecondition for a model that cannot be packed."""
     probe = Probe()
     device = next(model.parameters()).device
     ids = torch.zeros(1, 2, dtype=torch.int64, device=device)

@@ -1,9 +1,9 @@
 """Exact logits processing, batched over rows of many sessions and tree nodes.
 
-Order: penalties, bias, temperature, top-k, top-p, min-p. The result is log p up to a constant per row, with -inf for tokens
-that are cut. Ties: top-k and top-p count tokens from the most likely down, equal ones from the lowest id up, and keep
-exactly as many as they must (the transformers processors keep every token that ties with the k-th, and leave the order
-of equal tokens under top-p to the sort). top-p keeps the smallest such set whose mass reaches top_p.
+Order: penalties, bias, temperature, top-k, top-p, min-p. The result is log p up to a constant per row, with -inf for
+tokens that are cut. Ties: top-k and top-p count tokens from the most likely down, equal ones from the lowest id up,
+and keep exactly as many as they must (the transformers processors keep every token that ties with the k-th, and leave
+the order of equal tokens under top-p to the sort). top-p keeps the smallest such set whose mass reaches top_p.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Row:
 def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """float32 [R, V] and R rows -> float32 [R, V]; the input is left alone and may be returned.
 
-    Greedy rows get penalties and bias only: the rest cannot move an argmax whose ties go to the lowest id. A row with NaN or
-    without a finite logit is passed through; `coupling.choose` reports it.
+    Greedy rows get penalties and bias only: the rest cannot move an argmax whose ties go to the lowest id. A row with
+    NaN or without a finite logit is passed through; `coupling.choose` reports it.
     """
     output = _adjust(logits, rows)
     temperatures = [1.0 if row.sampling.greedy else row.sampling.temperature for row in rows]
@@ -86,7 +86,9 @@ def _adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _penalise(logits: Tensor, row: Row) -> None:
-    """In place on one row [V]. Repetition: Keskar et al. 2019 (CTRL), section 4.1; presence and frequency: output tokens only."""
+    """In place on one row [V]. Repetition: Keskar et al. 2019 (CTRL), section 4.1; presence and frequency: output
+    tokens only.
+    """
     sampling, history = row.sampling, row.history or History(())
     ids, counts, seen = (torch.from_numpy(array).to(logits.device) for array in history.tally(row.path))
     values = logits[ids]
@@ -131,8 +133,8 @@ def _truncate_by_rank(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 def _nucleus(values: Tensor, logits: Tensor, tops: Tensor, masses: Tensor) -> Tensor:
     """How many tokens [R] survive top-k and top-p; a number above values' width means that the width did not suffice.
 
-    values [R, W]: the largest logits, descending. A token stays if the mass before it has not reached top_p; the mass is that
-    of the tokens which top-k left.
+    values [R, W]: the largest logits, descending. A token stays if the mass before it has not reached top_p; the mass
+    is that of the tokens which top-k left.
     """
     width, vocabulary = values.shape[-1], logits.shape[-1]
     weights = (values - values[:, :1]).double().exp_()

@@ -35,8 +35,8 @@ def segment_mask(
 ) -> torch.Tensor:
     """[n, L] over the slots start .. base+n-1. Slots before base hold the token of their own position.
 
-    positions int64 [n] are absolute; a window hides keys `window` or more positions back. It is tested on positions, not
-    on slots: nodes of a tree sit in slots beyond their depth.
+    positions int64 [n] are absolute; a window hides keys `window` or more positions back. It is tested on positions,
+    not on slots: nodes of a tree sit in slots beyond their depth.
     """
     n = len(positions)
     mask = torch.zeros(n, base - start + n)

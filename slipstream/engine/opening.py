@@ -33,18 +33,22 @@ def open_engine(model: str, dtype: str = "auto", kv_tokens: int = 65_536) -> Eng
     if model.startswith(EMULATED):
         return _emulated(model.removeprefix(EMULATED), kv_tokens)
     # Loading transformers takes seconds; an emulated worker does without.
-    from slipstream.engine.checkpoint import load
+    from slipstream.engine.checkpoint import load_checkpoint
     from slipstream.engine.packed import PackedEngine
 
-    return PackedEngine(load(model, dtype=dtype), kv_tokens)
+    return PackedEngine(load_checkpoint(model, dtype), kv_tokens)
 
 
 def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:
     known = {field.name for field in fields(Emulation)}
     try:
-        emulation = Emulation(**{name: float(value) for name, value in parse_qsl(settings, strict_parsing=bool(settings))})
+        emulation = Emulation(
+            **{name: float(value) for name, value in parse_qsl(settings, strict_parsing=bool(settings))}
+        )
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{EMULATED}{settings} cannot be read; settings are {', '.join(sorted(known))}.") from error
+        raise InvalidArgument(
+            f"{EMULATED}{settings} cannot be read; settings are {', '.join(sorted(known))}."
+        ) from error
     model = EmulatedModel(
         vocabulary_size=int(emulation.vocabulary), acceptance=emulation.acceptance, seed=int(emulation.seed)
     )

@@ -17,11 +17,11 @@ class Read(NamedTuple):
     """What one segment reads in the layers of one kind: pool rows, and who sees them."""
 
     start: int
-    count: int
+    length: int
     rows: torch.Tensor | None
-    """int64 [count] when the rows are not the run start .. start+count-1."""
+    """int64 [length] when the rows are not the run start .. start+length-1."""
     mask: torch.Tensor | None
-    """[n * group, count] additive in the query's dtype; None when everything is visible to all queries."""
+    """[n * group, length] additive in the query's dtype; None when everything is visible to all queries."""
 
 
 class Plan:
@@ -63,7 +63,7 @@ class Plan:
         # Query heads of one KV head become further query rows, token-major: [1, Hkv, T * group, D].
         folded = query.view(heads, group, total, -1).transpose(1, 2).reshape(1, heads, total * group, -1)
         reads = self._reads_for(extras.get("sliding_window"), group, query.dtype)  # type: ignore[arg-type]
-        parts = folded.split([count * group for count in self._counts], dim=2)
+        parts = torch.split(folded, [count * group for count in self._counts], dim=2)
         scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
         if extras.get("softcap") is None and extras.get("s_aux") is None:
             found = [
@@ -105,7 +105,7 @@ class Plan:
         sequence = self._segments[at].sequence
         base, n = sequence.length, self._counts[at]
         start = 0
-        if window is not None and base + self._depths[at][-1] < window and base + max(self._depths[at]) < window:
+        if window is not None and base + max(self._depths[at]) < window:
             window = None
         if window is not None:
             start = max(0, base + 1 - window)
@@ -117,14 +117,14 @@ class Plan:
             positions = torch.tensor(self._depths[at]) + base
             mask = segment_mask(inside, positions, start, base, window)
             mask = mask.repeat_interleave(group, dim=0).to(self._device, dtype)
-        count = base + n - start
+        length = base + n - start
         if sequence.rows is None:
-            return Read(sequence.first_row + start, count, None, mask)
-        return Read(0, count, sequence.rows[start : start + count].to(self._device), mask)
+            return Read(sequence.first_row + start, length, None, mask)
+        return Read(0, length, sequence.rows[start : start + length].to(self._device), mask)
 
 
 def _visible(keys: torch.Tensor, values: torch.Tensor, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
-    """[1, heads, count, dim] each: views of a contiguous run, else gathered copies."""
+    """[1, heads, length, dim] each: views of a contiguous run, else gathered copies."""
     if read.rows is None:
-        return keys.narrow(2, read.start, read.count), values.narrow(2, read.start, read.count)
+        return keys.narrow(2, read.start, read.length), values.narrow(2, read.start, read.length)
     return keys.index_select(2, read.rows), values.index_select(2, read.rows)

@@ -73,7 +73,7 @@ class Stage:
     optimisation: Optimisation = Optimisation()
 
 
-TARGET = Shape(hidden=384, layers=5, heads=6, kv_heads=2, feed_forward=1024)
+TARGET = Shape(hidden=384, layers=4, heads=6, kv_heads=2, feed_forward=1024)
 DRAFT = Shape(hidden=128, layers=2, heads=4, kv_heads=2, feed_forward=512)
 
 

@@ -1,8 +1,8 @@
 """What a rule asks of the target, and what it decides.
 
-A rule is a generator over one selection. It yields a request about one node, is sent the answer, and returns a `Verdict`. So a
-rule is a pure function that is read from top to bottom, only visited nodes cost anything, and `judge` can run the rules
-of all sessions in lockstep with one batched call per level.
+A rule is a generator over one selection. It yields a request about one node, is sent the answer, and returns a
+`Verdict`. So a rule is a pure function that is read from top to bottom, only visited nodes cost anything, and `judge`
+can run the rules of all sessions in lockstep with one batched call per level.
 """
 
 from __future__ import annotations

@@ -1,0 +1,270 @@
+"""The candidate tree of one session, as the verifier keeps it.
+
+Candidates are hints; only commits are the truth. Drafters' frames are grafted on, a commit moves the root along its
+tokens, and what hangs elsewhere falls off: that is rollback. Nodes that say the same (same token, same parent) are
+one node, whoever sent them.
+
+A node has names, (source, number within the source's generation), and a name leads to the node until it dies.
+Committed nodes keep theirs, so that a drafter which does not know of the commit yet may go on naming them as parents;
+what it hangs there on a position that is committed already counts as the committed node if the token is the same, and
+is dead otherwise.
+
+Memory is bounded by `Limits`: live nodes by `nodes`; committed nodes are remembered for `window` tokens and then
+forgotten with their names; dead nodes lose theirs at once; one source has at most `nodes + window` names.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from slipstream.frame import Frame, Grafted, Limits, check
+from slipstream.proposal import Proposal
+from slipstream.selection import ROOT, Selection
+
+__all__ = ["ROOT", "CandidateTree", "Frame", "Grafted", "Limits", "Selection", "check"]
+
+
+class _Node:
+    __slots__ = ("children", "distribution", "length", "log_prob", "names", "order", "parent", "token")
+
+    def __init__(self, token: int, length: int, parent: _Node | None = None, order: int = 0) -> None:
+        self.token = token
+        self.length = length  # tokens up to and including this one
+        self.parent = parent  # None once committed or dead
+        self.order = order  # of creation; breaks ties
+        self.log_prob = 0.0
+        self.distribution: Proposal | None = None
+        self.children: dict[int, _Node] = {}  # in order of creation
+        self.names: list[tuple[int, int]] = []
+
+
+class _Source:
+    """What one drafter's current generation has named."""
+
+    __slots__ = ("base", "generation", "names")
+
+    def __init__(self) -> None:
+        self.generation = -1
+        self.base = -1  # committed length at the generation's root; -1: no frame of it came yet
+        self.names: dict[int, _Node] = {}
+
+
+class CandidateTree:
+    """Not thread-safe; one owner."""
+
+    def __init__(self, committed: Sequence[int], limits: Limits | None = None) -> None:
+        """`committed` is the whole prefix; the tree keeps its own copy of the last `window` tokens."""
+        self.limits = limits or Limits()
+        self.node_count = 0
+        """Live candidates."""
+        self._order = 0
+        self._sources: dict[int, _Source] = {}
+        start = max(0, len(committed) - self.limits.window)
+        self._trail = [_Node(-1, start)]  # committed nodes by length, oldest first; the last one is the root
+        self._trail += [_Node(token, start + index + 1) for index, token in enumerate(committed[start:])]
+
+    @property
+    def base_length(self) -> int:
+        """Length of the committed prefix."""
+        return self._root.length
+
+    @property
+    def empty(self) -> bool:
+        return self.node_count == 0
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest candidate; 0 when empty."""
+        return max((node.length for node in _descendants(self._root)), default=self.base_length) - self.base_length
+
+    def graft(self, frame: Frame) -> Grafted:
+        """Adds a checked frame's nodes. Raises FailedPrecondition when it stands on tokens that are not committed, and
+        InvalidArgument when it moves its generation's root; the tree is unchanged then."""
+        source = self._sources.setdefault(frame.source, _Source())
+        if frame.generation < source.generation:
+            return Grafted(dropped={"stale": len(frame.token_ids)} if frame.token_ids else {})
+        if frame.base_length > self.base_length:
+            raise FailedPrecondition(
+                f"candidates stand on {frame.base_length} tokens, but {self.base_length} are committed.",
+                reason="CANDIDATES_AHEAD",
+            )
+        if frame.generation > source.generation or source.base < 0:
+            self._unname(frame.source, source)
+            source.generation, source.base = frame.generation, frame.base_length
+        if frame.base_length != source.base:
+            raise InvalidArgument("base_length changed within a generation; start a new generation instead.")
+        fates = Counter(self._graft_node(frame, index, source) for index in range(len(frame.token_ids)))
+        return Grafted(fates.pop("added", 0), fates.pop("merged", 0), dict(fates))
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Moves the root along these tokens, inside the tree or out of it."""
+        for token in token_ids:
+            root = self._root
+            kept = root.children.pop(token, None)
+            self._kill(root)
+            if kept is None:
+                kept = _Node(token, root.length + 1)
+            else:
+                self.node_count -= 1
+                kept.parent = None
+            self._trail.append(kept)
+        excess = len(self._trail) - self.limits.window - 1
+        if excess > 0:
+            for node in self._trail[:excess]:
+                self._forget_names(node)
+            del self._trail[:excess]
+
+    def rollback(self, length: int) -> None:
+        """Shortens the committed prefix and empties the tree; frames of the generations so far are stale from now on.
+
+        Raises OutOfRange for a length beyond the committed one. When the prefix is cut to before the remembered
+        window, frames must stand on exactly `length` or more.
+        """
+        if not 0 <= length <= self.base_length:
+            raise OutOfRange(f"cannot roll back to {length}; {self.base_length} tokens are committed.")
+        self._kill(self._root)
+        for source in self._sources.values():
+            # Once per generation: of two rollbacks in a row, a drafter may notice only the second.
+            source.generation += source.base >= 0
+            source.base = -1
+            source.names.clear()
+        self._trail = [node for node in self._trail if node.length <= length] or [_Node(-1, length)]
+        for node in self._trail:
+            node.names.clear()
+
+    def forget(self, source: int) -> None:
+        """A drafter is gone: drops what only it vouches for. The number may be used for another one, from any
+        generation.
+        """
+        gone = self._sources.pop(source, None)
+        if gone is not None:
+            self._unname(source, gone)
+
+    def select(self, budget: int, max_depth: int | None = None) -> Selection:
+        """The `budget` nodes of highest path probability; ties go to the earlier node. Connected, best first."""
+        deepest = self.base_length + (self.limits.depth if max_depth is None else max_depth)
+        picked: list[tuple[_Node, float]] = []
+        frontier: list[tuple[float, int, _Node]] = []
+        node, score = self._root, 0.0
+        while len(picked) < budget:
+            if node.length < deepest:
+                for child in node.children.values():
+                    heapq.heappush(frontier, (-(score + child.log_prob), child.order, child))
+            if not frontier:
+                break
+            cost, _, node = heapq.heappop(frontier)
+            score = -cost
+            picked.append((node, score))
+        return self._pack(picked)
+
+    def select_chain(self, budget: int, max_depth: int | None = None) -> Selection:
+        """First-created children only: a choice that does not look at tokens, as the ratio rules need it."""
+        length = budget if max_depth is None else min(budget, max_depth)
+        picked: list[tuple[_Node, float]] = []
+        node, score = self._root, 0.0
+        while len(picked) < length and node.children:
+            node = next(iter(node.children.values()))
+            score += node.log_prob
+            picked.append((node, score))
+        return self._pack(picked)
+
+    @property
+    def _root(self) -> _Node:
+        return self._trail[-1]
+
+    def _pack(self, picked: list[tuple[_Node, float]]) -> Selection:
+        index = {id(node): number for number, (node, _) in enumerate(picked)}
+        base = self.base_length
+        return Selection(
+            tuple(node.token for node, _ in picked),
+            tuple(index.get(id(node.parent), ROOT) for node, _ in picked),
+            tuple(node.length - base for node, _ in picked),
+            tuple(node.log_prob for node, _ in picked),
+            tuple(score for _, score in picked),
+            tuple(node.distribution for node, _ in picked),
+        )
+
+    def _graft_node(self, frame: Frame, index: int, source: _Source) -> str:
+        """Places one node; returns its fate: added, merged, or why it was dropped."""
+        number, token = frame.first_node + index, frame.token_ids[index]
+        if number in source.names:
+            return "duplicate"
+        parent_number = frame.parent_of(index)
+        parent = source.names.get(parent_number) if parent_number else self._committed(source.base)
+        if parent is None:
+            return "orphan"
+        if len(source.names) >= self.limits.nodes + self.limits.window:
+            return "full"
+        if parent.length < self.base_length:
+            node = self._committed(parent.length + 1)
+            if node is None or node.token != token:
+                return "diverged"
+            fate = "merged"
+        else:
+            node, fate = self._child(parent, token)
+            if node is None:
+                return fate
+            self._learn(node, frame, index, new=fate == "added")
+        source.names[number] = node
+        node.names.append((frame.source, number))
+        return fate
+
+    def _child(self, parent: _Node, token: int) -> tuple[_Node | None, str]:
+        child = parent.children.get(token)
+        if child is not None:
+            return child, "merged"
+        if parent.length - self.base_length >= self.limits.depth:
+            return None, "deep"
+        if self.node_count >= self.limits.nodes:
+            return None, "full"
+        self._order += 1
+        self.node_count += 1
+        child = parent.children[token] = _Node(token, parent.length + 1, parent, self._order)
+        return child, "added"
+
+    def _learn(self, node: _Node, frame: Frame, index: int, *, new: bool) -> None:
+        log_prob = frame.log_probs[index]
+        node.log_prob = log_prob if new else max(node.log_prob, log_prob)
+        if new and frame.distributions:
+            node.distribution = frame.distributions[index]
+
+    def _committed(self, length: int) -> _Node | None:
+        """The committed node at this length; None once it has left the window."""
+        index = length - self._trail[0].length
+        return self._trail[index] if 0 <= index < len(self._trail) else None
+
+    def _kill(self, node: _Node) -> None:
+        """Everything below this node dies."""
+        for dead in list(_descendants(node)):
+            self._forget_names(dead)
+            dead.parent = None
+            self.node_count -= 1
+        node.children = {}
+
+    def _forget_names(self, node: _Node) -> None:
+        for source, number in node.names:
+            del self._sources[source].names[number]
+        node.names.clear()
+
+    def _unname(self, number: int, source: _Source) -> None:
+        """Takes back all names of a source's generation. Live nodes without any name die; whoever names a node names
+        its ancestors too, so no other node hangs on them.
+        """
+        for node in source.names.values():
+            node.names = [name for name in node.names if name[0] != number]
+            if not node.names and node.parent is not None:
+                node.parent.children.pop(node.token, None)
+                node.parent = None
+                self.node_count -= 1
+        source.names.clear()
+
+
+def _descendants(node: _Node) -> Iterator[_Node]:
+    stack = list(node.children.values())
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())

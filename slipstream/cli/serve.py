@@ -1,0 +1,153 @@
+"""`slipstream serve`: every role on this machine, each as its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.errors import SlipstreamError, Unavailable
+
+READY = "ready grpc="
+END_GRACE_S = 10.0
+# Freed memory that goes back to the kernel at every step costs more than the mathematics on small models.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+
+
+class Role:
+    """One process: started, waited for until it can serve, ended."""
+
+    def __init__(self, module: str, settings: Mapping[str, str]) -> None:
+        self.module = module
+        self._settings = settings
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> str:
+        """The address it serves at. Raises Unavailable when it ends before it is ready; its own words are on stderr."""
+        environment = ALLOCATOR | dict(os.environ) | dict(self._settings)
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", self.module, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None
+        async for line in process.stdout:
+            if (text := line.decode()).startswith(READY):
+                return text.removeprefix(READY).split()[0]
+        raise Unavailable(f"{self.module} ended with status {await process.wait()} before it was ready.")
+
+    async def ended(self) -> int:
+        """Its exit status, once it has ended."""
+        assert self._process is not None and self._process.stdout is not None
+        await self._process.stdout.read()
+        return await self._process.wait()
+
+    async def end(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), END_GRACE_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+class Fleet:
+    """Verifier and drafters first, both at once, then the gateway that knows them."""
+
+    def __init__(self, target: str, drafts: Mapping[str, str], dtype: str, threads: int) -> None:
+        both = {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
+        verifier = both | {"MODEL": target, "THREADS": str(threads)}
+        self._target = target
+        self.verifier = Role("verifier_svc", {f"VERIFIER_{name}": value for name, value in verifier.items()})
+        self.drafters = {
+            name: Role("drafter_svc", {f"DRAFTER_{key}": value for key, value in (both | {"MODEL": model}).items()})
+            for name, model in drafts.items()
+        }
+        self.gateway: Role | None = None
+
+    async def start(self, listen: str, store: str) -> str:
+        workers = await asyncio.gather(*(role.start() for role in (self.verifier, *self.drafters.values())))
+        drafters = [f"{name}={address}" for name, address in zip(self.drafters, workers[1:], strict=True)]
+        settings = {
+            "GATEWAY_LISTEN": listen,
+            "GATEWAY_VERIFIERS": workers[0],
+            "GATEWAY_DRAFTERS": ",".join(drafters),
+            "GATEWAY_TRUSTED_DRAFTERS": ",".join(self.drafters),  # our own processes
+            "GATEWAY_TOKENIZER": self._target,
+            "GATEWAY_STORE": store,
+        }
+        self.gateway = Role("gateway", settings)
+        return await self.gateway.start()
+
+    @property
+    def roles(self) -> list[Role]:
+        """In the order they are ended: nobody is left talking to a peer that is gone."""
+        return [*([self.gateway] if self.gateway else []), self.verifier, *self.drafters.values()]
+
+    async def stop(self) -> None:
+        for role in self.roles:
+            await role.end()
+
+
+async def run(fleet: Fleet, listen: str, store: str) -> None:
+    """Serve until SIGTERM or SIGINT, or until a role ends, which is an error."""
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    try:
+        stop = asyncio.create_task(asked.wait())
+        starting = asyncio.create_task(fleet.start(listen, store))
+        await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return
+        print(f"{READY}{starting.result()} http=off", flush=True)
+        ends = [asyncio.create_task(role.ended(), name=role.module) for role in fleet.roles]
+        done, pending = await asyncio.wait([stop, *ends], return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if stop not in done:
+            ended = done.pop()
+            raise Unavailable(f"{ended.get_name()} ended with status {ended.result()}; its own words stand above.")
+    finally:
+        await fleet.stop()
+
+
+def shipped(name: str) -> str:
+    """The trained pair that comes with the repository."""
+    return str(Path(__file__).resolve().parents[2] / "models" / name)
+
+
+def default_threads() -> int:
+    """Of the verifier: the cores this process may use, less one for the other roles. Too many is ruinous."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def serve(
+    target: Annotated[str, typer.Option(help="Target model: a folder or a hub id. Default: the shipped one.")] = "",
+    draft: Annotated[str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.")] = "",
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="Kinds of drafters to run; `none` for plain decoding.")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.")] = "127.0.0.1:50051",
+    store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
+) -> None:
+    """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT` when they can serve."""
+    kinds = drafter or ["model"]
+    if unknown := set(kinds) - {"model", "none"}:
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: no such drafter; choose model or none.")
+    drafts = {"model": draft or shipped("draft")} if "model" in kinds else {}
+    fleet = Fleet(target or shipped("target"), drafts, dtype, threads or default_threads())
+    try:
+        asyncio.run(run(fleet, listen, store))
+    except SlipstreamError as error:
+        typer.echo(f"slipstream serve: {error.message}", err=True)
+        raise typer.Exit(1) from error

@@ -1,0 +1,46 @@
+"""The drafter's half of the honest sparse q: truncate, quantise, and only then draw from exactly what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from slipstream.engine import noise
+from slipstream.noise import Purpose
+from slipstream.proposal import MAX_WEIGHT, Proposal
+
+
+def quantise(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Processed logits float32 [R, V] -> (token ids int64 [R, m], integer weights int64 [R, m]), m = min(top, V).
+
+    The most likely token weighs 65535, every other possible one at least 1, an impossible one (-inf) 0. q is
+    weights / sum(weights). A row with NaN or no finite logit has no weights at all.
+    """
+    values, ids = logits.topk(min(top, logits.shape[-1]), dim=-1)
+    shares = (values - values[:, :1]).exp_().nan_to_num_(0.0)
+    weights = shares.mul_(MAX_WEIGHT).round_().long()
+    return ids, weights.clamp_(min=1).masked_fill_(~values.isfinite(), 0)
+
+
+def draw(ids: Tensor, weights: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """Draws one token of each row with probability weights / sum(weights), keyed by (seed, position, DRAFT) -> int64
+    [R].
+
+    -1 where a row has no weights.
+    """
+    keys = noise.keys(seeds, positions, Purpose.DRAFT).to(ids.device)
+    scores = weights.double().log_() + noise.gumbel(keys[:, None], ids)
+    best, winner = scores.max(dim=-1)
+    return ids.gather(-1, winner[:, None]).squeeze(-1).masked_fill_(best.isneginf(), -1)
+
+
+def pack(ids: Tensor, weights: Tensor) -> list[Proposal | None]:
+    """Rows as they travel; None for a row without weights."""
+    rows = zip(ids.tolist(), weights.tolist(), strict=True)
+    return [_packed(row_ids, row_weights) for row_ids, row_weights in rows]
+
+
+def _packed(ids: list[int], weights: list[int]) -> Proposal | None:
+    size = sum(weight > 0 for weight in weights)  # the impossible ones stand last
+    return Proposal(tuple(ids[:size]), tuple(weights[:size])) if size else None

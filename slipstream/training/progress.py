@@ -1,0 +1,49 @@
+"""What a waiting person sees: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+LINE_EVERY_S = 30.0
+
+
+class TrainingProgress:
+    """Shows loss (smoothed, nats per token), speed and remaining time of one stage."""
+
+    def __init__(self, name: str, console: Console | None = None) -> None:
+        self._name = name
+        self._console = console or Console()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(name, total=1.0, status="compiling")
+        self._smooth: float | None = None
+        self._last_line = 0.0
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def update(self, used: float, step: int, loss: float, seconds: float, tokens: int) -> None:
+        """`used` of the budget 0..1, the step's `loss`, training `seconds` and `tokens` so far."""
+        self._smooth = loss if self._smooth is None else 0.95 * self._smooth + 0.05 * loss
+        speed = tokens / max(seconds, 1e-9)
+        left = seconds * (1.0 - used) / max(used, 1e-9)
+        status = f"step {step}  loss {self._smooth:.3f}  {speed:,.0f} tokens/s  {left / 60:.1f} min left"
+        self._bar.update(self._task, completed=used, status=status)
+        now = time.monotonic()
+        if not self._console.is_terminal and (now - self._last_line > LINE_EVERY_S or used >= 1.0):
+            self._last_line = now
+            self._console.print(f"{self._name}  {used:6.1%}  {status}", soft_wrap=True, highlight=False)

@@ -1,0 +1,99 @@
+"""A whole training run: vocabulary, target, drafter, evaluation, card."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+
+from slipstream.training.card import Record, write_card
+from slipstream.training.checkpoint import Position
+from slipstream.training.corpus import Corpus
+from slipstream.training.evaluate import Evaluation, evaluate
+from slipstream.training.loss import Teacher, head_loss
+from slipstream.training.network import Network, build_llama
+from slipstream.training.pair import save_model
+from slipstream.training.settings import Settings, Stage
+from slipstream.training.trainer import Keeping, Trainer
+from slipstream.training.vocabulary import train_vocabulary
+from slipstream.training.windows import encode_stream
+
+
+@dataclass(frozen=True)
+class Places:
+    """`out` gets target/, draft/ and README.md; `cache` gets what a resumed run needs."""
+
+    out: Path
+    cache: Path
+    resume: bool
+
+
+class TrainingSession:
+    """Runs the stages in order; every stage resumes from its own checkpoint."""
+
+    def __init__(self, settings: Settings, corpus: Corpus, places: Places) -> None:
+        self.settings = settings
+        self.corpus = corpus
+        self.places = places
+        self.tokenizer = self._vocabulary()
+        self.stream = encode_stream(self.tokenizer, corpus.train, settings.seed)
+        self.held_out = encode_stream(self.tokenizer, corpus.held_out, settings.seed)
+
+    def run(self, command: str) -> Evaluation:
+        """Train both models, save them, evaluate them and write the card; `command` is quoted in it."""
+        target, target_end = self._target()
+        save_model(target, self.tokenizer, self.places.out / "target", self.settings.target.shape.context)
+        draft, draft_end = self._draft(target)
+        save_model(draft, self.tokenizer, self.places.out / "draft", self.settings.draft.shape.context)
+        found = evaluate(target, draft, self.held_out, self.bytes_per_token(), self.settings.evaluation_windows)
+        sizes = (target.num_parameters(), draft.num_parameters())
+        record = Record(self.settings, self.corpus, found, sizes, (target_end, draft_end), len(self.stream), command)
+        write_card(record, self.places.out / "README.md")
+        return found
+
+    def bytes_per_token(self) -> float:
+        """Of held-out text, without the end-of-text tokens."""
+        size = sum(len(document.text.encode()) for document in self.corpus.held_out)
+        return size / (len(self.held_out) - len(self.corpus.held_out) - 1)
+
+    def _target(self) -> tuple[Any, Position]:
+        def loss_of(network: Network, batch: torch.Tensor) -> torch.Tensor:
+            return head_loss(network.hidden(batch[:, :-1]), network.embedding, batch[:, 1:].reshape(-1))
+
+        network, end = self._stage(self.settings.target, loss_of, self.settings.seed)
+        return network.model.eval(), end
+
+    def _draft(self, target: Any) -> tuple[Any, Position]:
+        body = torch.compile(target.model, dynamic=False) if self.settings.compiled else target.model
+        head = target.get_input_embeddings().weight.detach()
+
+        def loss_of(network: Network, batch: torch.Tensor) -> torch.Tensor:
+            inputs = batch[:, :-1]
+            with torch.no_grad():
+                states = body(input_ids=inputs, use_cache=False).last_hidden_state
+            teacher = Teacher(states.reshape(-1, states.shape[-1]), head)
+            return head_loss(network.hidden(inputs), network.embedding, batch[:, 1:].reshape(-1), teacher)
+
+        network, end = self._stage(self.settings.draft, loss_of, self.settings.seed + 100)
+        return network.model.eval(), end
+
+    def _stage(self, stage: Stage, loss_of: Any, seed: int) -> tuple[Network, Position]:
+        model = build_llama(stage.shape, self.settings.vocabulary, seed)
+        network = Network(model, self.settings.compiled)
+        key = f"{stage} {seed} {self._fingerprint()}"
+        path = self.places.cache / f"{stage.name}.pt"
+        keeping = Keeping(path, key, self.settings.checkpoint_minutes, self.places.resume)
+        return network, Trainer(stage, network, self.stream, seed).run(loss_of, keeping)
+
+    def _fingerprint(self) -> str:
+        data: npt.NDArray[np.int64] = self.stream
+        return hashlib.sha256(data.tobytes()).hexdigest()[:16]
+
+    def _vocabulary(self) -> Tokenizer:
+        return train_vocabulary((document.text for document in self.corpus.train), self.settings.vocabulary)

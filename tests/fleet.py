@@ -1,0 +1,167 @@
+"""Verifiers and drafters as real gRPC servers in the test's own loop, on engines of the test's choice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from drafter_svc.proposers.model import ModelProposer
+from drafter_svc.scheduler import Scheduler as DraftScheduler
+from drafter_svc.service import Bounds as DraftBounds
+from drafter_svc.service import DrafterService
+from slipstream import wire
+from slipstream.client import channel
+from slipstream.engine.engine import Engine
+from slipstream.engine.thread import ModelThread
+from slipstream.sampling import Sampling
+from slipstream.server import Server
+from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
+from slipstream.worker import Identity, WorkerService
+from verifier_svc.drafters import Drafters
+from verifier_svc.scheduler import Limits, Scheduler
+from verifier_svc.service import Bounds, VerifierService
+
+
+@asynccontextmanager
+async def drafter(engine: Engine, *, max_sessions: int = 256, max_nodes: int = 32) -> AsyncIterator[str]:
+    """The address of a running drafter."""
+    async with ModelThread() as thread, asyncio.TaskGroup() as tasks:
+        model = wire.model_to_wire(engine.model)
+        scheduler = DraftScheduler(ModelProposer(engine, 32), thread, 512)
+        service = DrafterService(scheduler, DraftBounds(model, max_sessions, max_nodes))
+        worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
+        server = Server([service.register, worker.register])
+        loop = tasks.create_task(scheduler.run())
+        try:
+            yield await server.start("127.0.0.1:0")
+        finally:
+            await server.stop(0)
+            loop.cancel()
+
+
+@dataclass
+class Verifier:
+    address: str
+    scheduler: Scheduler
+    engine: Engine
+    service: VerifierService
+
+
+@asynccontextmanager
+async def verifier(
+    engine: Engine, *, step_tokens: int = 512, prefill_tokens: int = 64, max_sessions: int = 1024
+) -> AsyncIterator[Verifier]:
+    async with ModelThread() as thread, asyncio.TaskGroup() as tasks:
+        model = wire.model_to_wire(engine.model)
+        drafters = Drafters(model, 0.0)
+        scheduler = Scheduler(engine, thread, drafters, Limits(step_tokens, prefill_tokens, 0.25))
+        service = VerifierService(scheduler, drafters, Bounds(model, max_sessions, 32))
+        worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
+        server = Server([service.register, worker.register])
+        loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
+        try:
+            yield Verifier(await server.start("127.0.0.1:0"), scheduler, engine, service)
+        finally:
+            await server.stop(0)
+            for loop in loops:
+                loop.cancel()
+
+
+@dataclass
+class Decoded:
+    """What a session's stream said."""
+
+    token_ids: list[int] = field(default_factory=list)
+    rounds: list[verifier_pb2.Round] = field(default_factory=list)
+    events: list[verifier_pb2.DrafterEvent] = field(default_factory=list)
+    end: verifier_pb2.SessionEnd | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def drafted(self) -> int:
+        return sum(round.drafted for round in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        return sum(round.accepted for round in self.rounds)
+
+
+class Gateway:
+    """One Decode stream, spoken by hand."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = channel(address)
+        self._call = verifier_pb2_grpc.VerifierServiceStub(self._channel).Decode()
+        self._numbers = itertools.count(1)
+        self.sessions: dict[int, Decoded] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for response in self._call:
+            for round in response.rounds:
+                session = self.sessions[round.session]
+                session.rounds.append(round)
+                session.token_ids.extend(round.token_ids)
+            for event in response.drafter_events:
+                self.sessions[event.session].events.append(event)
+            for end in response.ends:
+                self.sessions[end.session].end = end
+                self.sessions[end.session].done.set()
+
+    async def send(self, *commands: verifier_pb2.DecodeCommand) -> None:
+        await self._call.write(verifier_pb2.DecodeRequest(commands=commands))
+
+    async def open(
+        self,
+        prompt: list[int],
+        *,
+        tokens: int = 32,
+        sampling: Sampling | None = None,
+        drafters: list[str] | None = None,
+        max_draft_tokens: int = 8,
+        stop: list[int] | None = None,
+        credit: int = 0,
+        session_id: str = "",
+        epoch: int = 1,
+        trusted: bool = False,
+    ) -> tuple[int, Decoded]:
+        number = next(self._numbers)
+        decoded = self.sessions[number] = Decoded()
+        request = verifier_pb2.DecodeOpen(
+            key=types_pb2.SessionKey(id=session_id or f"session-{number}", epoch=epoch),
+            prefix=types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
+            sampling=wire.sampling_to_wire(sampling or Sampling(temperature=0.0)),
+            max_length=len(prompt) + tokens,
+            stop_token_ids=stop or [],
+            policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),
+            drafters=[
+                verifier_pb2.DrafterAddress(address=address, name="model", trusted=trusted)
+                for address in drafters or []
+            ],
+            credit=credit,
+        )
+        await self.send(verifier_pb2.DecodeCommand(session=number, epoch=epoch, open=request))
+        return number, decoded
+
+    async def decode(self, prompt: list[int], **options: object) -> Decoded:
+        """Open a session and wait for its end."""
+        _, decoded = await self.open(prompt, **options)  # type: ignore[arg-type]
+        await decoded.done.wait()
+        return decoded
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._channel.close()
+
+
+@asynccontextmanager
+async def gateway(address: str) -> AsyncIterator[Gateway]:
+    speaker = Gateway(address)
+    try:
+        yield speaker
+    finally:
+        await speaker.close()

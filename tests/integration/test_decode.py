@@ -1,0 +1,60 @@
+"""Verifier and drafter over real gRPC, on emulated engines: the protocol, without the cost of a model."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slipstream.engine.opening import open_engine
+from slipstream.v1 import verifier_pb2
+from tests.fleet import drafter, gateway, verifier
+
+PROMPT = [7, 8, 9]
+
+
+def target(settings: str = "") -> object:
+    return open_engine(f"emulated:{settings}")
+
+
+async def plain(prompt: list[int], tokens: int) -> list[int]:
+    async with verifier(target()) as server, gateway(server.address) as client:
+        return (await client.decode(prompt, tokens=tokens)).token_ids
+
+
+async def test_plain_decoding_is_a_round_with_no_candidates() -> None:
+    async with verifier(target()) as server, gateway(server.address) as client:
+        decoded = await client.decode(PROMPT, tokens=20)
+    assert len(decoded.token_ids) == len(decoded.rounds) == 20
+    assert decoded.drafted == 0
+    assert decoded.end is not None and decoded.end.reason == verifier_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize("acceptance", [1.0, 0.7, 0.0])
+@pytest.mark.parametrize("k", [1, 4, 16])
+async def test_speculation_never_changes_a_token(acceptance: float, k: int) -> None:
+    expected = await plain(PROMPT, 50)
+    async with (
+        drafter(target(f"acceptance={acceptance}")) as guesses,
+        verifier(target("base_ms=10")) as server,
+        gateway(server.address) as client,
+    ):
+        decoded = await client.decode(PROMPT, tokens=50, drafters=[guesses], max_draft_tokens=k)
+    assert decoded.token_ids == expected
+    assert decoded.drafted > 0
+    assert max(round.drafted for round in decoded.rounds) <= k
+    if acceptance == 1.0:
+        assert decoded.accepted == decoded.drafted and len(decoded.rounds) < 50
+    if acceptance == 0.0:
+        assert decoded.accepted == 0
+
+
+async def test_sessions_join_and_leave_between_steps() -> None:
+    async with drafter(target("acceptance=0.8")) as guesses, verifier(target("base_ms=1")) as server:
+        async with gateway(server.address) as client:
+            prompts = [[seed, seed + 1] for seed in range(40)]
+            runs = [client.decode(p, tokens=10 + i, drafters=[guesses]) for i, p in enumerate(prompts)]
+            decoded = await asyncio.gather(*runs)
+        for index, prompt in enumerate(prompts):
+            assert decoded[index].token_ids == await plain(prompt, 10 + index)
+        assert server.engine.blocks_free == server.engine.blocks_total

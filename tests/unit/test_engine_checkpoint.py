@@ -1,0 +1,168 @@
+"""Loading: what is known about a model, and what is refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from slipstream.engine.checkpoint import load_checkpoint
+from slipstream.engine.packed import PackedEngine
+from slipstream.engine.step import Segment
+from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
+from slipstream.vocabulary import fingerprint, load_tokenizer
+from tests.checkpoints import VOCABULARY, save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint("llama", tmp_path_factory.mktemp("llama"), eos_token_id=[3, 4])
+
+
+@pytest.fixture
+def engine(llama: Path) -> PackedEngine:
+    return PackedEngine(load_checkpoint(str(llama)), tokens=64, block_size=16)
+
+
+def write_config(folder: Path, **content: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+def test_a_folder_is_described_without_the_network(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a local folder touched the network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    info = load_checkpoint(str(llama)).info
+    assert (info.name, info.vocabulary_size, info.max_length) == (llama.name, VOCABULARY, 512)
+    assert (info.dtype, info.eos_token_ids) == ("float32", (3, 4))
+    assert info.fingerprint == fingerprint(load_tokenizer(str(llama)))
+    assert info.revision.startswith("local-")
+    assert info.parameters == sum(p.numel() for p in load_checkpoint(str(llama)).model.parameters())
+
+
+def test_the_revision_follows_the_files(llama: Path, tmp_path: Path) -> None:
+    other = save_checkpoint("llama", tmp_path, rms_norm_eps=1e-5)
+    assert load_checkpoint(str(other)).info.revision != load_checkpoint(str(llama)).info.revision
+
+
+def test_without_a_tokenizer_the_fingerprint_is_the_size(tmp_path: Path) -> None:
+    save_checkpoint("llama", tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    assert load_checkpoint(str(tmp_path)).info.fingerprint == f"size-{VOCABULARY}"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
+def test_dtypes(llama: Path, dtype: str) -> None:
+    info = load_checkpoint(str(llama), dtype).info
+    assert info.dtype == ("float32" if dtype == "auto" else dtype)
+
+
+def test_long_rope_is_served_up_to_its_original_length(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 128}
+    save_checkpoint("llama", tmp_path, rope_parameters=rope)
+    assert load_checkpoint(str(tmp_path)).info.max_length == 128
+
+
+def test_what_is_missing_or_broken_is_said(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no folder"):
+        load_checkpoint("./nowhere")
+    with pytest.raises(NotFound, match=r"config\.json"):
+        load_checkpoint(str(tmp_path))
+    with pytest.raises(InvalidArgument, match="int3"):
+        load_checkpoint(str(llama), "int3")
+    (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
+    with pytest.raises(FailedPrecondition, match="cannot be loaded"):
+        load_checkpoint(str(tmp_path))
+
+
+def test_pickled_weights_are_refused(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
+    torch.save({"lm_head.weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(FailedPrecondition, match="cannot be loaded"):
+        load_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "mamba"}, "linear_attention"),
+        ({"model_type": "rwkv"}, "cannot be rolled back"),
+        ({"model_type": "qwen3_next"}, "linear_attention"),
+        ({"model_type": "lfm2", "num_hidden_layers": 1, "layer_types": ["conv"]}, "conv"),
+        ({"model_type": "llama4_text"}, "chunked_attention"),
+        ({"model_type": "t5"}, "encoder-decoder"),
+        ({"model_type": "bloom"}, "cannot be replaced"),
+        ({"model_type": "vit"}, "no causal language model"),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_families_that_cannot_be_packed_are_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match=why):
+        load_checkpoint(write_config(tmp_path, **config))
+
+
+def test_a_model_that_looks_ahead_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint("llama", tmp_path)
+    kind = transformers.models.llama.modeling_llama.LlamaAttention
+    real = kind.__init__
+
+    def look_ahead(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        self.is_causal = False
+
+    monkeypatch.setattr(kind, "__init__", look_ahead)
+    with pytest.raises(FailedPrecondition, match="look ahead"):
+        load_checkpoint(str(tmp_path))
+
+
+def test_the_pool_is_sized_in_tokens_or_by_memory(llama: Path) -> None:
+    checkpoint = load_checkpoint(str(llama))
+    assert PackedEngine(checkpoint, tokens=100, block_size=32).blocks_total == 3
+    assert PackedEngine(checkpoint, memory_fraction=0.001).blocks_total > 1
+    with pytest.raises(ResourceExhausted):
+        PackedEngine(checkpoint, tokens=31, block_size=32)
+
+
+def test_room_is_reserved_or_refused(engine: PackedEngine) -> None:
+    first = engine.open(40)
+    assert (engine.blocks_total, engine.blocks_free) == (4, 1)
+    with pytest.raises(ResourceExhausted, match="try later"):
+        engine.open(17)
+    with pytest.raises(OutOfRange):
+        engine.forward([Segment(first, [1] * 41)])
+    engine.close(first)
+    engine.close(first)
+    assert engine.blocks_free == 4
+
+
+def test_bad_steps_are_refused(engine: PackedEngine) -> None:
+    sequence = engine.open(16)
+    for segments in (
+        [],
+        [Segment(sequence, [1]), Segment(sequence, [1])],
+        [Segment(sequence, [VOCABULARY])],
+        [Segment(sequence, [1], [-1], [-1])],
+    ):
+        with pytest.raises(InvalidArgument):
+            engine.forward(segments)
+
+
+def test_a_prefill_chunk_costs_no_logits(engine: PackedEngine) -> None:
+    chunk = Segment(engine.open(16), [1, 2, 3], want_logits=False)
+    assert engine.forward([chunk]).shape == (0, VOCABULARY)
+
+
+def test_a_step_that_was_not_kept_is_forgotten(engine: PackedEngine) -> None:
+    sequence = engine.open(32)
+    engine.forward([Segment(sequence, [9, 8, 7], [6, 5], [-1, 0])])
+    again = engine.forward([Segment(sequence, [1, 2])])
+    fresh = engine.forward([Segment(engine.open(8), [1, 2])])
+    assert torch.equal(again, fresh)

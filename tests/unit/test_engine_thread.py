@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from slipstream.engine.thread import ModelThread
+
+
+async def test_functions_run_in_order_on_one_thread_of_their_own() -> None:
+    seen: list[tuple[int, int]] = []
+    async with ModelThread() as thread:
+        await asyncio.gather(*(thread.run(lambda at=at: seen.append((at, threading.get_ident()))) for at in range(20)))
+    assert [at for at, _ in seen] == list(range(20))
+    assert len({ident for _, ident in seen}) == 1
+    assert seen[0][1] != threading.get_ident()
+
+
+async def test_torch_threads_are_set_on_the_models_thread() -> None:
+    before = torch.get_num_threads()
+    async with ModelThread(threads=before + 1) as thread:
+        assert await thread.run(torch.get_num_threads) == before + 1
+
+
+async def test_results_arguments_and_exceptions_come_back() -> None:
+    async with ModelThread() as thread:
+        assert await thread.run(divmod, 7, 2) == (3, 1)
+        assert await thread.run(int, "11", base=2) == 3
+        with pytest.raises(ZeroDivisionError):
+            await thread.run(divmod, 1, 0)
+
+
+async def test_a_cancelled_caller_leaves_the_thread_usable() -> None:
+    gate = threading.Event()
+    async with ModelThread() as thread:
+        waiting = asyncio.create_task(thread.run(gate.wait, 5.0))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        gate.set()
+        assert await thread.run(divmod, 9, 4) == (2, 1)
+
+
+async def test_closing_waits_and_is_idempotent() -> None:
+    thread = ModelThread()
+    done = asyncio.create_task(thread.run(lambda: "done"))
+    await asyncio.sleep(0)
+    assert await done == "done"
+    thread.close()
+    thread.close()
+    with pytest.raises(RuntimeError):
+        await thread.run(divmod, 1, 1)

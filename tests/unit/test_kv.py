@@ -1,0 +1,172 @@
+"""The block pool and the sequences on it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from slipstream.engine.blocks import BlockPool
+from slipstream.engine.bookkeeping import Bookkeeping
+from slipstream.engine.kv import KVStore
+from slipstream.engine.layers import Layer
+from slipstream.engine.sequence import Sequence
+from slipstream.engine.step import Segment
+from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, OutOfRange, ResourceExhausted
+
+BLOCKS, SIZE = 12, 4
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sessions open, share, close and close again; the pool's books always balance."""
+
+    sequences = Bundle("sequences")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(BLOCKS, SIZE)
+        self.books = Bookkeeping(self.pool, max_length=1000)
+        self.held: list[list[int]] = []
+
+    @rule(target=sequences, capacity=st.integers(1, BLOCKS * SIZE + 5))
+    def open(self, capacity: int) -> Sequence:
+        need = -(-capacity // SIZE)
+        if need > self.pool.free:
+            with pytest.raises(ResourceExhausted):
+                self.books.open(capacity)
+            return Sequence([], SIZE, 0, closed=True)
+        sequence = self.books.open(capacity)
+        assert len(set(sequence.blocks)) == len(sequence.blocks) == need
+        assert not {block for blocks in self.held for block in blocks} & set(sequence.blocks)
+        self.held.append(sequence.blocks)
+        return sequence
+
+    @rule(sequence=sequences)
+    def share(self, sequence: Sequence) -> None:
+        if not sequence.closed:
+            self.pool.share(sequence.blocks)
+            self.held.append(list(sequence.blocks))
+
+    @rule(data=st.data())
+    def release_shared(self, data: st.DataObject) -> None:
+        extra = [at for at, blocks in enumerate(self.held) if self.held.index(blocks) != at]
+        if extra:
+            self.pool.release(self.held.pop(data.draw(st.sampled_from(extra))))
+
+    @rule(sequence=consumes(sequences), times=st.integers(1, 3))
+    def close(self, sequence: Sequence, times: int) -> None:
+        if not sequence.closed:
+            self.held.remove(sequence.blocks)
+        for _ in range(times):
+            self.books.close(sequence)
+
+    @invariant()
+    def books_balance(self) -> None:
+        used = {block for blocks in self.held for block in blocks}
+        assert self.pool.free + len(used) == self.pool.total
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_a_contiguous_run_is_preferred_and_the_smallest_one_taken() -> None:
+    pool = BlockPool(10, SIZE)
+    first, second, third = pool.take(3), pool.take(2), pool.take(1)
+    assert (first, second, third) == ([0, 1, 2], [3, 4], [5])
+    pool.release(first)
+    assert pool.take(3) == first
+    pool.release(second)
+    assert pool.take(2) == second
+    assert pool.take(4) == [6, 7, 8, 9]
+    pool.release(first)
+    pool.release(third)
+    assert sorted(pool.take(4)) == [0, 1, 2, 5]
+
+
+def test_releasing_or_sharing_free_blocks_is_a_bug() -> None:
+    pool = BlockPool(2, SIZE)
+    with pytest.raises(Internal):
+        pool.release([0])
+    with pytest.raises(Internal):
+        pool.share([1])
+
+
+def test_pool_rows_follow_the_block_table() -> None:
+    assert Sequence([2, 3], SIZE, 8).pool_rows(3, 6) == [11, 12, 13]
+    scattered = Sequence([5, 1], SIZE, 8)
+    assert scattered.pool_rows(2, 6) == [22, 23, 4, 5]
+    assert scattered.rows is not None and scattered.rows[2:6].tolist() == [22, 23, 4, 5]
+
+
+@pytest.fixture
+def books() -> Bookkeeping:
+    return Bookkeeping(BlockPool(BLOCKS, SIZE), max_length=20)
+
+
+def test_capacity_is_bounded(books: Bookkeeping) -> None:
+    with pytest.raises(OutOfRange):
+        books.open(0)
+    with pytest.raises(ResourceExhausted):
+        books.open(BLOCKS * SIZE + 1)
+    sequence = books.open(6)
+    with pytest.raises(OutOfRange):
+        Segment(sequence, [1] * 5, [1, 1], [-1, 0]).check()
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        Segment(Sequence([0], SIZE, 4), []),
+        Segment(Sequence([0], SIZE, 4), [1], [2], []),
+        Segment(Sequence([0], SIZE, 4), [1], [2], [0]),
+        Segment(Sequence([0], SIZE, 4), [1], [2], [-2]),
+    ],
+    ids=["nothing pending", "a parent missing", "its own parent", "no such parent"],
+)
+def test_malformed_segments_are_refused(segment: Segment) -> None:
+    with pytest.raises(InvalidArgument):
+        segment.check()
+
+
+def test_keep_wants_a_forward_and_a_real_path(books: Bookkeeping) -> None:
+    segment = Segment(books.open(16), [1, 2], [3, 4, 5], [-1, -1, 0])
+    with pytest.raises(FailedPrecondition):
+        books.keep(segment, [])
+    segment.sequence.ahead = segment.tokens
+    for path in ([2], [0, 1], [3], [-1]):
+        with pytest.raises(InvalidArgument):
+            books.keep(segment, path)
+    books.keep(segment, [0, 2])
+    assert segment.sequence.length == 4
+    with pytest.raises(FailedPrecondition):
+        books.keep(segment, [0, 2])
+
+
+def test_rollback_only_shortens(books: Bookkeeping) -> None:
+    sequence = books.open(16)
+    sequence.length = 7
+    with pytest.raises(OutOfRange):
+        books.rollback(sequence, 8)
+    books.rollback(sequence, 3)
+    assert sequence.length == 3
+    books.close(sequence)
+    with pytest.raises(OutOfRange):
+        books.rollback(sequence, 0)
+    with pytest.raises(FailedPrecondition):
+        Segment(sequence, [1]).check()
+
+
+def test_moves_read_every_row_before_writing_any() -> None:
+    layer = Layer(0, 0, 1, 2, 3, None, torch.float32, torch.device("cpu"))
+    shared = Layer(1, 0, 1, 2, 3, None, torch.float32, torch.device("cpu"))
+    store = KVStore([layer, shared], rows=6)
+    rows = torch.arange(6)
+    key = torch.arange(6.0).view(1, 1, 6, 1).expand(-1, -1, -1, 2)
+    store.write(0, rows, key, torch.zeros(1, 1, 6, 3))
+    store.write(1, rows, key + 9, torch.zeros(1, 1, 6, 3))
+    store.move([(2, 1), (3, 2), (5, 3)])
+    store.settle()
+    assert store.read(1)[0][0, 0, :, 0].tolist() == [0, 2, 3, 5, 4, 5]

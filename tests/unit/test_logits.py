@@ -1,0 +1,178 @@
+"""Logits processing against a one-row reference in float64, and against the transformers processors where no ties are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.engine.history import History
+from slipstream.engine.logits import Row, process
+from slipstream.errors import OutOfRange
+from slipstream.sampling import Sampling
+
+VOCABULARY = 40
+
+
+def reference(values: list[float], sampling: Sampling, prompt: list[int], output: list[int]) -> list[float]:
+    """One row, step by step as the words say it. Returns logits with -inf for tokens that are cut."""
+    counts = Counter(output)
+    row = np.array(values, dtype=np.float64)
+    for token in set(prompt) | set(output):
+        factor = sampling.repetition_penalty
+        row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
+    for token, count in counts.items():
+        row[token] -= sampling.presence_penalty + sampling.frequency_penalty * count
+    for token, bias in sampling.logit_bias.items():
+        row[token] += bias
+    if sampling.greedy:
+        return list(row)
+    row = row / sampling.temperature
+    order = sorted(range(len(row)), key=lambda token: (-row[token], token))
+    if sampling.top_k:
+        order = order[: sampling.top_k]
+    weights = [math.exp(row[token] - row[order[0]]) for token in order]
+    if sampling.top_p < 1.0:
+        wanted = sampling.top_p * sum(weights)
+        order = order[: max(1, sum(before < wanted for before in itertools.accumulate(weights[:-1], initial=0.0)))]
+    floor = row[order[0]] + (math.log(sampling.min_p) if sampling.min_p else -math.inf)
+    kept = {token for token in order if row[token] >= floor}
+    return [row[token] if token in kept else -math.inf for token in range(len(row))]
+
+
+def samplings() -> st.SearchStrategy[Sampling]:
+    return st.builds(
+        Sampling,
+        temperature=st.sampled_from([0.0, 0.25, 1.0, 2.0]),
+        top_k=st.sampled_from([0, 1, 3, 10, 39, 40, 99]),
+        top_p=st.sampled_from([1.0, 0.9, 0.53, 0.1, 1e-9]),
+        min_p=st.sampled_from([0.0, 0.07, 1.0]),
+        repetition_penalty=st.sampled_from([1.0, 1.5, 0.75]),
+        presence_penalty=st.sampled_from([0.0, 0.5, -0.5]),
+        frequency_penalty=st.sampled_from([0.0, 0.25]),
+        logit_bias=st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, 2.0]), max_size=3),
+    )
+
+
+TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=8)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(0, 10**6), st.lists(st.tuples(samplings(), TOKENS, TOKENS, TOKENS), min_size=1, max_size=5))
+def test_a_batch_equals_the_reference_row_by_row(
+    seed: int, cases: list[tuple[Sampling, list[int], list[int], list[int]]]
+) -> None:
+    raw = torch.randn(len(cases), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3.0
+    before = raw.clone()
+    rows = []
+    for sampling, prompt, output, path in cases:
+        history = History(prompt)
+        history.append(output)
+        rows.append(Row(sampling, history, tuple(path)))
+    processed = process(raw, rows)
+    assert torch.equal(raw, before)
+    for row, (sampling, prompt, output, path), result in zip(raw.tolist(), cases, processed.tolist(), strict=True):
+        expected = reference(row, sampling, prompt, output + path)
+        assert [math.isinf(value) for value in result] == [math.isinf(value) for value in expected]
+        assert result == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 10**6), st.sampled_from([0, 1, 2, 7, 20]), st.sampled_from([1.0, 0.3, 0.6, 0.95]))
+def test_ties_are_cut_from_the_highest_ids_down(seed: int, top_k: int, top_p: float) -> None:
+    raw = torch.randint(0, 3, (4, VOCABULARY), generator=torch.Generator().manual_seed(seed)).float()
+    sampling = Sampling(top_k=top_k, top_p=top_p)
+    for row, result in zip(raw.tolist(), process(raw, [Row(sampling)] * 4).tolist(), strict=True):
+        expected = reference(row, sampling, [], [])
+        assert [math.isinf(value) for value in result] == [math.isinf(value) for value in expected]
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
+def test_a_nucleus_wider_than_the_shortlist_is_found_too(scale: float) -> None:
+    raw = torch.randn(6, 3000, generator=torch.Generator().manual_seed(8)) * scale
+    rows = [Row(Sampling(top_p=p, top_k=k)) for p, k in ((0.5, 0), (0.999, 0), (1e-6, 0), (0.9, 700), (0.2, 5), (1.0, 9))]
+    processed = process(raw, rows)
+    for row, context, result in zip(raw.tolist(), rows, processed, strict=True):
+        expected = reference(row, context.sampling, [], [])
+        assert int(result.isfinite().sum()) == pytest.approx(sum(map(math.isfinite, expected)), abs=1)
+    assert torch.equal(processed.argmax(-1), raw.argmax(-1))
+
+
+def test_neutral_rows_cost_nothing() -> None:
+    raw = torch.randn(2, VOCABULARY)
+    assert process(raw, [Row(Sampling()), Row(Sampling(temperature=0.0, top_k=3, top_p=0.5))]) is raw
+
+
+def test_a_tiny_temperature_does_not_overflow() -> None:
+    raw = torch.tensor([[50.0, 49.0, -math.inf], [1.0, 2.0, 3.0]])
+    processed = process(raw, [Row(Sampling(temperature=1e-38)), Row(Sampling(temperature=0.5))])
+    assert processed[0].softmax(-1).tolist() == [1.0, 0.0, 0.0]
+    assert processed[1].tolist() == [2.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.5), Sampling(top_k=2), Sampling(min_p=0.5, temperature=0.5)])
+def test_broken_rows_pass_through_without_harm(sampling: Sampling) -> None:
+    raw = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(2))
+    expected = process(raw, [Row(sampling)] * 3)
+    raw[0, 5], raw[2] = math.nan, -math.inf
+    processed = process(raw, [Row(sampling)] * 3)
+    assert torch.equal(processed[1], expected[1])
+    assert not bool(processed[0].amax().isfinite())
+    assert not bool(processed[2].amax().isfinite())
+
+
+def test_processing_agrees_with_transformers() -> None:
+    """Without ties, and away from the rounding of a boundary, they keep the same tokens."""
+    transformers = pytest.importorskip("transformers")
+    raw = torch.randn(8, 200, generator=torch.Generator().manual_seed(3)) * 2.0
+    seen = torch.randint(200, (8, 12), generator=torch.Generator().manual_seed(4))
+    pairs = [
+        (Sampling(top_k=17), transformers.TopKLogitsWarper(17)),
+        (Sampling(top_p=0.7), transformers.TopPLogitsWarper(0.7)),
+        (Sampling(min_p=0.1), transformers.MinPLogitsWarper(0.1)),
+        (Sampling(temperature=0.7), transformers.TemperatureLogitsWarper(0.7)),
+        (Sampling(repetition_penalty=1.3), transformers.RepetitionPenaltyLogitsProcessor(1.3)),
+    ]
+    for sampling, processor in pairs:
+        rows = [Row(sampling, History(tokens)) for tokens in seen.tolist()]
+        assert torch.allclose(process(raw, rows), processor(seen, raw.clone()), atol=1e-6), sampling
+
+
+# --- history ---
+
+
+@settings(deadline=None)
+@given(TOKENS, st.lists(st.one_of(TOKENS, st.integers(0, 6)), max_size=12), TOKENS)
+def test_a_history_that_grew_and_shrank_tallies_like_a_fresh_count(
+    prompt: list[int], events: list[list[int] | int], path: list[int]
+) -> None:
+    history, output = History(prompt), list[int]()
+    for event in events:
+        if isinstance(event, list):
+            history.append(event)
+            output += event
+        else:
+            output = output[: max(0, len(output) - event)]
+            history.truncate(len(prompt) + len(output))
+    ids, counts, seen = history.tally(path)
+    assert len(set(ids.tolist())) == len(ids)
+    tally = {token: count for token, count in zip(ids.tolist(), counts.tolist(), strict=True) if count}
+    assert tally == Counter(output + path)
+    assert set(ids[seen].tolist()) == set(prompt + output + path)
+    assert len(history) == len(prompt) + len(output)
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_history_is_not_cut_inside_the_prompt_or_beyond_its_end(length: int) -> None:
+    history = History([1, 2])
+    history.append([3, 4])
+    with pytest.raises(OutOfRange):
+        history.truncate(length)
+
+

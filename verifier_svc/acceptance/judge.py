@@ -1,0 +1,111 @@
+"""Runs the rules of all sessions of a step in lockstep: one batched call for each level that some session still
+walks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from slipstream.engine import coupling
+from slipstream.engine.history import History
+from slipstream.engine.logits import Row, process
+from slipstream.sampling import Sampling
+from slipstream.selection import Selection
+from verifier_svc.acceptance.coupled import coupled
+from verifier_svc.acceptance.rejection import KeyedChance, rejection
+from verifier_svc.acceptance.verdict import Broken, Choose, FloatArray, Request, Rule, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One session's share of a step. The logits after the prefix stand in row `first_row`, those after node i in
+    `first_row + 1 + i`."""
+
+    selection: Selection
+    first_row: int
+    sampling: Sampling
+    position: int
+    """Index of the token after the prefix: the length of the prefix."""
+    history: History | None = None
+    """The committed tokens; needed only where `sampling.penalised`."""
+
+
+RULES: Mapping[str, Callable[[Case], Rule]] = MappingProxyType(
+    {
+        "coupled": lambda case: coupled(case.selection),
+        "rejection": lambda case: rejection(case.selection, KeyedChance(case.sampling.seed, case.position)),
+    }
+)
+
+
+@dataclass(slots=True)
+class _Walk:
+    case: Case
+    rule: Rule
+    request: Request
+    outcome: Verdict | Broken | None = None
+
+    def send(self, answer: int | FloatArray) -> None:
+        try:
+            self.request = self.rule.send(answer)
+        except StopIteration as stop:
+            self.outcome = stop.value
+
+
+def judge(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
+    """Decides every case. logits: raw float32 [rows, V] of the whole step; rows that no rule visits are never
+    touched.
+    """
+    walks = [_start(case) for case in cases]
+    active = walks
+    while active:
+        _level(active, logits)
+        active = [walk for walk in active if walk.outcome is None]
+    return [walk.outcome for walk in walks if walk.outcome is not None]
+
+
+def _start(case: Case) -> _Walk:
+    rule = RULES[case.sampling.acceptance](case)
+    return _Walk(case, rule, next(rule))
+
+
+def _level(walks: list[_Walk], logits: Tensor) -> None:
+    """Answers one request of each walk."""
+    index = torch.tensor([walk.case.first_row + 1 + walk.request.node for walk in walks], device=logits.device)
+    processed = process(logits[index].float(), [_row(walk) for walk in walks])
+    # Rows that want a distribution take part in `choose` as greedy ones: that finds the broken among them, and the
+    # argmax.
+    chooses = [isinstance(walk.request, Choose) for walk in walks]
+    tokens, broken = coupling.choose(
+        processed,
+        [walk.case.sampling.greedy or not chosen for walk, chosen in zip(walks, chooses, strict=True)],
+        [walk.case.sampling.seed for walk in walks],
+        [walk.case.position + walk.case.selection.depth(walk.request.node) for walk in walks],
+    )
+    answers = zip(walks, chooses, tokens.tolist(), broken.tolist(), processed, strict=True)
+    for walk, chosen, token, is_broken, row in answers:
+        if is_broken:
+            walk.outcome = Broken(walk.request.node)
+            walk.rule.close()
+        else:
+            walk.send(token if chosen else _distribution(row, token, walk.case.sampling.greedy))
+
+
+def _row(walk: _Walk) -> Row:
+    case = walk.case
+    path = case.selection.path(walk.request.node) if case.sampling.penalised else ()
+    return Row(case.sampling, case.history, path)
+
+
+def _distribution(logits: Tensor, likeliest: int, greedy: bool) -> FloatArray:
+    """Processed logits [V] -> p as float64 [V]; one-hot at temperature 0."""
+    if greedy:
+        one_hot = torch.zeros(len(logits), dtype=torch.float64)
+        one_hot[likeliest] = 1.0
+        return one_hot.numpy()
+    return logits.double().softmax(dim=-1).cpu().numpy()

@@ -1,0 +1,29 @@
+"""What a verifier reads from its environment (`VERIFIER_*`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierConfig:
+    model: str
+    """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.opening`)."""
+    listen: str = "127.0.0.1:50071"
+    dtype: str = "auto"
+    threads: int = 1
+    """Of torch; never sized from the machine, whose cores are shared."""
+    kv_tokens: int = 65_536
+    """Tokens of all sessions together that have room in the KV cache."""
+    max_sessions: int = 1024
+    max_draft_tokens: int = 32
+    """Most candidates of one session in one step, whatever its policy asks for."""
+    step_tokens: int = 512
+    """Most tokens of one forward pass."""
+    prefill_tokens: int = 256
+    """Most prompt tokens of one pass while other sessions decode, so that a long prompt does not stall them."""
+    min_path_probability: float = 0.02
+    """Drafters stop below this: such a candidate does not pay for its verification."""
+    max_wait_s: float = 0.25
+    """The longest a step may wait for candidates, however much they promise."""
+    grace_s: float = 5.0

@@ -1,0 +1,220 @@
+"""VerifierService: one stream for each gateway, all its sessions on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+
+from slipstream import links, wire
+from slipstream.candidates import CandidateTree
+from slipstream.engine.history import History
+from slipstream.errors import (
+    Aborted,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    OutOfRange,
+    PermissionDenied,
+    ResourceExhausted,
+    SlipstreamError,
+)
+from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from verifier_svc.drafters import Drafters
+from verifier_svc.scheduler import Scheduler
+from verifier_svc.session import Reply, Rewind, Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What this verifier promises nobody more of."""
+
+    model: types_pb2.ModelInfo
+    max_sessions: int
+    max_draft_tokens: int
+
+
+class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
+    def __init__(self, scheduler: Scheduler, drafters: Drafters, bounds: Bounds) -> None:
+        self.scheduler = scheduler
+        self.drafters = drafters
+        self.bounds = bounds
+        self.by_id: dict[str, Session] = {}
+        """Sessions of all gateways: the fence between two that claim one session."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, server)
+
+    async def Decode(
+        self,
+        requests: AsyncIterator[verifier_pb2.DecodeRequest],
+        context: grpc.aio.ServicerContext[verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse],
+    ) -> None:
+        peer = Peer(self)
+        try:
+            await links.serve(requests, context, peer.outbox, peer.receive, pack)
+        finally:
+            peer.leave()
+
+
+def pack(replies: list[Reply]) -> verifier_pb2.DecodeResponse:
+    return verifier_pb2.DecodeResponse(
+        rounds=[reply for reply in replies if isinstance(reply, verifier_pb2.Round)],
+        drafter_events=[reply for reply in replies if isinstance(reply, verifier_pb2.DrafterEvent)],
+        ends=[reply for reply in replies if isinstance(reply, verifier_pb2.SessionEnd)],
+    )
+
+
+class Peer:
+    """One gateway's stream: its sessions by the numbers it gave them."""
+
+    def __init__(self, service: VerifierService) -> None:
+        self.outbox: links.Outbox[Reply] = links.Outbox()
+        self._service = service
+        self._sessions: dict[int, Session] = {}
+
+    def receive(self, request: verifier_pb2.DecodeRequest) -> None:
+        for command in request.commands:
+            try:
+                self._apply(command)
+            except SlipstreamError as error:
+                self._fail(command, error)
+            except Exception as error:  # one bad command costs one session, never the stream
+                log.error("a command failed", exc_info=error)
+                self._fail(command, Internal("the verifier failed on this session's command."))
+
+    def leave(self) -> None:
+        for session in list(self._sessions.values()):
+            self._end(session, verifier_pb2.FINISH_REASON_CANCELLED)
+
+    def _apply(self, command: verifier_pb2.DecodeCommand) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "open":
+            self._open(command.session, command.epoch, command.open)
+            return
+        session = self._sessions.get(command.session)
+        if session is None or session.closed or command.epoch < session.epoch:
+            return  # ended before the command came, or fenced
+        if kind == "attach":
+            self._attach(session, list(command.attach.drafters))
+        elif kind == "policy":
+            session.max_draft_tokens = self._most(command.policy)
+            self._service.scheduler.wake()
+        elif kind == "rollback":
+            self._roll_back(session, Rewind(command.epoch, command.rollback.length))
+        elif kind == "credit":
+            session.credit = None if session.credit is None else session.credit + command.credit.tokens
+            self._service.scheduler.wake()
+        elif kind == "close":
+            self._end(session, verifier_pb2.FINISH_REASON_CANCELLED)
+        else:
+            raise InvalidArgument("the command is empty; send open, attach, policy, rollback, credit or close.")
+
+    def _open(self, number: int, epoch: int, request: verifier_pb2.DecodeOpen) -> None:
+        if number in self._sessions and not self._sessions[number].closed:
+            raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
+        self._check(request)
+        self._fence(request.key.id, epoch)
+        tokens = list(request.prefix.token_ids)
+        prompt_length = request.prefix.prompt_length
+        history = History(tokens[:prompt_length])
+        history.append(tokens[prompt_length:])
+        session = Session(
+            id=request.key.id,
+            number=number,
+            epoch=epoch,
+            sampling=wire.sampling_from_wire(request.sampling),
+            tokens=tokens,
+            prompt_length=prompt_length,
+            max_length=request.max_length,
+            stop_token_ids=frozenset(request.stop_token_ids),
+            max_draft_tokens=self._most(request.policy),
+            credit=request.credit or None,
+            tree=CandidateTree(tokens),
+            history=history,
+            say=self._say,
+        )
+        self._sessions[number] = self._service.by_id[session.id] = session
+        self._attach(session, list(request.drafters))
+        self._service.scheduler.add(session)
+
+    def _check(self, request: verifier_pb2.DecodeOpen) -> None:
+        model, prefix = self._service.bounds.model, request.prefix
+        if not 1 <= len(request.key.id) <= 64:
+            raise InvalidArgument("a session id has 1 to 64 characters.")
+        if not 0 < prefix.prompt_length <= len(prefix.token_ids):
+            raise InvalidArgument("the prefix must hold the whole prompt, which has at least one token.")
+        if max(prefix.token_ids) >= model.vocabulary_size:
+            raise InvalidArgument(f"a token lies outside the vocabulary of {model.vocabulary_size}.")
+        if not len(prefix.token_ids) < request.max_length <= model.max_length:
+            raise InvalidArgument(f"max_length must exceed the prefix and be at most the model's {model.max_length}.")
+        if any(token >= model.vocabulary_size for token in request.sampling.logit_bias):
+            raise InvalidArgument(f"logit_bias names a token outside the vocabulary of {model.vocabulary_size}.")
+        if len(self._service.scheduler) >= self._service.bounds.max_sessions:
+            raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
+
+    def _fence(self, session_id: str, epoch: int) -> None:
+        """Of two claims on one session the higher epoch wins. Raises Aborted for the other."""
+        rival = self._service.by_id.get(session_id)
+        if rival is None or rival.closed:
+            return
+        fenced = Aborted(f"session {session_id} is open here under epoch {rival.epoch}.", reason="FENCED")
+        if epoch <= rival.epoch:
+            raise fenced
+        self._service.scheduler.end(rival, verifier_pb2.FINISH_REASON_ERROR, fenced)
+
+    def _attach(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
+        if session.sampling.acceptance != "coupled" and not all(address.trusted for address in addresses):
+            raise PermissionDenied(
+                f"acceptance rule {session.sampling.acceptance!r} must believe the drafter's q; use a trusted drafter "
+                "or the coupled rule.",
+                reason="UNTRUSTED_DRAFTER",
+            )
+        self._service.drafters.attach(session, addresses)
+
+    def _roll_back(self, session: Session, rewind: Rewind) -> None:
+        if rewind.epoch <= session.epoch:
+            raise FailedPrecondition("a rollback needs a higher epoch than the session's.")
+        if not session.prompt_length <= rewind.length <= len(session.tokens):
+            raise OutOfRange(f"the session cannot roll back to {rewind.length} tokens.")
+        self._service.scheduler.roll_back(session, rewind)
+
+    def _most(self, policy: verifier_pb2.DecodePolicy) -> int:
+        return min(policy.max_draft_tokens, self._service.bounds.max_draft_tokens)
+
+    def _fail(self, command: verifier_pb2.DecodeCommand, error: SlipstreamError) -> None:
+        session = self._sessions.get(command.session)
+        if session is not None and command.WhichOneof("command") != "open":
+            self._end(session, verifier_pb2.FINISH_REASON_ERROR, error)
+            return
+        self._say(
+            verifier_pb2.SessionEnd(
+                session=command.session,
+                epoch=command.epoch,
+                reason=verifier_pb2.FINISH_REASON_ERROR,
+                failure=wire.failure_to_wire(error),
+            )
+        )
+
+    def _end(self, session: Session, reason: verifier_pb2.FinishReason, error: SlipstreamError | None = None) -> None:
+        self._service.scheduler.end(session, reason, error)
+
+    def _say(self, reply: Reply) -> None:
+        if isinstance(reply, verifier_pb2.SessionEnd):
+            self._forget(reply)
+        try:
+            self.outbox.put(reply)
+        except SlipstreamError:
+            self.outbox.close()  # the gateway does not read or is gone: the end of the stream ends its sessions
+
+    def _forget(self, end: verifier_pb2.SessionEnd) -> None:
+        session = self._sessions.get(end.session)
+        if session is None or not session.closed:
+            return
+        del self._sessions[end.session]
+        if self._service.by_id.get(session.id) is session:
+            del self._service.by_id[session.id]

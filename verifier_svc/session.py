@@ -1,0 +1,84 @@
+"""A verifier's session: the committed tokens, the candidate tree on top of them, and the KV below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slipstream.candidates import CandidateTree
+from slipstream.engine.history import History
+from slipstream.engine.sequence import Sequence
+from slipstream.sampling import Sampling
+from slipstream.v1 import verifier_pb2
+
+Reply = verifier_pb2.Round | verifier_pb2.DrafterEvent | verifier_pb2.SessionEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """A rollback that waits for the step in flight."""
+
+    epoch: int
+    length: int
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Owned by the event loop; `sequence` is the model thread's, and between steps nobody's."""
+
+    id: str
+    number: int
+    """The gateway's name of the session on its stream."""
+    epoch: int
+    sampling: Sampling
+    tokens: list[int]
+    """All committed tokens, prompt first. The last one has no KV yet: it is the root of the candidates."""
+    prompt_length: int
+    max_length: int
+    stop_token_ids: frozenset[int]
+    max_draft_tokens: int
+    credit: int | None
+    """Output tokens the gateway still takes; None is without limit."""
+    tree: CandidateTree
+    history: History
+    say: Callable[[Reply], None]
+    """To the session's gateway; never blocks, never raises."""
+    computed: int = 0
+    """Leading committed tokens whose KV is in `sequence`."""
+    sequence: Sequence | None = None
+    in_step: bool = False
+    closed: bool = False
+    rewind: Rewind | None = None
+    idle_since: float = field(default=0.0)
+    """Monotonic seconds: the end of the session's last round."""
+
+    @property
+    def pending(self) -> int:
+        """Committed tokens without KV; at least one."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def runnable(self) -> bool:
+        return not self.closed and not self.in_step and (self.credit is None or self.credit > 0)
+
+    @property
+    def draft_limit(self) -> int:
+        """Most candidates worth verifying: beyond max_length nothing can be committed."""
+        return max(0, min(self.max_draft_tokens, self.max_length - len(self.tokens) - 1))
+
+    def commit(self, token_ids: list[int], computed: int) -> None:
+        """`token_ids` become real; the KV of the first `computed` tokens is right."""
+        self.tokens.extend(token_ids)
+        self.computed = computed
+        self.history.append(token_ids)
+        self.tree.commit(token_ids)
+        if self.credit is not None:
+            self.credit -= len(token_ids)
+
+    def roll_back(self, epoch: int, length: int) -> None:
+        """The committed prefix is `length` tokens again, under a higher epoch. Between steps only."""
+        del self.tokens[length:]
+        self.epoch = epoch
+        self.computed = min(self.computed, length - 1)
+        self.history.truncate(length)
+        self.tree.rollback(length)
