@@ -76,7 +76,8 @@ def keys(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> np
 def bits(key: int, token_ids: TokenIds) -> npt.NDArray[np.uint32]:
     """The draws of these tokens, each 32 uniform bits; same shape as `token_ids`."""
     counters = np.asarray(token_ids).astype(np.uint64) + np.uint64(1)
-    draws = _mix(np.uint64(key & _MASK) + counters * np.uint64(GOLDEN))
+    draws = np.asarray(np.uint64(key & _MASK) + counters * np.uint64(GOLDEN))
+    mix_in_place(draws)
     return (draws >> np.uint64(64 - BITS)).astype(np.uint32)
 
 
@@ -102,6 +103,20 @@ def scalar_uniform(key: int, token_id: int = 0) -> float:
 
 
 def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(FIRST)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(SECOND)
-    return state ^ (state >> np.uint64(31))
+    state = state.copy()
+    mix_in_place(state)
+    return state
+
+
+def mix_in_place(state: npt.NDArray[np.uint64]) -> None:
+    """`mix` of a large array with one array of scratch; allocating afresh for each step costs more than the
+    arithmetic.
+    """
+    scratch = np.right_shift(state, np.uint64(30))
+    state ^= scratch
+    state *= np.uint64(FIRST)
+    np.right_shift(state, np.uint64(27), out=scratch)
+    state ^= scratch
+    state *= np.uint64(SECOND)
+    np.right_shift(state, np.uint64(31), out=scratch)
+    state ^= scratch

@@ -8,9 +8,11 @@ go to the lowest id.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,10 +26,12 @@ _SLACK = 1.001
 """Covers the float32 rounding of the cheap race."""
 _SPARSE = 0.25
 """Below this fraction of tokens within reach, gathering them first is cheaper than hashing all."""
-_BLOCK = 1 << 17
-"""Tokens per block on a CPU: the int64 scratch of a block stays in the cache."""
+_STRIDE = 31
+"""The fraction is estimated from every 31st token; a bad estimate costs time, never exactness."""
+_BLOCK = 1 << 15
+"""Draws per block on a CPU: their int64 scratch stays in the cache."""
 _SCALE = 2.0**scalar.BITS
-_COMPLEMENT = (1 << scalar.BITS) - 1  # 1 - U = (_COMPLEMENT - bits + 1/2) / _SCALE
+_ONES = (1 << scalar.BITS) - 1
 _SHORTLIST = 256
 
 
@@ -78,20 +82,10 @@ def rank(
 
 def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:
     """[R, V], [R], keys [R] -> winners [R]; anything for broken rows."""
-    rows, vocabulary = logits.shape
-    size = rows if logits.is_cuda else max(1, _BLOCK // vocabulary)
-    token_ids = torch.arange(vocabulary, device=logits.device)
-    winners = [
-        _race_block(logits[start : start + size], maxima[start : start + size], keys[start : start + size], token_ids)
-        for start in range(0, rows, size)
-    ]
-    return torch.cat(winners)
-
-
-def _race_block(logits: Tensor, maxima: Tensor, keys: Tensor, token_ids: Tensor) -> Tensor:
     shifted = logits - maxima[:, None]
-    times = _cheap_times(shifted, keys, token_ids)
-    row, token = (times <= _bar(times.amin(dim=-1))[:, None]).nonzero(as_tuple=True)
+    sample = shifted[:, ::_STRIDE] >= -_REACH
+    few = int(sample.count_nonzero()) < _SPARSE * sample.numel()
+    row, token = (_contenders_among_few if few else _contenders)(shifted, keys)
     scores = shifted[row, token].double() + noise.gumbel(keys[row], token)
     best = torch.full_like(maxima, -math.inf, dtype=torch.float64).scatter_reduce_(0, row, scores, "amax")
     first = scores == best[row]
@@ -99,27 +93,50 @@ def _race_block(logits: Tensor, maxima: Tensor, keys: Tensor, token_ids: Tensor)
     return winners.scatter_reduce_(0, row[first], token[first], "amin")
 
 
-def _cheap_times(shifted: Tensor, keys: Tensor, token_ids: Tensor) -> Tensor:
-    """(1 - U) / p [R, V] in float32, with p relative to the most likely token; inf where no noise can help."""
-    near = shifted >= -_REACH
-    if int(near.count_nonzero()) < _SPARSE * near.numel():
-        row, token = near.nonzero(as_tuple=True)
-        times = torch.full_like(shifted, math.inf)
-        times[row, token] = _missing(noise.bits(keys[row], token)).div_(shifted[row, token].exp())
-        return times
-    return _missing(noise.bits(keys[:, None], token_ids)).div_(shifted.exp())
+def _contenders(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and tokens that their cheap time (1 - U) / p, with p relative to the most likely token, does not rule
+    out.
+    """
+    rows, vocabulary = shifted.shape
+    token_ids = torch.arange(vocabulary, device=shifted.device)
+    times = shifted.exp()
+    width = min(vocabulary, _BLOCK) if shifted.is_cpu else vocabulary
+    height = max(1, _BLOCK // vocabulary) if shifted.is_cpu else rows
+    for top, left in itertools.product(range(0, rows, height), range(0, vocabulary, width)):
+        block = times[top : top + height, left : left + width]
+        draws = noise.bits(keys[top : top + height, None], token_ids[left : left + width])
+        torch.div(_missing(draws), block, out=block)
+    return _where(times <= _bar(times.amin(dim=-1))[:, None])
+
+
+def _contenders_among_few(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where most tokens are out of reach, as after top-k or top-p: only the others are hashed."""
+    row, token = _where(shifted >= -_REACH)
+    times = _missing(noise.bits(keys[row], token)).div_(shifted[row, token].exp())
+    leading = torch.full_like(keys, math.inf, dtype=torch.float32).scatter_reduce_(0, row, times, "amin")
+    left = times <= _bar(leading)[row]
+    return row[left], token[left]
+
+
+def _where(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the true entries; NumPy is many times faster at it than torch on a CPU."""
+    if not mask.is_cpu:
+        row, column = mask.nonzero(as_tuple=True)
+        return row, column
+    flat = torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return flat // mask.shape[-1], flat % mask.shape[-1]
 
 
 def _missing(bits: Tensor) -> Tensor:
-    """1 - U in float32; overwrites the bits. The half keeps it above zero."""
-    return bits.neg_().add_(_COMPLEMENT).float().add_(0.5).mul_(1.0 / _SCALE)
+    """1 - U in float32, in units of 2^-32; overwrites the bits. The half keeps it above zero."""
+    return bits.bitwise_xor_(_ONES).float().add_(0.5)
 
 
 def _bar(leading: Tensor) -> Tensor:
-    """A bound on the true time of the cheap race's winner, from its cheap time alone [R].
+    """A bound on the true time of the cheap race's winner, from its cheap time alone [R]; both in units of 2^-32.
 
-    True time / cheap time = -log(1 - c) / c with c = 1 - U of the winner; it grows with c, and c <= min(cheap time, 1
-    - 2^-33).
+    True time / cheap time = -log(1 - c) / c with c = 1 - U of the winner. It grows with c, and c is at most the cheap
+    time and at most 1 - 2^-33.
     """
-    missing = leading.double().clamp(min=0.5 / _SCALE, max=1.0 - 0.5 / _SCALE)
+    missing = (leading.double() / _SCALE).clamp_(min=0.5 / _SCALE, max=1.0 - 0.5 / _SCALE)
     return (leading * (torch.log1p(-missing).neg_() / missing)).mul_(_SLACK).float()

@@ -30,11 +30,22 @@ def keys(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> Te
 def bits(keys: Tensor, token_ids: Tensor) -> Tensor:
     """The draws of tokens: int64 keys and int64 token ids that broadcast together -> int64 in [0, 2^32)."""
     state = keys + (token_ids + 1) * _GOLDEN
+    return _bits_by_numpy(state) if state.is_cpu else _bits_by_torch(state)
+
+
+def _bits_by_numpy(state: Tensor) -> Tensor:
+    """In place. NumPy shifts logically, so it needs two thirds of torch's passes over memory."""
+    array = state.numpy().view(np.uint64)
+    noise.mix_in_place(array)
+    array >>= np.uint64(64 - noise.BITS)
+    return state
+
+
+def _bits_by_torch(state: Tensor) -> Tensor:
+    """In place, on any device."""
     _fold(state, 30).mul_(_FIRST)
     _fold(state, 27).mul_(_SECOND)
-    # The last fold (by 31) moves only bits 0..32; the top 32 bits of the result need it in bit 32 alone.
-    _fold(state, 31)
-    return state.bitwise_right_shift_(64 - noise.BITS).bitwise_and_((1 << noise.BITS) - 1)
+    return _fold(state, 31).bitwise_right_shift_(64 - noise.BITS).bitwise_and_((1 << noise.BITS) - 1)
 
 
 def uniform(keys: Tensor, token_ids: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from slipstream.errors import FailedPrecondition
+
 
 @dataclass
 class Position:
@@ -39,10 +41,13 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path, key: str) -> Checkpoint | None:
-        """The checkpoint at `path`, or None if there is none or it belongs to other settings."""
+        """The checkpoint at `path`, or None. Raises FailedPrecondition if it belongs to other settings or data."""
         if not path.exists():
             return None
         state = torch.load(path, weights_only=True)
         if state["key"] != key:
-            return None
+            raise FailedPrecondition(
+                f"{path} belongs to a run with other settings or another corpus; repeat that run's options, "
+                "choose another cache folder, or start without --resume."
+            )
         return cls(key, Position(**state["position"]), state["masters"], state["optimiser"])

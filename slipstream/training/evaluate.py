@@ -26,6 +26,7 @@ class Evaluation:
     overlap: float  # 1 - TV at temperature 1
     overlap_cooler: float  # 1 - TV at temperature 0.7
     coupled: float  # drafter-invariant coupling at temperature 1
+    coupled_positions: int  # its sample
     positions: int
 
     def bits_per_byte(self, loss: float) -> float:
@@ -62,8 +63,11 @@ def evaluate(target: Any, draft: Any, stream: npt.NDArray[np.int64], bytes_per_t
         positions += goals.shape[0]
         for row in range(0, goals.shape[0], max(1, goals.shape[0] * count // COUPLED_SAMPLE)):
             coupled.append(float(coupled_acceptance(*_most_likely(p[row], q[row]))))
-    means = [float(value) for value in sums / positions]
-    return Evaluation(*means[:2], bytes_per_token, *means[2:], float(np.mean(coupled)), positions)
+    target_loss, draft_loss, agreement, overlap, cooler = (float(value) for value in sums / positions)
+    mean_coupled = float(np.mean(coupled))
+    return Evaluation(
+        target_loss, draft_loss, bytes_per_token, agreement, overlap, cooler, mean_coupled, len(coupled), positions
+    )
 
 
 def _scored(
@@ -78,6 +82,6 @@ def _scored(
 
 
 def _most_likely(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Only tokens that hold all but about 1e-4 of both masses: the full V x V table would cost minutes."""
+    """Without tokens below 1e-6 in both: the whole V x V table would cost minutes, the bound falls by < 0.005."""
     keep = torch.maximum(p, q) > 1e-6
     return p[keep], q[keep]

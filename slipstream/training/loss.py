@@ -64,7 +64,5 @@ def head_loss(
 
     Without a teacher: cross-entropy to `goals` int64 [N]. With one: KL(teacher || model) at temperature 1.
     """
-    loss: torch.Tensor = _HeadLoss.apply(hidden, head, goals, teacher)
+    loss: torch.Tensor = _HeadLoss.apply(hidden, head, goals, teacher)  # type: ignore[no-untyped-call]
     return loss
-
-

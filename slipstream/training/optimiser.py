@@ -31,7 +31,7 @@ class Optimiser:
         for rule, rate in self._rates:
             for group in rule.param_groups:
                 group["lr"] = rate * factor
-            rule.step()
+            rule.step()  # type: ignore[no-untyped-call]
             rule.zero_grad(set_to_none=True)
         self._network.publish()
 

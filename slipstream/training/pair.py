@@ -19,6 +19,8 @@ def save_model(model: Any, tokenizer: Tokenizer, folder: Path, context: int) -> 
         fresh = Path(scratch) / "fresh"
         model.config._name_or_path = ""
         model.save_pretrained(fresh)
+        # Written for the owner alone; a server may run as somebody else.
+        (fresh / "model.safetensors").chmod(0o644)
         save_vocabulary(tokenizer, fresh, context)
         if folder.exists():
             folder.rename(Path(scratch) / "old")

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
 from slipstream.training.card import Record, write_card
 from slipstream.training.checkpoint import Position
 from slipstream.training.corpus import Corpus
-from slipstream.training.evaluate import Evaluation, evaluate
+from slipstream.training.evaluate import evaluate
 from slipstream.training.loss import Teacher, head_loss
 from slipstream.training.network import Network, build_llama
 from slipstream.training.pair import save_model
 from slipstream.training.settings import Settings, Stage
-from slipstream.training.trainer import Keeping, Trainer
+from slipstream.training.trainer import Keeping, LossFunction, Trainer
 from slipstream.training.vocabulary import train_vocabulary
 from slipstream.training.windows import encode_stream
 
@@ -45,7 +43,7 @@ class TrainingSession:
         self.stream = encode_stream(self.tokenizer, corpus.train, settings.seed)
         self.held_out = encode_stream(self.tokenizer, corpus.held_out, settings.seed)
 
-    def run(self, command: str) -> Evaluation:
+    def run(self, command: str) -> Record:
         """Train both models, save them, evaluate them and write the card; `command` is quoted in it."""
         target, target_end = self._target()
         save_model(target, self.tokenizer, self.places.out / "target", self.settings.target.shape.context)
@@ -55,7 +53,7 @@ class TrainingSession:
         sizes = (target.num_parameters(), draft.num_parameters())
         record = Record(self.settings, self.corpus, found, sizes, (target_end, draft_end), len(self.stream), command)
         write_card(record, self.places.out / "README.md")
-        return found
+        return record
 
     def bytes_per_token(self) -> float:
         """Of held-out text, without the end-of-text tokens."""
@@ -83,7 +81,7 @@ class TrainingSession:
         network, end = self._stage(self.settings.draft, loss_of, self.settings.seed + 100)
         return network.model.eval(), end
 
-    def _stage(self, stage: Stage, loss_of: Any, seed: int) -> tuple[Network, Position]:
+    def _stage(self, stage: Stage, loss_of: LossFunction, seed: int) -> tuple[Network, Position]:
         model = build_llama(stage.shape, self.settings.vocabulary, seed)
         network = Network(model, self.settings.compiled)
         key = f"{stage} {seed} {self._fingerprint()}"
@@ -92,8 +90,13 @@ class TrainingSession:
         return network, Trainer(stage, network, self.stream, seed).run(loss_of, keeping)
 
     def _fingerprint(self) -> str:
-        data: npt.NDArray[np.int64] = self.stream
-        return hashlib.sha256(data.tobytes()).hexdigest()[:16]
+        return hashlib.sha256(self.stream.tobytes()).hexdigest()[:16]
 
     def _vocabulary(self) -> Tokenizer:
-        return train_vocabulary((document.text for document in self.corpus.train), self.settings.vocabulary)
+        kept = self.places.cache / "tokenizer.json"
+        if self.places.resume and kept.exists():
+            return Tokenizer.from_file(str(kept))
+        tokenizer = train_vocabulary((document.text for document in self.corpus.train), self.settings.vocabulary)
+        self.places.cache.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(str(kept))
+        return tokenizer

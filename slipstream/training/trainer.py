@@ -77,7 +77,7 @@ class Trainer:
         windows = self._long if used >= self.stage.long_from else self._short
         batch = windows.batch(self.position.step)
         loss = loss_of(self.network, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimiser.step(self.stage.schedule.factor(used))
         self.position.step += 1
         self.position.tokens += batch.shape[0] * (batch.shape[1] - 1)

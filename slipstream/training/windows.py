@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
+from slipstream.errors import InvalidArgument
 from slipstream.training.corpus import Document
 from slipstream.training.vocabulary import END_OF_TEXT_ID
 
@@ -17,7 +18,7 @@ from slipstream.training.vocabulary import END_OF_TEXT_ID
 def encode_stream(tokenizer: Tokenizer, documents: Iterable[Document], seed: int) -> npt.NDArray[np.int64]:
     """All documents in an order fixed by `seed`, each followed by the end-of-text token: int64 [tokens]."""
     shuffled = list(documents)
-    np.random.default_rng(seed).shuffle(shuffled)  # type: ignore[arg-type]
+    np.random.default_rng(seed).shuffle(shuffled)
     pieces: list[int] = [END_OF_TEXT_ID]
     for encoding in tokenizer.encode_batch([document.text for document in shuffled]):
         pieces.extend(encoding.ids)
@@ -41,7 +42,9 @@ class Windows:
         """Tokens int64 [rows, length + 1] of one step."""
         per_epoch = (len(self.stream) - self.length - 1) // self.length
         if per_epoch < 1:
-            raise ValueError(f"the corpus has {len(self.stream)} tokens, less than one window of {self.length}")
+            raise InvalidArgument(
+                f"The corpus has {len(self.stream)} tokens, less than one window of {self.length}; give more files."
+            )
         picks = np.arange(step * self.rows, (step + 1) * self.rows)
         rows = [self._window(*divmod(int(pick), per_epoch), per_epoch) for pick in picks]
         return torch.from_numpy(np.stack(rows))

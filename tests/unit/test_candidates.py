@@ -79,20 +79,21 @@ class Naive:
         if len(named.names) >= self.limits.nodes + self.limits.window:
             return "full"
         path = (*parent, frame.token_ids[index])
-        fate = "merged"
-        if len(path) <= len(self.committed):
-            if self.committed[: len(path)] != path:
-                return "diverged"
-        else:
-            if path not in self.scores:
-                if len(path) - len(self.committed) > self.limits.depth:
-                    return "deep"
-                if len(self.scores) >= self.limits.nodes:
-                    return "full"
-                fate = "added"
+        fate = self.fate(path)
+        if fate in ("added", "merged"):
+            named.names[number] = path
+        if fate == "added" or path in self.scores:
             self.scores[path] = max(self.scores.get(path, -math.inf), frame.log_probs[index])
-        named.names[number] = path
         return fate
+
+    def fate(self, path: Path) -> str:
+        if len(path) <= len(self.committed):
+            return "merged" if self.committed[: len(path)] == path else "diverged"
+        if path in self.scores:
+            return "merged"
+        if len(path) - len(self.committed) > self.limits.depth:
+            return "deep"
+        return "added" if len(self.scores) < self.limits.nodes else "full"
 
     def commit(self, tokens: Path) -> None:
         self.committed += tokens
@@ -126,7 +127,9 @@ LOG_PROBS = st.sampled_from([0.0, -0.25, -0.5, -1.0, -2.0])
 
 
 class TreeAgainstModel(RuleBasedStateMachine):
-    """Frames of two sources, stale, duplicated and reordered, between commits inside and outside the tree, and rollbacks."""
+    """Frames of two sources, stale, duplicated and reordered, between commits inside and outside the tree, and
+    rollbacks.
+    """
 
     limits = Limits(nodes=10, depth=5, window=64)
 

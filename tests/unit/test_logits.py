@@ -1,4 +1,6 @@
-"""Logits processing against a one-row reference in float64, and against the transformers processors where no ties are."""
+"""Logits processing against a one-row reference in float64, and against the transformers processors where no ties
+are.
+"""
 
 from __future__ import annotations
 
@@ -96,12 +98,18 @@ def test_ties_are_cut_from_the_highest_ids_down(seed: int, top_k: int, top_p: fl
 @pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
 def test_a_nucleus_wider_than_the_shortlist_is_found_too(scale: float) -> None:
     raw = torch.randn(6, 3000, generator=torch.Generator().manual_seed(8)) * scale
-    rows = [Row(Sampling(top_p=p, top_k=k)) for p, k in ((0.5, 0), (0.999, 0), (1e-6, 0), (0.9, 700), (0.2, 5), (1.0, 9))]
+    cuts = ((0.5, 0), (0.999, 0), (1e-6, 0), (0.9, 700), (0.2, 5), (1.0, 9))
+    rows = [Row(Sampling(top_p=mass, top_k=count)) for mass, count in cuts]
     processed = process(raw, rows)
     for row, context, result in zip(raw.tolist(), rows, processed, strict=True):
         expected = reference(row, context.sampling, [], [])
         assert int(result.isfinite().sum()) == pytest.approx(sum(map(math.isfinite, expected)), abs=1)
     assert torch.equal(processed.argmax(-1), raw.argmax(-1))
+
+
+def test_a_nucleus_that_reaches_its_mass_exactly_stops_there() -> None:
+    processed = process(torch.zeros(1, 4), [Row(Sampling(top_p=0.5))])
+    assert processed[0].isfinite().tolist() == [True, True, False, False]
 
 
 def test_neutral_rows_cost_nothing() -> None:
@@ -174,5 +182,3 @@ def test_a_history_is_not_cut_inside_the_prompt_or_beyond_its_end(length: int) -
     history.append([3, 4])
     with pytest.raises(OutOfRange):
         history.truncate(length)
-
-

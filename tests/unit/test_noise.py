@@ -33,6 +33,8 @@ def test_plain_integers_numpy_and_torch_agree_bit_for_bit(
     assert noise.bits(key, tokens).tolist() == expected
     keys = torch_noise.keys([seed], [position], purpose)
     assert torch_noise.bits(keys, torch.tensor(tokens)).tolist() == expected
+    state = keys + (torch.tensor(tokens) + 1) * torch_noise._GOLDEN
+    assert torch_noise._bits_by_torch(state).tolist() == expected  # what a GPU runs
     assert torch_noise.uniform(keys, torch.tensor(tokens)).tolist() == noise.uniform(key, tokens).tolist()
     assert noise.uniform(key, tokens).tolist() == [noise.scalar_uniform(key, token) for token in tokens]
 
@@ -52,7 +54,7 @@ def test_rows_of_keys_broadcast_over_a_vocabulary_and_over_their_own_tokens(
 
 
 def test_the_finaliser_is_splitmix64() -> None:
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # the reference code's output, seed 1234567
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # of the reference code, seed 1234567
     assert [noise.mix((1234567 + step * noise.GOLDEN) % 2**64) for step in (1, 2, 3)] == published
 
 
@@ -75,7 +77,9 @@ def test_gumbel_noise_is_finite_at_the_ends_of_its_range() -> None:
 def test_torch_and_numpy_gumbel_agree_to_rounding() -> None:
     key, tokens = noise.key(5, 6, Purpose.COUPLED), np.arange(4096)
     keys = torch_noise.keys([5], [6], Purpose.COUPLED)
-    assert np.allclose(torch_noise.gumbel(keys, torch.from_numpy(tokens)).numpy(), noise.gumbel(key, tokens), rtol=1e-13)
+    assert np.allclose(
+        torch_noise.gumbel(keys, torch.from_numpy(tokens)).numpy(), noise.gumbel(key, tokens), rtol=1e-13
+    )
 
 
 def test_draws_along_the_vocabulary_are_uniform() -> None:

@@ -1,0 +1,153 @@
+"""From a request to a plan: every limit checked before any work is done, every default filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.config import GatewayConfig
+from gateway.routing import Router
+from gateway.tokenizer import Tokenizer
+from slipstream import wire
+from slipstream.errors import InvalidArgument, ResourceExhausted
+from slipstream.sampling import Sampling
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+
+RandomBits = Callable[[int], int]
+"""`secrets.randbits`: session ids must not be guessable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one session will do, all of it decided."""
+
+    model: types_pb2.ModelInfo
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    max_length: int
+    """Of prompt and output together."""
+    stops: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    drafters: tuple[verifier_pb2.DrafterAddress, ...]
+    max_draft_tokens: int
+
+    def params(self) -> bytes:
+        """What the record keeps of it: the request that would ask for exactly this."""
+        sampling = wire.sampling_to_wire(self.sampling)
+        options = {field.name: value for field, value in sampling.ListFields() if field.name != "logit_bias"}
+        zeros = {"temperature": 0.0, "seed": 0}  # set, although proto3 does not list them
+        request = gateway_pb2.GenerateRequest(
+            model=self.model.name,
+            sampling=gateway_pb2.SamplingOptions(**(zeros | options), logit_bias=sampling.logit_bias),
+            max_tokens=self.max_length - len(self.prompt),
+            stop=self.stops,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=True,  # the model's own are among stop_token_ids
+            speculation=gateway_pb2.SpeculationOptions(
+                disabled=not self.max_draft_tokens,
+                max_draft_tokens=self.max_draft_tokens,
+                drafters=[drafter.name for drafter in self.drafters],
+            ),
+        )
+        return request.SerializeToString(deterministic=True)
+
+
+class Admission:
+    def __init__(self, config: GatewayConfig, router: Router, tokenizer: Tokenizer, random_bits: RandomBits) -> None:
+        self._config = config
+        self._router = router
+        self._tokenizer = tokenizer
+        self._random_bits = random_bits
+
+    async def plan(self, request: gateway_pb2.GenerateRequest, running: int) -> Plan:
+        """Raises a typed error whose sentence says what to change."""
+        if running >= self._config.max_sessions:
+            raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
+        model = self._router.model(request.model)
+        stops = self._stops(request)
+        sampling = self._sampling(request.sampling, model)
+        stop_token_ids = self._stop_token_ids(request, model)
+        draft_tokens = self._draft_tokens(request.speculation)
+        drafters = (
+            self._router.pair(model, request.speculation.drafters, need_trust=sampling.acceptance != "coupled")
+            if draft_tokens
+            else []
+        )
+        prompt = await self._prompt(request, model)
+        return Plan(
+            model=model,
+            prompt=prompt,
+            sampling=sampling,
+            max_length=min(len(prompt) + self._max_tokens(request), model.max_length),
+            stops=stops,
+            stop_token_ids=stop_token_ids,
+            drafters=tuple(drafter.as_address() for drafter in drafters),
+            max_draft_tokens=draft_tokens,
+        )
+
+    async def _prompt(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
+        if request.WhichOneof("input") == "prompt_token_ids":
+            tokens = list(request.prompt_token_ids.token_ids)
+        else:
+            tokens = await self._tokenizer.encode(request.prompt) if request.prompt else []
+        if not tokens:
+            raise InvalidArgument("The prompt is empty; send at least one token of text.", reason="EMPTY_PROMPT")
+        if len(tokens) >= model.max_length:
+            raise InvalidArgument(
+                f"The prompt has {len(tokens)} tokens and {model.name} holds {model.max_length} with its output; "
+                "shorten it.",
+                reason="PROMPT_TOO_LONG",
+            )
+        _check_tokens("prompt_token_ids", max(tokens), model)
+        return tuple(tokens)
+
+    def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> Sampling:
+        set_fields = {field.name: value for field, value in options.ListFields()}
+        given = {name: set_fields[name] for name in set_fields if name not in ("logit_bias", "acceptance", "seed")}
+        if options.logit_bias:
+            _check_tokens("logit_bias", max(options.logit_bias), model)
+        return Sampling(
+            **given,
+            logit_bias=dict(options.logit_bias),
+            seed=options.seed if options.HasField("seed") else self._random_bits(64),
+            acceptance=wire.rule_name(options.acceptance),
+        )
+
+    def _max_tokens(self, request: gateway_pb2.GenerateRequest) -> int:
+        if not request.HasField("max_tokens"):
+            return self._config.max_tokens_default
+        if request.max_tokens == 0:
+            raise InvalidArgument("max_tokens is 0; ask for at least one token.", reason="NO_TOKENS")
+        return request.max_tokens
+
+    def _stops(self, request: gateway_pb2.GenerateRequest) -> tuple[str, ...]:
+        config = self._config
+        if len(request.stop) > config.max_stop_strings:
+            raise InvalidArgument(f"stop holds more than {config.max_stop_strings} strings; send fewer.")
+        if not all(0 < len(stop.encode()) <= config.max_stop_bytes for stop in request.stop):
+            raise InvalidArgument(f"Every stop string must have 1 to {config.max_stop_bytes} bytes.")
+        return tuple(request.stop)
+
+    def _stop_token_ids(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
+        asked = request.stop_token_ids
+        if len(asked) > self._config.max_stop_tokens:
+            raise InvalidArgument(f"stop_token_ids holds more than {self._config.max_stop_tokens} tokens; send fewer.")
+        if asked:
+            _check_tokens("stop_token_ids", max(asked), model)
+        own = () if request.ignore_eos else model.eos_token_ids
+        return tuple(dict.fromkeys([*own, *asked]))
+
+    def _draft_tokens(self, speculation: gateway_pb2.SpeculationOptions) -> int:
+        if speculation.disabled:
+            return 0
+        limit = self._config.max_draft_tokens
+        return min(speculation.max_draft_tokens, limit) if speculation.HasField("max_draft_tokens") else limit
+
+
+def _check_tokens(name: str, highest: int, model: types_pb2.ModelInfo) -> None:
+    if highest >= model.vocabulary_size:
+        raise InvalidArgument(
+            f"{name} holds token {highest}, and {model.name} has tokens below {model.vocabulary_size}; "
+            "use its own tokenizer.",
+            reason="TOKEN_OUT_OF_RANGE",
+        )

@@ -1,0 +1,61 @@
+"""What a gateway reads from its environment (`GATEWAY_*`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    verifiers: tuple[str, ...]
+    """HOST:PORT of each, or a name that gRPC resolves."""
+    tokenizer: str
+    """A local folder or a hub id; the same vocabulary as the verifiers' model."""
+    listen: str = "127.0.0.1:50051"
+    drafters: tuple[str, ...] = ()
+    """NAME=HOST:PORT of each."""
+    trusted_drafters: tuple[str, ...] = ()
+    """Names of drafters whose q is believed; the ratio rules need one."""
+    store: str = "memory"
+    """`memory`, or redis://HOST:PORT/DB (rediss:// for TLS)."""
+    durability: str = "strict"
+    """`strict`: a token shown is in the log first. `relaxed`: shown first, the log follows in order."""
+    session_ttl_s: float = 3600.0
+    lease_s: float = 30.0
+    store_grace_s: float = 5.0
+    """How long a session waits for a store that is away before it fails."""
+    max_sessions: int = 1024
+    max_tokens_default: int = 256
+    max_draft_tokens: int = 8
+    """Most candidates verified in one round; a request may ask for fewer."""
+    credit_tokens: int = 512
+    """Output tokens a verifier may be ahead of a session's client."""
+    max_prompt_bytes: int = 1_048_576
+    max_stop_strings: int = 16
+    max_stop_bytes: int = 64
+    max_stop_tokens: int = 64
+    rehomings: int = 3
+    """Times a session is opened again after a loss before it fails."""
+    rehoming_wait_s: float = 10.0
+    """How long a session waits for a verifier."""
+    stall_s: float = 30.0
+    """A verifier that takes no step for so long while a session waits on it is given up."""
+    grace_s: float = 20.0
+    """How long running sessions may go on after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        if not self.verifiers:
+            raise InvalidArgument("GATEWAY_VERIFIERS names no verifier; give HOST:PORT,....")
+        if self.durability not in ("strict", "relaxed"):
+            raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
+        if self.store != "memory" and not self.store.startswith(("redis://", "rediss://", "unix://")):
+            raise InvalidArgument(f"GATEWAY_STORE={self.store!r}; choose memory or redis://HOST:PORT/DB.")
+        for drafter in self.drafters:
+            if not all(drafter.partition("=")):
+                raise InvalidArgument(f"GATEWAY_DRAFTERS holds {drafter!r}; write NAME=HOST:PORT.")
+        if unknown := set(self.trusted_drafters) - {drafter.partition("=")[0] for drafter in self.drafters}:
+            raise InvalidArgument(f"GATEWAY_TRUSTED_DRAFTERS names {sorted(unknown)}, which GATEWAY_DRAFTERS does not.")
+        if min(self.credit_tokens, self.max_tokens_default, self.max_sessions) < 1:
+            raise InvalidArgument("credit_tokens, max_tokens_default and max_sessions must be positive.")

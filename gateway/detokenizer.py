@@ -1,0 +1,169 @@
+"""Token ids to text as they come: the pieces joined are exactly what decoding all ids at once gives.
+
+How much text is final depends on the tokenizer's decoder, so there is one detokenizer for each family:
+
+- `ByteLevel` (GPT-2, Llama 3, Qwen): a token is a run of bytes, text is final at the end of a character.
+- per token (SentencePiece with byte fallback, WordPiece, no decoder): a token's text depends on the token alone, but a
+  run of single-byte tokens is decoded as a whole, hence final only when it ends.
+- anything else: text is final when the session ends.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+_PER_TOKEN = {"Replace", "ByteFallback", "Metaspace", "WordPiece"}
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Detokenizer(Protocol):
+    def push(self, token: int) -> str:
+        """The text that this token made final."""
+
+    def flush(self) -> str:
+        """The rest, once no more tokens can follow."""
+
+
+class Decoding:
+    """What all sessions of one tokenizer share. `detokenizer` makes the state of one session."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._special = {tokenizer.id_to_token(token) for token in self._hidden}
+        kinds = list(_decoders(tokenizer))
+        self._bytes = _byte_alphabet() if [kind["type"] for kind in kinds] == ["ByteLevel"] else None
+        self._anchor = self._find_anchor() if _is_per_token(kinds) else None
+
+    def detokenizer(self) -> Detokenizer:
+        if self._bytes is not None:
+            return _ByteLevel(self)
+        if self._anchor is not None:
+            return _PerToken(self)
+        return _Whole(self)
+
+    def shown(self, token: int) -> str | None:
+        """The vocabulary's word for a token; None for one that leaves no text."""
+        word: str | None = self._tokenizer.id_to_token(token)
+        return None if word is None or word in self._special else word
+
+    def raw(self, word: str) -> bytes:
+        """A byte-level word's bytes; a word with a character outside the alphabet stands for itself."""
+        assert self._bytes is not None
+        try:
+            return bytes(self._bytes[character] for character in word)
+        except KeyError:
+            return word.encode()
+
+    def whole(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def after_others(self, tokens: Sequence[int]) -> str:
+        """The text of tokens that do not come first."""
+        anchor, text = self._anchor or (0, "")
+        return self.whole([anchor, *tokens])[len(text) :]
+
+    def _find_anchor(self) -> tuple[int, str] | None:
+        """A token with plain text of its own, to put before others."""
+        for token in range(self._tokenizer.get_vocab_size(with_added_tokens=True)):
+            word = self.shown(token)
+            if word is not None and not _BYTE_TOKEN.fullmatch(word):
+                text = self.whole([token])
+                if text.isalnum() and self.whole([token, token]).startswith(text):
+                    return token, text
+        return None
+
+
+class _ByteLevel:
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        # Both this and Rust's lossy decoding put one mark for each maximal beginning of a character (Unicode 3.9).
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        word = self._decoding.shown(token)
+        return "" if word is None else self._utf8.decode(self._decoding.raw(word))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", True)
+
+
+class _PerToken:
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self._begun = False
+        """Whether any text came out: until then a decoder may still strip what it takes for a leading space."""
+        self._pending: list[int] = []
+
+    def push(self, token: int) -> str:
+        word = self._decoding.shown(token)
+        if word is None:
+            return ""
+        if _BYTE_TOKEN.fullmatch(word):
+            self._pending.append(token)
+            return ""
+        if not self._begun:
+            self._pending.append(token)
+            text = self._decoding.whole(self._pending)
+            self._begun = bool(text)
+            self._pending = self._pending if not self._begun else []
+            return text
+        return self.flush() + self._decoding.after_others([token])
+
+    def flush(self) -> str:
+        tokens, self._pending = self._pending, []
+        if not tokens:
+            return ""
+        return self._decoding.after_others(tokens) if self._begun else self._decoding.whole(tokens)
+
+
+class _Whole:
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self._tokens: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._tokens.append(token)
+        return ""
+
+    def flush(self) -> str:
+        tokens, self._tokens = self._tokens, []
+        return self._decoding.whole(tokens)
+
+
+def _decoders(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    """The chain of decoders, sequences unfolded."""
+    state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
+    yield from _unfold(json.loads(state)) if state is not None else ()
+
+
+def _unfold(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if decoder["type"] == "Sequence":
+        for part in decoder["decoders"]:
+            yield from _unfold(part)
+    else:
+        yield decoder
+
+
+def _is_per_token(kinds: list[dict[str, Any]]) -> bool:
+    """Token by token up to a Fuse; after it nothing but stripping at the very beginning."""
+    names = [kind["type"] for kind in kinds]
+    fused = names.index("Fuse") if "Fuse" in names else len(names)
+    before, after = kinds[:fused], kinds[fused + 1 :]
+    return all(kind["type"] in _PER_TOKEN for kind in before) and all(
+        kind["type"] == "Strip" and kind["stop"] == 0 for kind in after
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

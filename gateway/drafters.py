@@ -1,0 +1,62 @@
+"""The drafters the gateway may name to verifiers. It never sends them work: candidates go from worker to worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+
+from gateway.presence import Presence
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+
+
+class Drafter:
+    def __init__(
+        self, name: str, address: str, trusted: bool, channel: grpc.aio.Channel, changed: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.trusted = trusted
+        self._channel = channel
+        self._presence = Presence(address, channel, changed)
+
+    @property
+    def present(self) -> bool:
+        return self._presence.present
+
+    @property
+    def method(self) -> str:
+        return self._presence.method
+
+    @property
+    def sessions(self) -> int:
+        return self._presence.load.sessions
+
+    @property
+    def draining(self) -> bool:
+        return self._presence.load.draining
+
+    def mismatch(self, target: types_pb2.ModelInfo) -> str:
+        """The sentence that says why the drafter cannot serve a target; empty when it can or was never reached."""
+        mine = self._presence.model
+        if mine is None or mine.vocabulary_fingerprint in ("", target.vocabulary_fingerprint):
+            return ""
+        return (
+            f"Drafter {self.name} ({mine.name}) has vocabulary {mine.vocabulary_fingerprint}, the model {target.name} "
+            f"has {target.vocabulary_fingerprint}; name another drafter or none."
+        )
+
+    def as_address(self) -> verifier_pb2.DrafterAddress:
+        return verifier_pb2.DrafterAddress(address=self.address, name=self.name, trusted=self.trusted)
+
+    def as_served(self, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:
+        unreached = "" if self._presence.model else f"Drafter {self.name} has not been reached yet."
+        return gateway_pb2.ServedDrafter(
+            name=self.name, model=self._presence.model, mismatch=self.mismatch(target) or unreached
+        )
+
+    async def run(self) -> None:
+        await self._presence.run()
+
+    async def close(self) -> None:
+        await self._channel.close()

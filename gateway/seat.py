@@ -1,0 +1,126 @@
+"""A session's place on one verifier: what it says to the verifier, and what it hears, in order, until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slipstream import wire
+from slipstream.errors import Internal, SlipstreamError, Unavailable
+from slipstream.v1 import verifier_pb2
+
+Send = Callable[[verifier_pb2.DecodeCommand], None]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why nothing more comes."""
+
+    reason: verifier_pb2.FinishReason
+    error: SlipstreamError | None = None
+
+
+@dataclass(slots=True)
+class News:
+    """What came since the last time; rounds are contiguous."""
+
+    rounds: list[verifier_pb2.Round] = field(default_factory=list)
+    end: End | None = None
+
+
+class Seat:
+    """Rounds wait here for their session; the verifier's credit bounds how many."""
+
+    def __init__(self, number: int, send: Send, vocabulary_size: int) -> None:
+        self.number = number
+        self._send = send
+        self._vocabulary_size = vocabulary_size
+        self._epoch = 0
+        self._length = 0
+        self._max_length = 0
+        self._credit = 0
+        self._news = News()
+        self._filled = asyncio.Event()
+
+    def open(self, request: verifier_pb2.DecodeOpen) -> None:
+        """Raises Unavailable or ResourceExhausted when the verifier cannot be told."""
+        self._epoch = request.key.epoch
+        self._length = len(request.prefix.token_ids)
+        self._max_length = request.max_length
+        self._credit = request.credit
+        self._send(verifier_pb2.DecodeCommand(session=self.number, epoch=self._epoch, open=request))
+
+    def credit(self, tokens: int) -> None:
+        """The client took so many more tokens."""
+        self._credit += tokens
+        self._say(verifier_pb2.DecodeCommand(credit=verifier_pb2.DecodeCredit(tokens=tokens)))
+
+    def roll_back(self, epoch: int, length: int) -> None:
+        self._epoch, self._length = epoch, length
+        self._say(verifier_pb2.DecodeCommand(rollback=verifier_pb2.DecodeRollback(length=length)))
+
+    def close(self) -> None:
+        self._say(verifier_pb2.DecodeCommand(close=verifier_pb2.DecodeClose()))
+
+    async def take(self) -> News:
+        """Everything heard since the last take; waits until there is something."""
+        await self._filled.wait()
+        news, self._news = self._news, News(end=self._news.end)
+        if news.end is None:
+            self._filled.clear()
+        return news
+
+    def receive(self, done: verifier_pb2.Round) -> None:
+        """A round. One that is late or repeated is dropped; one that cannot be right ends the seat."""
+        stale = done.epoch < self._epoch or done.base_length < self._length
+        if self._news.end is not None or stale:
+            return
+        if fault := self._fault(done):
+            self.end(End(verifier_pb2.FINISH_REASON_ERROR, Unavailable(fault, reason="PROTOCOL")))
+            return
+        self._length += len(done.token_ids)
+        self._credit -= len(done.token_ids)
+        self._news.rounds.append(done)
+        self._filled.set()
+
+    def finished(self, message: verifier_pb2.SessionEnd) -> None:
+        """The verifier ended the session; an end under a lower epoch is not this one's."""
+        if message.epoch < self._epoch:
+            return
+        error: SlipstreamError | None = None
+        if message.reason == verifier_pb2.FINISH_REASON_ERROR:
+            error = wire.failure_from_wire(message.failure)
+        elif message.reason not in (verifier_pb2.FINISH_REASON_STOP, verifier_pb2.FINISH_REASON_LENGTH):
+            error = Unavailable("The verifier gave the session up; retry.", reason="SESSION_CLOSED")
+        self.end(End(message.reason, error))
+
+    def end(self, end: End) -> None:
+        """Nothing more comes; the first reason counts."""
+        if self._news.end is None:
+            self._news.end = end
+        self._filled.set()
+
+    def _fault(self, done: verifier_pb2.Round) -> str:
+        if done.epoch > self._epoch or done.base_length > self._length:
+            return "The verifier skipped a part of the session; it is opened again."
+        if self._length + len(done.token_ids) > self._max_length:
+            return "The verifier went beyond the session's length; it is opened again."
+        if any(token >= self._vocabulary_size for token in done.token_ids):
+            return "The verifier sent a token outside its vocabulary; the session is opened again."
+        # A round starts with credit left and may overdraw it by its own tokens; nothing may follow.
+        return "The verifier overdrew its credit; the session is opened again." if self._credit <= 0 else ""
+
+    def _say(self, command: verifier_pb2.DecodeCommand) -> None:
+        """To a verifier that may be gone: then the session is told so by its end."""
+        command.session, command.epoch = self.number, self._epoch
+        with contextlib.suppress(SlipstreamError):
+            self._send(command)
+
+
+def lost(error: SlipstreamError) -> End:
+    """The end of every session on a stream that broke."""
+    if isinstance(error, Internal):
+        error = Unavailable(error.message, reason="STREAM_LOST")
+    return End(verifier_pb2.FINISH_REASON_ERROR, error)

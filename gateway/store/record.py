@@ -1,0 +1,58 @@
+"""What a store keeps of one session, and what its refusals are called."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.errors import Aborted, FailedPrecondition, NotFound, OutOfRange, SlipstreamError
+
+TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    id: str
+    epoch: int
+    params: bytes
+    """What was asked for, every default filled in: a serialised GenerateRequest without its prompt."""
+    prompt_length: int
+    tokens: tuple[int, ...]
+    """Prompt and output."""
+    owner: str = ""
+    """Filled in by the store."""
+    outcome: bytes = b""
+    """Empty while the session runs, then a serialised Finished."""
+
+
+def pack(tokens: Sequence[int]) -> bytes:
+    """Little-endian unsigned 32-bit integers, one for each token."""
+    packed = array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(packed: bytes) -> tuple[int, ...]:
+    tokens = array("I", packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tuple(tokens)
+
+
+def refusal(word: str, session: str, epoch: int, length: int) -> SlipstreamError:
+    """The typed error of a refused write; `epoch` and `length` are the stored ones."""
+    if word == "MISSING":
+        return NotFound(f"There is no session {session}: it never was, or its record has expired.", reason="NO_SESSION")
+    if word == "EXISTS":
+        return FailedPrecondition(f"Session {session} exists already; choose another id.", reason="SESSION_EXISTS")
+    if word == "FENCED":
+        return Aborted(f"Session {session} is at epoch {epoch} and has another owner; forget it.", reason="FENCED")
+    if word == "LEASED":
+        return Aborted(f"Session {session} has an owner whose lease runs; try again when it lapsed.", reason="LEASED")
+    return OutOfRange(
+        f"The log of session {session} holds {length} tokens; the write fits neither its end nor its content.",
+        reason="LOG_MISMATCH",
+    )

@@ -1,0 +1,112 @@
+"""The gateway's end of its verifiers: one multiplexed stream to each, what it runs and how busy it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+import grpc
+
+from gateway.presence import Presence
+from gateway.seat import End, Seat, lost
+from slipstream.client import MAX_MESSAGE_BYTES
+from slipstream.errors import ResourceExhausted, SlipstreamError
+from slipstream.links import Link
+from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+Dial = Callable[[str], grpc.aio.Channel]
+
+
+class Verifier:
+    """Listens to its link and hands every round to its session's seat. `changed` is called when a session that waits
+    for a verifier should look again."""
+
+    def __init__(self, address: str, dial: Dial, fingerprint: str, changed: Callable[[], None]) -> None:
+        self.address = address
+        self._fingerprint = fingerprint
+        self._changed = changed
+        self._channel = dial(address)
+        stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
+        self._link: Link[verifier_pb2.DecodeCommand, verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse]
+        self._link = Link(stub.Decode, _pack, self)
+        self._presence = Presence(address, self._channel, changed)
+        self._seats: dict[int, Seat] = {}
+        self._next = 0
+
+    @property
+    def model(self) -> types_pb2.ModelInfo | None:
+        """None until the verifier was reached, and for one that cannot serve this gateway's tokenizer."""
+        return None if self.mismatch else self._presence.model
+
+    @property
+    def mismatch(self) -> str:
+        """Why the verifier cannot serve, or nothing."""
+        model = self._presence.model
+        if model is None or model.dtype == "emulated" or model.vocabulary_fingerprint == self._fingerprint:
+            return ""
+        return (
+            f"Verifier {self.address} runs {model.name} with vocabulary {model.vocabulary_fingerprint}, the gateway's "
+            f"tokenizer has {self._fingerprint}; set GATEWAY_TOKENIZER to the model's own."
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether new sessions may be opened here."""
+        return self.model is not None and self._link.up and not self._presence.load.draining
+
+    @property
+    def sessions(self) -> int:
+        """Sessions here, counting those of other gateways as far as known."""
+        return max(len(self._seats), self._presence.load.sessions)
+
+    @property
+    def steps(self) -> int:
+        """Grows while the verifier works."""
+        return self._presence.load.steps
+
+    def seat(self) -> Seat:
+        """A place for one session; it is free again once the verifier says that the session ended."""
+        assert self.model is not None
+        while self._next in self._seats:
+            self._next = (self._next + 1) % 2**32
+        seat = Seat(self._next, self._link.send, self.model.vocabulary_size)
+        self._seats[seat.number] = seat
+        self._next = (self._next + 1) % 2**32
+        return seat
+
+    async def run(self) -> None:
+        """Keep the stream and the watch alive until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._link.run())
+            tasks.create_task(self._presence.run())
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def connected(self) -> None:
+        self._changed()
+
+    def receive(self, frame: verifier_pb2.DecodeResponse) -> None:
+        for done in frame.rounds:
+            if seat := self._seats.get(done.session):
+                seat.receive(done)
+        for event in frame.drafter_events:
+            if event.HasField("failure"):
+                log.warning("%s lost drafter %s: %s", self.address, event.drafter, event.failure.message)
+        for end in frame.ends:
+            if seat := self._seats.pop(end.session, None):
+                seat.finished(end)
+
+    def lost(self, error: SlipstreamError) -> None:
+        log.warning("lost the stream to %s: %s", self.address, error.message)
+        seats, self._seats = self._seats, {}
+        for seat in seats.values():
+            seat.end(lost(error))
+        self._changed()
+
+
+def _pack(commands: list[verifier_pb2.DecodeCommand]) -> verifier_pb2.DecodeRequest:
+    return verifier_pb2.DecodeRequest(commands=commands)

@@ -1,0 +1,96 @@
+"""The judge: many sessions and rules in one step, each as if it were alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slipstream.engine.history import History
+from slipstream.engine.logits import Row, process
+from slipstream.proposal import Proposal
+from slipstream.sampling import Sampling
+from slipstream.selection import Selection
+from verifier_svc.acceptance import judge as subject
+from verifier_svc.acceptance.judge import Case, judge
+from verifier_svc.acceptance.rejection import KeyedChance, rejection
+from verifier_svc.acceptance.verdict import Broken, Verdict
+
+VOCABULARY = 8
+
+
+def chain(*tokens: int, proposal: Proposal | None = None) -> Selection:
+    size = len(tokens)
+    zeros = (0.0,) * size
+    return Selection(tokens, tuple(range(-1, size - 1)), tuple(range(1, size + 1)), zeros, zeros, (proposal,) * size)
+
+
+def logits_that_say(*tokens: int) -> torch.Tensor:
+    """Rows [R, V] whose argmax are these tokens."""
+    return torch.nn.functional.one_hot(torch.tensor(tokens), VOCABULARY).float() * 9.0
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def test_no_cases_no_verdicts() -> None:
+    assert judge([], torch.empty(0, VOCABULARY)) == []
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_greedy_accepts_exactly_the_argmax(rule: str) -> None:
+    sampling = Sampling(temperature=0.0, acceptance=rule)
+    everything = Proposal(tuple(range(VOCABULARY)), (1,) * VOCABULARY)
+    selection = chain(3, 5, 6, proposal=everything)
+    (verdict,) = judge([Case(selection, 0, sampling, 10)], logits_that_say(3, 5, 2, 7))
+    assert verdict == Verdict((0, 1), 2)
+    (verdict,) = judge([Case(selection, 0, sampling, 10)], logits_that_say(3, 5, 6, 7))
+    assert verdict == Verdict((0, 1, 2), 7)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("poison", [math.nan, -math.inf, math.inf])
+def test_broken_numbers_fail_their_own_session_only(rule: str, poison: float) -> None:
+    sampling = Sampling(temperature=0.0, acceptance=rule)
+    logits = logits_that_say(3, 5, 1, 2, 3, 4)
+    logits[1] = poison
+    cases = [Case(chain(3), 0, sampling, 10), Case(chain(1, 2), 2, sampling, 10), Case(chain(), 5, sampling, 10)]
+    assert judge(cases, logits) == [Broken(0), Verdict((0, 1), 3), Verdict((), 4)]
+
+
+def test_broken_rows_that_nobody_visits_harm_nobody() -> None:
+    logits = logits_that_say(3, 5)
+    logits[1] = math.nan
+    assert judge([Case(chain(4), 0, GREEDY, 10)], logits) == [Verdict((), 3)]
+
+
+def test_rejection_in_a_batch_is_the_rule_alone() -> None:
+    sampling = Sampling(seed=7, temperature=1.3, top_k=6, acceptance="rejection", repetition_penalty=1.4)
+    proposal = Proposal((0, 1, 2, 3), (4, 3, 2, 1))
+    logits = torch.randn(40, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    selection, history = chain(0, 1, 2, proposal=proposal), History([5])
+    cases = [Case(selection, 4 * index, sampling, 10 + index, history) for index in range(10)]
+    mixed = [*cases, Case(chain(1), 0, Sampling(seed=1), 3)]
+    for case, verdict in zip(cases, judge(mixed, logits), strict=False):
+        rule = rejection(selection, KeyedChance(7, case.position))
+        request = next(rule)
+        with pytest.raises(StopIteration) as stop:
+            while True:
+                row = logits[case.first_row + 1 + request.node][None]
+                p = process(row, [Row(sampling, history, selection.path(request.node))])[0].double().softmax(-1)
+                request = rule.send(p.numpy())
+        assert stop.value.value == verdict
+
+
+def test_only_visited_rows_are_processed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(logits: torch.Tensor, rows: list[Row]) -> torch.Tensor:
+        sizes.append(len(logits))
+        return process(logits, rows)
+
+    monkeypatch.setattr(subject, "process", counted)
+    cases = [Case(chain(3, 5, 6), 0, GREEDY, 10), Case(chain(7, 1), 4, GREEDY, 10)]
+    judge(cases, logits_that_say(3, 5, 2, 0, 2, 0, 0))
+    assert sizes == [2, 1, 1]

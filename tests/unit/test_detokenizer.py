@@ -1,0 +1,88 @@
+"""Incremental detokenization: never half a character, and joined exactly what decoding at once gives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from gateway.detokenizer import Decoding
+
+WORDS = ("▁", "▁a", "b", "▁▁", "é", "▁日", "�", "<eos>", "", " x", "##c", "do", "'", "n't", ".")
+
+
+def byte_level() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    extra = ["Ġthe", "Ã©", "ðŁĺ", "ĠðŁ"]
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate([*alphabet, *extra])}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.add_tokens([AddedToken("two words"), AddedToken("日本"), AddedToken("Ġplain")])
+    return tokenizer
+
+
+def sentence_piece(decoder: decoders.Decoder | None, *, with_bytes: bool = True) -> Tokenizer:
+    words = [*WORDS, *(f"<0x{byte:02X}>" for byte in range(256) if with_bytes)]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="b"))
+    tokenizer.decoder = decoder
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    return tokenizer
+
+
+def llama_decoder() -> decoders.Decoder:
+    return decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+
+
+TOKENIZERS = {
+    "byte-level": byte_level(),
+    "llama": sentence_piece(llama_decoder()),
+    "gemma": sentence_piece(
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    ),
+    "metaspace": sentence_piece(decoders.Metaspace()),
+    "word-piece": sentence_piece(decoders.WordPiece(), with_bytes=False),
+    "word-level": sentence_piece(None, with_bytes=False),
+    "bpe-suffix": sentence_piece(decoders.BPEDecoder(), with_bytes=False),
+}
+DECODINGS = {name: Decoding(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+
+
+def check(name: str, ids: list[int]) -> list[str]:
+    tokenizer, detokenizer = TOKENIZERS[name], DECODINGS[name].detokenizer()
+    pieces = [detokenizer.push(token) for token in ids]
+    pieces.append(detokenizer.flush())
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+    return pieces
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZERS))
+@given(data=st.data())
+def test_pieces_of_arbitrary_ids_join_to_the_whole_text(name: str, data: st.DataObject) -> None:
+    size = TOKENIZERS[name].get_vocab_size(with_added_tokens=True)
+    check(name, data.draw(st.lists(st.integers(0, size + 3), max_size=24)))
+
+
+@given(text=st.text(max_size=40))
+def test_arbitrary_unicode_survives_and_is_never_cut_inside_a_character(text: str) -> None:
+    text = text.replace("�", "")
+    pieces = check("byte-level", TOKENIZERS["byte-level"].encode(text).ids)
+    assert "".join(pieces) == text
+    assert not any("�" in piece for piece in pieces)
+
+
+@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="�"), max_size=12))
+def test_byte_fallback_shows_no_half_character(text: str) -> None:
+    ids = [TOKENIZERS["llama"].token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+    assert not any("�" in piece for piece in check("llama", [*ids, TOKENIZERS["llama"].token_to_id("b")]))
+
+
+def test_text_streams_token_by_token_where_the_decoder_allows() -> None:
+    ids = [TOKENIZERS["llama"].token_to_id(word) for word in ("▁a", "b", "▁a")]
+    assert check("llama", ids) == ["a", "b", " a", ""]
+    ids = TOKENIZERS["byte-level"].encode("aé!").ids
+    assert check("byte-level", ids) == ["a", "", "é", "!", ""]

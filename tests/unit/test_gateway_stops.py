@@ -1,0 +1,90 @@
+"""Stop strings: the same text ends at the same place however it arrives, and nothing is shown too early."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.stops import StopStrings
+from gateway.transcript import Transcript
+
+TEXTS = st.text(alphabet="ab", max_size=12)
+STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3)
+
+
+class Letters:
+    """A detokenizer whose tokens are characters; token 0 is held back until the next one."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        if token == 0:
+            self._held += "_"
+            return ""
+        held, self._held = self._held, ""
+        return held + chr(token)
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def expected(text: str, stops: list[str]) -> tuple[str, str]:
+    """By definition: read the text character by character until it ends with a stop string."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            longest = max(ending, key=len)
+            return text[: end - len(longest)], longest
+    return text, ""
+
+
+@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 12), max_size=4))
+def test_the_end_of_the_text_does_not_depend_on_how_it_was_cut(text: str, stops: list[str], cuts: list[int]) -> None:
+    scanner, shown, stop = StopStrings(stops), "", ""
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for low, high in zip(edges, edges[1:], strict=False):
+        scan = scanner.push(text[low:high])
+        shown, stop = shown + scan.text, scan.stop
+        if stop:
+            break
+    assert (shown if stop else shown + scanner.flush(), stop) == expected(text, stops)
+
+
+@given(text=TEXTS, stops=STOPS)
+def test_text_is_held_back_no_longer_than_a_stop_string_may_be_beginning(text: str, stops: list[str]) -> None:
+    scanner, shown = StopStrings(stops), ""
+    for end, character in enumerate(text, 1):
+        scan = scanner.push(character)
+        shown += scan.text
+        if scan.stop:
+            return
+        held = text[:end].removeprefix(shown)
+        assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def feed(text: str, stops: list[str]) -> tuple[str, Transcript]:
+    transcript = Transcript(Letters(), stops)
+    shown = transcript.push([0 if character == "_" else ord(character) for character in text])
+    return shown + transcript.finish(), transcript
+
+
+def test_the_tokens_that_carry_the_text_are_the_fewest_that_do() -> None:
+    for text, stops, shown, carrying in (
+        ("abcdef", ["cd"], "ab", 2),
+        ("abcdef", ["a"], "", 0),
+        ("abcdef", [], "abcdef", 6),
+        ("abcdef", ["x"], "abcdef", 6),
+        ("a_bc", ["bc"], "a_", 3),  # the character is carried by the token that made it whole
+        ("ab_", ["_"], "ab", 2),
+    ):
+        final, transcript = feed(text, stops)
+        assert (final, transcript.carrying()) == (shown, carrying)
+
+
+@given(text=st.text(alphabet="ab_", max_size=12), stops=STOPS)
+def test_the_transcript_ends_where_the_stop_strings_say(text: str, stops: list[str]) -> None:
+    shown, transcript = feed(text, stops)
+    assert (shown, transcript.stop) == expected(text, stops)
+    assert len(transcript) == len(text)
