@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from slipstream import wire
+from slipstream import proposal, wire
 from slipstream.client import channel
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.frame import Frame, check
@@ -98,6 +98,11 @@ class Drafter:
             del self._attached[attachment.number]
             self._send(attachment, close=drafter_pb2.DraftClose())
 
+    def quarantine(self, session: Session, error: SlipstreamError) -> None:
+        """What else this drafter sends for the session is not looked at."""
+        self.close(session)
+        self._event(session, error)
+
     # What the link reports.
 
     def connected(self) -> None:
@@ -117,7 +122,7 @@ class Drafter:
             try:
                 self._graft(attachment, candidates)
             except SlipstreamError as error:
-                self._quarantine(attachment, error)
+                self.quarantine(attachment.session, error)
         for refusal in frame.refusals:
             refused = self._attached.get(refusal.session)
             if refused is not None and refusal.epoch == refused.session.epoch:
@@ -128,6 +133,9 @@ class Drafter:
         """Raises InvalidArgument for what no correct drafter sends, FailedPrecondition for a base from the future."""
         tree, now = attachment.session.tree, self._pool.clock()
         frame = check(_frame(candidates, attachment.source), self._pool.vocabulary_size, tree.limits)
+        for distribution in frame.distributions:
+            if distribution is not None:
+                proposal.check(distribution, self._pool.vocabulary_size)
         if not tree.graft(frame).added:
             return
         average = self.pace.first if attachment.fresh else self.pace.between
@@ -138,12 +146,6 @@ class Drafter:
         if error.code is grpc.StatusCode.OUT_OF_RANGE:  # it missed a commit: the prefix says all
             self.open(attachment.session)
             return
-        self._forget(attachment)
-        self._event(attachment.session, error)
-
-    def _quarantine(self, attachment: Attachment, error: SlipstreamError) -> None:
-        """What else this drafter sends for the session is not looked at."""
-        self._send(attachment, close=drafter_pb2.DraftClose())
         self._forget(attachment)
         self._event(attachment.session, error)
 
@@ -252,6 +254,11 @@ class Drafters:
     def commit(self, session: Session, base: int, token_ids: list[int]) -> None:
         for drafter in self._of_session.get(session, ()):
             drafter.commit(session, base, token_ids)
+
+    def disbelieve(self, session: Session, error: SlipstreamError) -> None:
+        """A draft token lay outside its own q: nobody who drafts for this session can be believed."""
+        for drafter in self._of_session.get(session, ()):
+            drafter.quarantine(session, error)
 
     def reopen(self, session: Session) -> None:
         """The prefix changed otherwise than by a commit (rollback)."""

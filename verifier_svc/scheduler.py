@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from slipstream import wire
 from slipstream.engine.engine import Engine
 from slipstream.engine.thread import ModelThread
-from slipstream.errors import Internal, SlipstreamError
+from slipstream.errors import Internal, InvalidArgument, SlipstreamError
 from slipstream.selection import Selection
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.verdict import Verdict
@@ -218,6 +218,8 @@ class Scheduler:
         session.commit(token_ids, turn.base + len(path))
         if chosen.token_ids:
             self._acceptance.add(len(path) / min(len(chosen), len(path) + 1))
+        if verdict.dishonest:
+            self._drafters.disbelieve(session, InvalidArgument("a draft token lay outside its own distribution."))
         session.say(
             verifier_pb2.Round(
                 session=session.number,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from slipstream.cli.bench import bench
 from slipstream.cli.generate import generate
 from slipstream.cli.inflate import inflate
 from slipstream.cli.serve import serve
 from slipstream.cli.train import train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for command in (serve, generate, train, inflate):
+for command in (serve, generate, bench, train, inflate):
     app.command()(command)

@@ -4,88 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
 from typing import Annotated
 
-import grpc
 import typer
 
 from slipstream import wire
-from slipstream.client import channel, error_of
+from slipstream.client import channel
+from slipstream.completion import Completion, complete
 from slipstream.errors import SlipstreamError
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
-
-FINISH_REASONS = {
-    verifier_pb2.FINISH_REASON_STOP: "stop",
-    verifier_pb2.FINISH_REASON_LENGTH: "length",
-    verifier_pb2.FINISH_REASON_CANCELLED: "cancelled",
-    verifier_pb2.FINISH_REASON_ERROR: "error",
-}
-
-
-@dataclass(slots=True)
-class Completion:
-    """Everything one Generate stream said."""
-
-    started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
-    finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-
-    def take(self, response: gateway_pb2.GenerateResponse) -> str:
-        """Fold one event in; returns the text it added."""
-        kind = response.WhichOneof("event")
-        if kind == "started":
-            self.started = response.started
-        elif kind == "delta":
-            self.token_ids[response.delta.offset :] = response.delta.token_ids
-            self.text += response.delta.text
-            return response.delta.text
-        elif kind == "finished":
-            self.finished = response.finished
-            del self.token_ids[self.finished.output_tokens :]
-        return ""
-
-    def report(self) -> dict[str, object]:
-        """The object that `--json` prints. Seconds; rates are null where nothing was counted."""
-        told = self.finished.statistics
-        tokens = len(self.token_ids)
-        return {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "prompt_token_ids": list(self.started.prompt_token_ids),
-            "finish_reason": FINISH_REASONS.get(self.finished.reason, "unknown"),
-            "stop": self.finished.stop or None,
-            "session_id": self.started.session_id,
-            "model": self.started.model,
-            "seed": self.started.seed,
-            "rounds": told.rounds,
-            "rounds_with_drafts": told.rounds_with_drafts,
-            "drafted": told.drafted,
-            "accepted": told.accepted,
-            "acceptance_rate": told.accepted / told.drafted if told.drafted else None,
-            "acceptance_length": 1 + told.accepted / told.rounds_with_drafts if told.rounds_with_drafts else None,
-            "ttft_s": told.ttft_s,
-            "tpot_s": (told.e2e_s - told.ttft_s) / (tokens - 1) if tokens > 1 else None,
-            "e2e_s": told.e2e_s,
-            "wait_s": told.wait_s,
-            "verify_s": told.verify_s,
-            "rehomed": told.rehomed,
-        }
-
-
-async def complete(server: str, request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:
-    """Run one request to its end. Raises the SlipstreamError that the gateway answered with."""
-    completion = Completion()
-    async with channel(server) as line:
-        try:
-            async for response in gateway_pb2_grpc.GatewayServiceStub(line).Generate(request):
-                text = completion.take(response)
-                if echo:
-                    typer.echo(text, nl=False)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
-    return completion
+from slipstream.v1 import gateway_pb2
 
 
 def generate(
@@ -127,10 +54,15 @@ def generate(
                 disabled=no_speculation, max_draft_tokens=max_draft_tokens, drafters=drafter or []
             ),
         )
-        completion = asyncio.run(complete(server, request, echo=not as_json))
+        completion = asyncio.run(_run(server, request, echo=not as_json))
     except ValueError as error:  # protobuf's own range checks: a negative or too large number
         raise typer.BadParameter(str(error)) from error
     except SlipstreamError as error:
         typer.echo(f"slipstream generate: {error.message} [{error.reason}]", err=True)
         raise typer.Exit(1) from error
     typer.echo(json.dumps(completion.report()) if as_json else "")
+
+
+async def _run(server: str, request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:
+    async with channel(server) as line:
+        return await complete(line, request, (lambda text: typer.echo(text, nl=False)) if echo else None)

@@ -36,7 +36,8 @@ def inflate(
                 checkpoint, out, request, lambda done, total: bar.update(task, completed=done, total=total)
             )
     except SlipstreamError as error:
-        raise typer.BadParameter(error.message) from error
+        typer.echo(f"slipstream inflate: {error.message}", err=True)
+        raise typer.Exit(1) from error
     console.print(
         f"{out}: {shape.parameters() / 1e6:.0f} M parameters, hidden {shape.hidden}, {shape.layers} layers, "
         f"{shape.heads}/{shape.kv_heads} heads, MLP {shape.feed_forward}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ import typer
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
 
 
-def train(  # noqa: PLR0913 - one parameter per option
+def train(
     out: Annotated[Path, typer.Option(help="Folder that gets target/, draft/ and README.md.")] = Path("models"),
     minutes: Annotated[float, typer.Option(help="Wall time for the target.")] = 60.0,
     draft_minutes: Annotated[float, typer.Option(help="Wall time for the drafter.")] = 20.0,
@@ -26,12 +27,16 @@ def train(  # noqa: PLR0913 - one parameter per option
     draft_steps: Annotated[int | None, typer.Option(help="Exact steps for the drafter instead of minutes.")] = None,
     seed: Annotated[int, typer.Option(help="Decides initial weights and the order of the data.")] = 17,
     threads: Annotated[int, typer.Option(help="CPU threads to use.")] = 1,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Needs a C++ compiler; 1.3x faster.")] = True,
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="1.3x faster; by default if there is a C++ compiler.")
+    ] = None,
 ) -> None:
     """Train a target and distil its drafter, evaluate both on held-out files, and write the models."""
     _with_allocator(threads)
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
+    from slipstream.errors import SlipstreamError
     from slipstream.training.corpus import read_corpus
     from slipstream.training.session import Places, TrainingSession
     from slipstream.training.settings import DRAFT, TARGET, Budget, Settings, Stage
@@ -41,10 +46,30 @@ def train(  # noqa: PLR0913 - one parameter per option
         target=Stage("target", TARGET, Budget(minutes, steps)),
         draft=Stage("draft", DRAFT, Budget(draft_minutes, draft_steps)),
         seed=seed,
-        compiled=compiled,
+        compiled=_has_compiler() if compiled is None else compiled,
     )
-    session = TrainingSession(settings, read_corpus(corpus), Places(out, cache, resume))
-    session.run(f"slipstream train --minutes {minutes:g} --draft-minutes {draft_minutes:g} --seed {seed}")
+    disable_progress_bar()
+    command = (
+        f"slipstream train {_length('', minutes, steps)} {_length('draft-', draft_minutes, draft_steps)} --seed {seed}"
+    )
+    try:
+        session = TrainingSession(settings, read_corpus(corpus), Places(out, cache, resume))
+        found = session.run(command).evaluation
+    except SlipstreamError as error:
+        typer.echo(f"slipstream train: {error.message}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(
+        f"{out}: held-out loss {found.target_loss:.3f} / {found.draft_loss:.3f} nats per token, "
+        f"greedy agreement {found.greedy_agreement:.3f}, 1 - TV {found.overlap:.3f}, coupled {found.coupled:.3f}"
+    )
+
+
+def _length(stage: str, minutes: float, steps: int | None) -> str:
+    return f"--{stage}minutes {minutes:g}" if steps is None else f"--{stage}steps {steps}"
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "c++", "clang++"))
 
 
 def _with_allocator(threads: int) -> None:

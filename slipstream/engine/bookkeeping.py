@@ -68,3 +68,6 @@ class Bookkeeping:
             raise InvalidArgument("two segments of one step belong to the same sequence")
         for segment in segments:
             segment.check()
+            committed = segment.sequence.length + len(segment.pending)
+            if committed > self._max_length:
+                raise OutOfRange(f"{committed} tokens are more than the model's {self._max_length}; end the session")

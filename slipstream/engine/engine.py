@@ -33,7 +33,7 @@ class Engine(Protocol):
     def open(self, capacity: int) -> Sequence:
         """Reserves KV for `capacity` tokens, the most candidates of one step included.
 
-        Raises ResourceExhausted when the pool has no room now, OutOfRange beyond the model's maximum length.
+        Raises ResourceExhausted when the pool has no room now, OutOfRange for less than one token.
         """
         ...
 
@@ -42,7 +42,9 @@ class Engine(Protocol):
         last pending token, then one row per node. Lengths do not advance; call `keep` for each segment to go on.
         A segment that is not kept is simply forgotten: its next forward writes over the rows.
 
-        Raises InvalidArgument for a malformed segment, OutOfRange beyond the reserved capacity.
+        Raises InvalidArgument for a malformed segment, OutOfRange beyond the reserved capacity or, for
+        committed tokens, the model's maximum length. Nodes beyond that length get rows that mean nothing. An error
+        leaves every sequence as it was.
         """
         ...
 

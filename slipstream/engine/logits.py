@@ -124,10 +124,13 @@ def _truncate_by_rank(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     width = min(vocabulary, needed)
     values = logits.topk(width, dim=-1).values
     counts = _nucleus(values, logits, tops, masses)
-    if width < vocabulary and bool((counts > width).any()):
-        values = logits.sort(dim=-1, descending=True).values
-        counts = _nucleus(values, logits, tops, masses)
-    return _keep(logits, values, counts)
+    output = _keep(logits, values, counts)
+    wide = ((counts > width) & (masses < 1.0)).nonzero().flatten()
+    if width < vocabulary and len(wide):
+        rows = logits[wide]
+        values = rows.sort(dim=-1, descending=True).values
+        output[wide] = _keep(rows, values, _nucleus(values, rows, tops[wide], masses[wide]))
+    return output
 
 
 def _nucleus(values: Tensor, logits: Tensor, tops: Tensor, masses: Tensor) -> Tensor:

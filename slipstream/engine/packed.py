@@ -40,7 +40,7 @@ class PackedEngine(Bookkeeping):
         self._begin(segments)
         self._check_tokens(segments)
         self._store.settle()
-        plan = Plan(segments, self._store, self._checkpoint.device)
+        plan = Plan(segments, self._store, self._checkpoint.device, self._max_length)
         output = self._checkpoint.model(
             input_ids=plan.tokens,
             position_ids=plan.positions,

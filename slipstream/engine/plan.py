@@ -25,7 +25,7 @@ class Read(NamedTuple):
 
 
 class Plan:
-    def __init__(self, segments: list[Segment], store: KVStore, device: torch.device) -> None:
+    def __init__(self, segments: list[Segment], store: KVStore, device: torch.device, max_length: int) -> None:
         self._segments = segments
         self._store = store
         self._device = device
@@ -40,7 +40,8 @@ class Plan:
         for segment, below in zip(segments, self._depths, strict=True):
             base = segment.sequence.length
             rows += segment.sequence.pool_rows(base, base + segment.tokens)
-            positions += [base + depth for depth in below]
+            # Nobody may commit a node beyond the end, but rotary and learnt tables must not be asked about it.
+            positions += [min(base + depth, max_length - 1) for depth in below]
             tokens += segment.pending
             if segment.want_logits:
                 wanted += range(len(tokens) - 1, len(tokens) + len(segment.nodes))

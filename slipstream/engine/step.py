@@ -32,7 +32,7 @@ class Segment:
         return 1 + len(self.nodes) if self.want_logits else 0
 
     def check(self) -> None:
-        """Raises FailedPrecondition (closed), InvalidArgument (nothing pending, a broken tree), OutOfRange (no room)."""
+        """Raises FailedPrecondition (closed), InvalidArgument (nothing pending, no tree), OutOfRange (no room)."""
         sequence = self.sequence
         if sequence.closed:
             raise FailedPrecondition("the sequence is closed; open a new one")

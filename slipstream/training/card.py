@@ -15,7 +15,7 @@ CARD = """\
 
 `target/` and `draft/` are two Llama checkpoints with one tokenizer: the model that decides and the model that guesses.
 Both were trained from scratch by `slipstream train`. They write plausible Python, are good for trying and
-measuring speculative decoding without a download, and for nothing else.
+measuring speculative decoding without a download, and for nothing else. The weights are under the project's licence.
 
 | | target | draft |
 |---|---|---|
@@ -40,18 +40,16 @@ On {positions:,} positions of held-out files ({bytes_per_token:.2f} bytes per to
 - Corpus: {corpus}, licence {licence}; {documents:,} files, {stream_tokens:,} tokens. {held_out} whole files
   (chosen by a hash of their path) were held out, from the tokenizer too. Left out: installed packages, generated
   tables, duplicates, files that are not UTF-8.
-- Tokenizer: byte-level BPE, {vocabulary:,} tokens, no normaliser, no prefix space: every text decodes to itself. Token 0
-  `<|endoftext|>` ends a file and stands between files in training. Nothing is added to a prompt; training windows start
-  anywhere, so a prompt from the middle of a file is a natural one.
+- Tokenizer: byte-level BPE, {vocabulary:,} tokens, no normaliser, no prefix space: every text decodes to itself.
+  Token 0 `<|endoftext|>` ends a file and stands between files in training. Nothing is added to a prompt; training
+  windows start anywhere, so a prompt from the middle of a file is a natural one.
 - Target: cross-entropy. Drafter: KL(target || drafter) at temperature 1 on the same text.
 - Muon on the matrices inside the layers, AdamW on embedding and norms; bf16 arithmetic, fp32 master weights; learning
   rate constant, then down to 0 over the last {decay:.0%} of the time.
-- Windows of {window} tokens, {long_window} in the last {long_part:.0%}: quality beyond {long_window} tokens of context is \
-not trained, although the
-  configuration allows {context:,}.
-- Seed {seed}. Data order and initial weights are fixed by it; how many steps fit into the minutes is not. With `--steps` \
-and
-  `--draft-steps` a run repeats exactly on the same machine.
+- Windows of {window} tokens, {long_window} in the last {long_part:.0%}. Nothing was learnt about contexts beyond
+  {long_window} tokens, although the configuration allows {context:,}.
+- Seed {seed}. It fixes data order and initial weights; how many steps fit into the minutes is not fixed. With `--steps`
+  and `--draft-steps` a run repeats exactly on the same machine.
 """
 
 

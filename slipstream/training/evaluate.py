@@ -74,8 +74,8 @@ def _scored(
     target: Any, draft: Any, stream: npt.NDArray[np.int64], count: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Per window: goals [T], log p [T, V], log q [T, V] in fp32."""
-    windows = Windows(stream, length=512, rows=1, seed=0)
-    for step in range(min(count, max(1, (len(stream) - 513) // 512))):
+    windows = Windows(stream, length=min(512, (len(stream) - 2) // 2), rows=1, seed=0)
+    for step in range(min(count, windows.per_epoch)):
         batch = windows.batch(step)
         logs = [model(input_ids=batch[:, :-1], use_cache=False).logits[0].float() for model in (target, draft)]
         yield batch[0, 1:], logs[0].log_softmax(-1), logs[1].log_softmax(-1)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from slipstream.errors import InvalidArgument
 from slipstream.training.card import Record, write_card
 from slipstream.training.checkpoint import Position
 from slipstream.training.corpus import Corpus
@@ -36,6 +37,8 @@ class TrainingSession:
     """Runs the stages in order; every stage resumes from its own checkpoint."""
 
     def __init__(self, settings: Settings, corpus: Corpus, places: Places) -> None:
+        if not corpus.held_out:
+            raise InvalidArgument("No file fell into the 2 % held out for evaluation; give more or other files.")
         self.settings = settings
         self.corpus = corpus
         self.places = places

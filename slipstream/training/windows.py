@@ -38,19 +38,24 @@ class Windows:
     rows: int
     seed: int
 
-    def batch(self, step: int) -> torch.Tensor:
-        """Tokens int64 [rows, length + 1] of one step."""
-        per_epoch = (len(self.stream) - self.length - 1) // self.length
-        if per_epoch < 1:
+    def __post_init__(self) -> None:
+        if self.per_epoch < 1:
             raise InvalidArgument(
                 f"The corpus has {len(self.stream)} tokens, less than one window of {self.length}; give more files."
             )
-        picks = np.arange(step * self.rows, (step + 1) * self.rows)
-        rows = [self._window(*divmod(int(pick), per_epoch), per_epoch) for pick in picks]
-        return torch.from_numpy(np.stack(rows))
 
-    def _window(self, epoch: int, index: int, per_epoch: int) -> npt.NDArray[np.int64]:
+    @property
+    def per_epoch(self) -> int:
+        """Windows until every token was seen once; one length is kept free for the shift."""
+        return (len(self.stream) - self.length - 1) // self.length
+
+    def batch(self, step: int) -> torch.Tensor:
+        """Tokens int64 [rows, length + 1] of one step."""
+        picks = range(step * self.rows, (step + 1) * self.rows)
+        return torch.from_numpy(np.stack([self._window(*divmod(pick, self.per_epoch)) for pick in picks]))
+
+    def _window(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
         random = np.random.default_rng((self.seed, epoch))
         shift = int(random.integers(self.length))
-        start = shift + int(random.permutation(per_epoch)[index]) * self.length
+        start = shift + int(random.permutation(self.per_epoch)[index]) * self.length
         return self.stream[start : start + self.length + 1]

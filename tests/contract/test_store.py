@@ -284,9 +284,7 @@ class Model:
 OWNERS = st.sampled_from(["a", "b"])
 EPOCHS = st.integers(1, 4)
 STEPS = st.one_of(
-    st.tuples(
-        st.just("append"), OWNERS, EPOCHS, st.integers(0, 8), st.lists(st.integers(0, 1), max_size=3)
-    ),
+    st.tuples(st.just("append"), OWNERS, EPOCHS, st.integers(0, 8), st.lists(st.integers(0, 1), max_size=3)),
     st.tuples(st.just("truncate"), OWNERS, EPOCHS, st.integers(0, 8)),
     st.tuples(st.just("takeover"), OWNERS),
     st.tuples(st.just("finish"), OWNERS, EPOCHS, st.binary(min_size=1, max_size=2)),

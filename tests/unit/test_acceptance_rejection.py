@@ -139,7 +139,7 @@ def draft_of(seed: int, support: int = VOCABULARY) -> Draft:
     return draft
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     length=st.integers(0, 3),

@@ -41,9 +41,7 @@ def llama_decoder() -> decoders.Decoder:
 TOKENIZERS = {
     "byte-level": byte_level(),
     "llama": sentence_piece(llama_decoder()),
-    "gemma": sentence_piece(
-        decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    ),
+    "gemma": sentence_piece(decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])),
     "metaspace": sentence_piece(decoders.Metaspace()),
     "word-piece": sentence_piece(decoders.WordPiece(), with_bytes=False),
     "word-level": sentence_piece(None, with_bytes=False),

@@ -166,3 +166,14 @@ def test_a_step_that_was_not_kept_is_forgotten(engine: PackedEngine) -> None:
     again = engine.forward([Segment(sequence, [1, 2])])
     fresh = engine.forward([Segment(engine.open(8), [1, 2])])
     assert torch.equal(again, fresh)
+
+
+def test_committed_tokens_end_at_the_models_length(tmp_path: Path) -> None:
+    save_checkpoint("llama", tmp_path, max_position_embeddings=8)
+    engine = PackedEngine(load_checkpoint(str(tmp_path)), tokens=64, block_size=16)
+    sequence = engine.open(16)
+    last = Segment(sequence, list(range(8)), [3, 4], [-1, 0])
+    at_the_end = engine.forward([last])[0]
+    assert torch.allclose(at_the_end, engine.forward([Segment(sequence, list(range(8)))])[0], atol=1e-5)
+    with pytest.raises(OutOfRange, match="end the session"):
+        engine.forward([Segment(sequence, list(range(9)))])

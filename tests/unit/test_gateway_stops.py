@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +46,7 @@ def expected(text: str, stops: list[str]) -> tuple[str, str]:
 def test_the_end_of_the_text_does_not_depend_on_how_it_was_cut(text: str, stops: list[str], cuts: list[int]) -> None:
     scanner, shown, stop = StopStrings(stops), "", ""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         scan = scanner.push(text[low:high])
         shown, stop = shown + scan.text, scan.stop
         if stop:

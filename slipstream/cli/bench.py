@@ -1,0 +1,51 @@
+"""`slipstream bench`: load on a running gateway, speculation on and off in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.errors import SlipstreamError
+from slipstream.load import run_load
+from slipstream.v1 import gateway_pb2
+
+
+def bench(
+    prompts: Annotated[Path, typer.Argument(help="Text file with one prompt a line (\\n stands for a line break).")],
+    server: Annotated[str, typer.Option(help="HOST:PORT of the gateway.")] = "127.0.0.1:50051",
+    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the first request; the others count up.")] = 0,
+    repeats: Annotated[int, typer.Option(help="Pairs of runs.", min=1)] = 3,
+    max_draft_tokens: Annotated[int | None, typer.Option(help="Most candidates in one round.")] = None,
+) -> None:
+    """Run the prompts with and without speculation, in turn, and print one JSON line for each run."""
+    texts = [line.replace("\\n", "\n") for line in prompts.read_text().splitlines() if line]
+    if not texts:
+        raise typer.BadParameter(f"{prompts} holds no prompt.")
+
+    def requests(plain: bool) -> list[gateway_pb2.GenerateRequest]:
+        return [
+            gateway_pb2.GenerateRequest(
+                prompt=text,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                sampling=gateway_pb2.SamplingOptions(temperature=temperature, seed=seed + index),
+                speculation=gateway_pb2.SpeculationOptions(disabled=plain, max_draft_tokens=max_draft_tokens),
+            )
+            for index, text in enumerate(texts)
+        ]
+
+    try:
+        for _ in range(repeats):
+            for plain in (True, False):
+                load = asyncio.run(run_load(server, requests(plain), concurrency))
+                typer.echo(json.dumps({"speculation": not plain, "concurrency": concurrency} | load.report()))
+    except SlipstreamError as error:
+        typer.echo(f"slipstream bench: {error.message} [{error.reason}]", err=True)
+        raise typer.Exit(1) from error

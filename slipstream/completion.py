@@ -1,0 +1,89 @@
+"""One completion as a client sees it: a Generate stream folded into text, tokens and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from slipstream.client import error_of
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
+
+FINISH_REASONS = {
+    verifier_pb2.FINISH_REASON_STOP: "stop",
+    verifier_pb2.FINISH_REASON_LENGTH: "length",
+    verifier_pb2.FINISH_REASON_CANCELLED: "cancelled",
+    verifier_pb2.FINISH_REASON_ERROR: "error",
+}
+
+
+@dataclass(slots=True)
+class Completion:
+    """Everything one Generate stream said."""
+
+    started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
+    finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+
+    def take(self, response: gateway_pb2.GenerateResponse) -> str:
+        """Fold one event in; returns the text it added."""
+        kind = response.WhichOneof("event")
+        if kind == "started":
+            self.started = response.started
+        elif kind == "delta":
+            self.token_ids[response.delta.offset :] = response.delta.token_ids
+            self.text += response.delta.text
+            return response.delta.text
+        elif kind == "finished":
+            self.finished = response.finished
+            del self.token_ids[self.finished.output_tokens :]
+        return ""
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds for each output token after the first: (E2E - TTFT) / (n - 1)."""
+        told = self.finished.statistics
+        return (told.e2e_s - told.ttft_s) / (len(self.token_ids) - 1) if len(self.token_ids) > 1 else None
+
+    def report(self) -> dict[str, object]:
+        """The object that `--json` prints. Seconds; rates are null where nothing was counted."""
+        told = self.finished.statistics
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "prompt_token_ids": list(self.started.prompt_token_ids),
+            "finish_reason": FINISH_REASONS.get(self.finished.reason, "unknown"),
+            "stop": self.finished.stop or None,
+            "session_id": self.started.session_id,
+            "model": self.started.model,
+            "seed": self.started.seed,
+            "rounds": told.rounds,
+            "rounds_with_drafts": told.rounds_with_drafts,
+            "drafted": told.drafted,
+            "accepted": told.accepted,
+            "acceptance_rate": told.accepted / told.drafted if told.drafted else None,
+            "acceptance_length": 1 + told.accepted / told.rounds_with_drafts if told.rounds_with_drafts else None,
+            "ttft_s": told.ttft_s,
+            "tpot_s": self.tpot_s,
+            "e2e_s": told.e2e_s,
+            "wait_s": told.wait_s,
+            "verify_s": told.verify_s,
+            "rehomed": told.rehomed,
+        }
+
+
+async def complete(
+    line: grpc.aio.Channel, request: gateway_pb2.GenerateRequest, echo: Callable[[str], None] | None = None
+) -> Completion:
+    """Run one request to its end, telling `echo` each piece of text. Raises the SlipstreamError the gateway sent."""
+    completion = Completion()
+    try:
+        async for response in gateway_pb2_grpc.GatewayServiceStub(line).Generate(request):
+            text = completion.take(response)
+            if echo is not None and text:
+                echo(text)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error) from error
+    return completion

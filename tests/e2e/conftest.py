@@ -1,0 +1,41 @@
+"""The whole system as its users start it: `slipstream serve`, three real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[str]:
+    """The gateway's address, while `slipstream serve` runs with these options."""
+    command = [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("ready grpc="), line
+        yield line.split()[1].removeprefix("grpc=")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The shipped pair in fp32, where texts are promised to be identical."""
+    with serving("--dtype", "float32") as address:
+        yield address

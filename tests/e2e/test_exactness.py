@@ -1,0 +1,117 @@
+"""Through the whole running system: speculation changes no token, and no distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM
+
+from benchmarks.prompts import held_out, request
+from slipstream.load import run_load
+from slipstream.v1 import gateway_pb2, types_pb2
+from tests.e2e.conftest import ROOT
+
+PROMPTS = 8
+TOKENS = 40
+
+
+async def texts(
+    server: str, *, speculate: bool, temperature: float, seed: int, k: int | None = None
+) -> list[list[int]]:
+    prompts = held_out(PROMPTS)
+    requests = [
+        request(prompt, TOKENS, speculate=speculate, temperature=temperature, seed=seed, k=k) for prompt in prompts
+    ]
+    load = await run_load(server, requests, 4)
+    assert (load.total("drafted") > 0) == speculate
+    return [completion.token_ids for completion in load.completions]
+
+
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.7, 1), (1.0, 2**63 + 5)])
+async def test_speculation_on_and_off_give_the_same_tokens(server: str, temperature: float, seed: int) -> None:
+    plain = await texts(server, speculate=False, temperature=temperature, seed=seed)
+    for k in (1, 4, 8):
+        assert await texts(server, speculate=True, temperature=temperature, seed=seed, k=k) == plain
+
+
+async def test_seeds_decide_the_text(server: str) -> None:
+    one = await texts(server, speculate=True, temperature=1.0, seed=1)
+    assert await texts(server, speculate=True, temperature=1.0, seed=1) == one
+    assert await texts(server, speculate=True, temperature=1.0, seed=2) != one
+
+
+def expected_shares(prompt_token_ids: list[int], top_k: int, length: int) -> dict[tuple[int, ...], float]:
+    """P of every continuation of `length` tokens under top-k sampling, from the library's own forward pass."""
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "models/target", dtype=torch.float32).eval()
+    shares: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        longer: dict[tuple[int, ...], float] = {}
+        for path, share in shares.items():
+            with torch.inference_mode():
+                logits = model(torch.tensor([[*prompt_token_ids, *path]])).logits[0, -1]
+            top = logits.topk(top_k)
+            for token, p in zip(top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True):
+                longer[*path, token] = share * p
+        shares = longer
+    return shares
+
+
+@pytest.mark.parametrize(("rule", "least"), [("coupled", 1e-3), ("rejection", 1e-6)])
+async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, rule: str, least: float) -> None:
+    """Chi-square over all continuations of three tokens. The coupled rule's outcome is a function of the seeds, so its
+    bound can be tight; the ratio rule's depends on which candidates came in time, so its p-value is a fresh draw."""
+    top_k, length, samples = 3, 3, 600
+    number = {"coupled": types_pb2.ACCEPTANCE_RULE_COUPLED, "rejection": types_pb2.ACCEPTANCE_RULE_REJECTION}[rule]
+    requests = [
+        gateway_pb2.GenerateRequest(
+            prompt="import ",
+            max_tokens=length,
+            ignore_eos=True,
+            sampling=gateway_pb2.SamplingOptions(temperature=1.0, top_k=top_k, seed=seed, acceptance=number),
+        )
+        for seed in range(samples)
+    ]
+    load = await run_load(server, requests, 8)
+    assert load.total("accepted") > 0
+    shares = expected_shares(list(load.completions[0].started.prompt_token_ids), top_k, length)
+    counts = Counter(tuple(completion.token_ids) for completion in load.completions)
+    assert set(counts) <= set(shares)
+    frequent = [path for path, share in shares.items() if share * samples >= 5]
+    rest = samples - sum(counts[path] for path in frequent)
+    observed = [*(counts[path] for path in frequent), rest]
+    expected = [*(shares[path] * samples for path in frequent), (1 - sum(shares[p] for p in frequent)) * samples]
+    p_value = chisquare(observed, expected).pvalue
+    print(f"{rule}: chi-square over {len(observed)} cells, p = {p_value:.4f}")
+    assert p_value > least
+
+
+async def test_every_processor_is_exact_under_speculation(server: str) -> None:
+    """Penalties, bias, top-p, min-p: the same tokens with candidates as without, history of the path included."""
+    options = [
+        gateway_pb2.SamplingOptions(temperature=0.9, seed=7, repetition_penalty=1.3),
+        gateway_pb2.SamplingOptions(temperature=0.9, seed=7, presence_penalty=1.0, frequency_penalty=0.7),
+        gateway_pb2.SamplingOptions(temperature=0.9, seed=7, top_p=0.8),
+        gateway_pb2.SamplingOptions(temperature=0.9, seed=7, min_p=0.1, top_k=20),
+        gateway_pb2.SamplingOptions(temperature=0.0, repetition_penalty=1.2, logit_bias={5: 3.0, 199: -5.0}),
+    ]
+    prompts = held_out(2, seed=3)
+    texts = []
+    for disabled in (True, False):
+        requests = [
+            gateway_pb2.GenerateRequest(
+                prompt=prompt,
+                max_tokens=TOKENS,
+                ignore_eos=True,
+                sampling=option,
+                speculation=gateway_pb2.SpeculationOptions(disabled=disabled),
+            )
+            for prompt, option in product(prompts, options)
+        ]
+        load = await run_load(server, requests, 4)
+        texts.append([completion.token_ids for completion in load.completions])
+    assert load.total("accepted") > 0
+    assert texts[0] == texts[1]

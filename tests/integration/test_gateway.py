@@ -1,0 +1,667 @@
+"""The gateway over real gRPC, with scripted verifiers and a counting drafter at the network boundary."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from gateway.config import GatewayConfig
+from gateway.gateway import Gateway, World, running
+from gateway.service import Chance
+from gateway.store import SessionStore
+from gateway.store.memory import Memory, MemoryStore
+from gateway.store.redis import RedisStore, connect
+from slipstream.client import channel, error_of
+from slipstream.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    SlipstreamError,
+    Unavailable,
+)
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2, verifier_pb2
+from slipstream.vocabulary import fingerprint, load_tokenizer
+from tests.scripted_verifier import ScriptedVerifier, served, served_drafter
+
+TEXT = "One day — der Käse 日本 lief 🚀 davon, and nobody stopped it; " * 4
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer: every token is one byte, so characters and stop strings straddle tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    place = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(str(place / "tokenizer.json"))
+    return place
+
+
+@dataclass
+class Answer:
+    started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
+
+    def add(self, event: gateway_pb2.GenerateResponse) -> None:
+        if event.HasField("started"):
+            self.started = event.started
+        elif event.HasField("delta"):
+            assert event.delta.offset == len(self.tokens)
+            self.tokens += event.delta.token_ids
+            self.text += event.delta.text
+        else:
+            self.finished = event.finished
+
+
+@dataclass
+class Front:
+    """A running gateway, its client stub, and what it stands on."""
+
+    gateway: Gateway
+    stub: Any
+    verifiers: list[ScriptedVerifier]
+    servers: list[Any]
+    addresses: list[str]
+    store: SessionStore
+    tokenizer: Tokenizer
+
+    def call(self, **request: Any) -> Any:
+        asked = {"prompt": "Tell me.", "max_tokens": 40} | request
+        if "prompt_token_ids" in asked:
+            del asked["prompt"]
+        return self.stub.Generate(gateway_pb2.GenerateRequest(**asked))
+
+    async def generate(self, **request: Any) -> Answer:
+        answer = Answer()
+        try:
+            async for event in self.call(**request):
+                answer.add(event)
+        except grpc.RpcError as error:
+            raise error_of(error) from error
+        return answer
+
+    async def record(self, session: str) -> Any:
+        return await self.stub.GetSession(gateway_pb2.GetSessionRequest(session_id=session))
+
+
+class Setting:
+    """Builds fronts for one test and ends them after it."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self.tokenizer = load_tokenizer(str(folder))
+        self.eos = self.tokenizer.token_to_id("<eos>")
+        self.model = types_pb2.ModelInfo(
+            name="toy",
+            vocabulary_size=260,
+            vocabulary_fingerprint=fingerprint(self.tokenizer),
+            max_length=200,
+            eos_token_ids=[self.eos],
+        )
+
+    def verifier(self, script: str | list[int] = TEXT, **options: Any) -> ScriptedVerifier:
+        tokens = self.tokenizer.encode(script).ids if isinstance(script, str) else script
+        return ScriptedVerifier(self.model, tokens, **options)
+
+    async def front(self, *verifiers: ScriptedVerifier, store: SessionStore | None = None, **config: Any) -> Front:
+        opened = [await self._stack.enter_async_context(served(verifier)) for verifier in verifiers]
+        store = store or MemoryStore(Memory(), owner="me", ttl_s=60, lease_s=60)
+        settings = GatewayConfig(
+            verifiers=tuple(address for address, _ in opened),
+            tokenizer=str(self._folder),
+            listen="127.0.0.1:0",
+            **{"grace_s": 0.0, **config},
+        )
+        world = World(Chance(random.Random(7).getrandbits), store=store)
+        gateway = await self._stack.enter_async_context(running(settings, world))
+        await gateway.ready()
+        line = await self._stack.enter_async_context(channel(gateway.address))
+        stub = gateway_pb2_grpc.GatewayServiceStub(line)
+        servers, addresses = [server for _, server in opened], [address for address, _ in opened]
+        return Front(gateway, stub, list(verifiers), servers, addresses, store, self.tokenizer)
+
+    async def drafter(self, method: str = "model", **changes: Any) -> str:
+        model = types_pb2.ModelInfo()
+        model.CopyFrom(self.model)
+        model.MergeFrom(types_pb2.ModelInfo(**changes))
+        return await self._stack.enter_async_context(served_drafter(model, method))
+
+
+@pytest.fixture
+async def setting(folder: Path) -> AsyncIterator[Setting]:
+    async with AsyncExitStack() as stack:
+        yield Setting(folder, stack)
+
+
+async def test_the_stream_is_started_deltas_finished_and_the_record_says_the_same(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    answer = await front.generate(max_tokens=40)
+    script = front.verifiers[0].script[:40]
+    assert answer.tokens == script
+    assert answer.text == front.tokenizer.decode(script)
+    assert answer.finished.reason == verifier_pb2.FINISH_REASON_LENGTH
+    assert answer.finished.output_tokens == 40
+    record = await front.record(answer.started.session_id)
+    assert list(record.output_token_ids) == answer.tokens
+    assert list(record.prompt_token_ids) == list(answer.started.prompt_token_ids)
+    assert (record.model, record.seed) == ("toy", answer.started.seed)
+    assert record.finish_reason == verifier_pb2.FINISH_REASON_LENGTH
+    assert record.statistics == answer.finished.statistics
+
+
+async def test_statistics_sum_up_the_rounds(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(per_round=4))
+    statistics = (await front.generate(max_tokens=40)).finished.statistics
+    assert (statistics.rounds, statistics.rounds_with_drafts) == (10, 10)
+    assert (statistics.drafted, statistics.accepted) == (40, 30)
+    assert statistics.wait_s == pytest.approx(0.01)
+    assert statistics.verify_s == pytest.approx(0.02)
+    assert 0 < statistics.ttft_s <= statistics.e2e_s
+
+
+async def test_the_verifier_is_told_everything_that_was_asked(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    await front.generate(
+        sampling=gateway_pb2.SamplingOptions(temperature=0, top_k=5, seed=2**64 - 1, logit_bias={3: -1.5}),
+        speculation=gateway_pb2.SpeculationOptions(max_draft_tokens=2),
+        stop_token_ids=[9],
+        max_tokens=12,
+    )
+    (opened,) = front.verifiers[0].opens()
+    prompt = front.tokenizer.encode("Tell me.").ids
+    assert list(opened.prefix.token_ids) == prompt and opened.prefix.prompt_length == len(prompt)
+    assert opened.max_length == len(prompt) + 12
+    assert (opened.sampling.temperature, opened.sampling.top_k, opened.sampling.top_p) == (0, 5, 1)
+    assert (opened.sampling.seed, dict(opened.sampling.logit_bias)) == (2**64 - 1, {3: -1.5})
+    assert list(opened.stop_token_ids) == [setting.eos, 9]
+    assert opened.policy.max_draft_tokens == 2
+    assert opened.key.epoch == 1
+
+
+async def test_an_end_of_text_token_ends_the_session_and_is_not_shown(setting: Setting) -> None:
+    front = await setting.front(setting.verifier([*setting.tokenizer.encode("héllo").ids, setting.eos, 1, 2]))
+    answer = await front.generate()
+    assert (answer.text, answer.tokens[-1]) == ("héllo", setting.eos)
+    assert answer.finished.reason == verifier_pb2.FINISH_REASON_STOP
+    ignoring = await front.generate(ignore_eos=True, max_tokens=8)
+    assert ignoring.finished.reason == verifier_pb2.FINISH_REASON_LENGTH
+
+
+async def test_output_is_capped_by_the_models_length(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    answer = await front.generate(prompt_token_ids=gateway_pb2.TokenIds(token_ids=[1] * 190), max_tokens=10_000)
+    assert len(answer.tokens) == 10
+    assert answer.finished.reason == verifier_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize("per_round", [1, 3, 17])
+async def test_a_stop_string_ends_the_text_before_it_and_cuts_the_record_back(setting: Setting, per_round: int) -> None:
+    front = await setting.front(setting.verifier(per_round=per_round))
+    answer = await front.generate(stop=["lief 🚀", "never"], max_tokens=60)
+    text = TEXT[: TEXT.index("lief 🚀")]
+    assert answer.text == text
+    assert (answer.finished.reason, answer.finished.stop) == (verifier_pb2.FINISH_REASON_STOP, "lief 🚀")
+    carrying = len(text.encode())
+    assert answer.finished.output_tokens == carrying
+    record = await front.record(answer.started.session_id)
+    assert list(record.output_token_ids) == front.verifiers[0].script[:carrying]
+    assert record.key.epoch == 2
+    rollback, close = front.verifiers[0].commands[-2:]
+    assert rollback.rollback.length == len(answer.started.prompt_token_ids) + carrying
+    assert (rollback.epoch, close.epoch, close.HasField("close")) == (2, 2, True)
+
+
+async def test_text_held_back_for_a_stop_string_is_shown_when_none_came(setting: Setting) -> None:
+    front = await setting.front(setting.verifier("abcSTO"))
+    answer = await front.generate(stop=["STOP"], max_tokens=6)
+    assert (answer.text, answer.finished.stop) == ("abcSTO", "")
+
+
+async def test_the_same_seed_is_kept_and_other_sessions_get_their_own(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    chosen = await front.generate(sampling=gateway_pb2.SamplingOptions(seed=0), max_tokens=3)
+    drawn = [(await front.generate(max_tokens=3)).started for _ in range(2)]
+    assert chosen.started.seed == 0
+    assert drawn[0].seed != drawn[1].seed and drawn[0].session_id != drawn[1].session_id
+
+
+BAD_REQUESTS: dict[str, dict[str, Any]] = {
+    "empty prompt": {"prompt": ""},
+    "no prompt": {"prompt_token_ids": gateway_pb2.TokenIds()},
+    "prompt as long as the model": {"prompt_token_ids": gateway_pb2.TokenIds(token_ids=[1] * 200)},
+    "token outside the vocabulary": {"prompt_token_ids": gateway_pb2.TokenIds(token_ids=[1, 260])},
+    "text above the limit": {"prompt": "x" * 2000},
+    "no tokens asked for": {"max_tokens": 0},
+    "negative temperature": {"sampling": gateway_pb2.SamplingOptions(temperature=-0.1)},
+    "temperature that is no number": {"sampling": gateway_pb2.SamplingOptions(temperature=float("nan"))},
+    "top_p of zero": {"sampling": gateway_pb2.SamplingOptions(top_p=0)},
+    "bias outside the vocabulary": {"sampling": gateway_pb2.SamplingOptions(logit_bias={260: 1.0})},
+    "empty stop string": {"stop": [""]},
+    "long stop string": {"stop": ["é" * 33]},
+    "many stop strings": {"stop": ["x"] * 17},
+    "many stop tokens": {"stop_token_ids": [1] * 65},
+    "stop token outside the vocabulary": {"stop_token_ids": [260]},
+}
+
+
+async def test_requests_that_can_never_work_are_invalid_and_reach_no_verifier(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(), max_prompt_bytes=1000)
+    for name, request in BAD_REQUESTS.items():
+        with pytest.raises(InvalidArgument) as caught:
+            await front.generate(**request)
+        assert caught.value.message.endswith("."), name
+    assert front.verifiers[0].commands == []
+
+
+async def test_unknown_names_are_not_found(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    with pytest.raises(NotFound, match="toy"):
+        await front.generate(model="gpt")
+    with pytest.raises(NotFound, match="nobody"):
+        await front.generate(speculation=gateway_pb2.SpeculationOptions(drafters=["nobody"]))
+    for call in (
+        front.stub.GetSession(gateway_pb2.GetSessionRequest(session_id="x")),
+        front.stub.Cancel(gateway_pb2.CancelRequest(session_id="x" * 100)),
+        front.stub.Tokenize(gateway_pb2.TokenizeRequest(model="gpt", text="a")),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            await call
+        assert isinstance(error_of(caught.value), NotFound)
+
+
+async def test_tokenize_does_what_generate_does(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    for text in ("Käse", "x" * 5000):
+        told = await front.stub.Tokenize(gateway_pb2.TokenizeRequest(text=text))
+        assert list(told.token_ids) == front.tokenizer.encode(text).ids
+
+
+async def test_drafters_are_paired_by_name_vocabulary_and_method(setting: Setting) -> None:
+    good, twin, ngram = await setting.drafter(), await setting.drafter(), await setting.drafter("ngram")
+    odd = await setting.drafter(vocabulary_fingerprint="f00d", name="odd-model")
+    front = await setting.front(
+        setting.verifier(), drafters=(f"good={good}", f"twin={twin}", f"ngram={ngram}", f"odd={odd}")
+    )
+    while any(not drafter.present for drafter in front.gateway.router.drafters):
+        await front.gateway.router.news()
+    await front.generate(max_tokens=3)
+    await front.generate(max_tokens=3, speculation=gateway_pb2.SpeculationOptions(drafters=["twin"]))
+    await front.generate(max_tokens=3, speculation=gateway_pb2.SpeculationOptions(disabled=True))
+    named = [[drafter.name for drafter in opened.drafters] for opened in front.verifiers[0].opens()]
+    assert named == [["good", "ngram"], ["twin"], []]
+    assert front.verifiers[0].opens()[2].policy.max_draft_tokens == 0
+    with pytest.raises(FailedPrecondition, match="f00d") as caught:
+        await front.generate(speculation=gateway_pb2.SpeculationOptions(drafters=["odd"]))
+    assert setting.model.vocabulary_fingerprint in caught.value.message
+    listed = await front.stub.ListModels(gateway_pb2.ListModelsRequest())
+    assert [bool(drafter.mismatch) for drafter in listed.models[0].drafters] == [False, False, False, True]
+    assert (listed.models[0].model.name, listed.models[0].verifiers) == ("toy", 1)
+
+
+async def test_the_ratio_rule_needs_a_trusted_drafter(setting: Setting) -> None:
+    rejection = gateway_pb2.SamplingOptions(acceptance=types_pb2.ACCEPTANCE_RULE_REJECTION)
+    address = await setting.drafter()
+    untrusting = await setting.front(setting.verifier(), drafters=(f"model={address}",))
+    for names in ([], ["model"]):
+        with pytest.raises(PermissionDenied, match="GATEWAY_TRUSTED_DRAFTERS"):
+            await untrusting.generate(sampling=rejection, speculation=gateway_pb2.SpeculationOptions(drafters=names))
+    trusting = await setting.front(setting.verifier(), drafters=(f"m={address}",), trusted_drafters=("m",))
+    named = gateway_pb2.SpeculationOptions(drafters=["m"])
+    await trusting.generate(sampling=rejection, speculation=named, max_tokens=3)
+    (opened,) = trusting.verifiers[0].opens()
+    assert opened.drafters[0].trusted
+    assert opened.sampling.acceptance == types_pb2.ACCEPTANCE_RULE_REJECTION
+
+
+async def test_cancel_ends_the_stream_and_frees_the_verifier(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    answer = Answer()
+    async for event in front.call():
+        answer.add(event)
+        if len(answer.tokens) == 9:
+            for _ in range(2):
+                await front.stub.Cancel(gateway_pb2.CancelRequest(session_id=answer.started.session_id))
+    assert answer.finished.reason == verifier_pb2.FINISH_REASON_CANCELLED
+    await front.verifiers[0].until(lambda: not front.verifiers[0].sessions)
+    assert (await front.record(answer.started.session_id)).finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
+    await front.stub.Cancel(gateway_pb2.CancelRequest(session_id=answer.started.session_id))
+
+
+async def test_a_client_that_leaves_frees_the_verifier_and_marks_the_record(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    call, answer = front.call(), Answer()
+    while len(answer.tokens) < 9:
+        answer.add(await call.read())
+    call.cancel()
+    await front.verifiers[0].until(lambda: not front.verifiers[0].sessions)
+    async with asyncio.timeout(5):
+        while not (record := await front.record(answer.started.session_id)).finish_reason:
+            await asyncio.sleep(0.01)
+    assert record.finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_a_deadline_ends_the_session_on_the_verifier_too(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    request = gateway_pb2.GenerateRequest(prompt="x", max_tokens=40)
+    with pytest.raises(grpc.RpcError) as caught:
+        async for _ in front.stub.Generate(request, timeout=0.5):
+            pass
+    assert isinstance(error_of(caught.value), DeadlineExceeded)
+    await front.verifiers[0].until(lambda: not front.verifiers[0].sessions)
+
+
+async def test_a_dead_verifiers_sessions_go_on_elsewhere_token_by_token_the_same(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9), setting.verifier(limit=9))
+    answer = Answer()
+    async for event in front.call():
+        answer.add(event)
+        if len(answer.tokens) == 9 and event.HasField("delta"):
+            dead = next(index for index, verifier in enumerate(front.verifiers) if verifier.sessions)
+            front.verifiers[1 - dead].limit = None
+            await front.servers[dead].stop(0)
+    assert answer.tokens == front.verifiers[0].script[:40]
+    assert answer.finished.statistics.rehomed == 1
+    (opened,) = front.verifiers[1 - dead].opens()
+    assert list(opened.prefix.token_ids[opened.prefix.prompt_length :]) == answer.tokens[:9]
+    assert opened.key.epoch == 2
+    assert (await front.record(answer.started.session_id)).key.epoch == 2
+
+
+async def test_a_verifier_that_comes_back_gets_its_sessions_again(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    reborn = setting.verifier()
+    answer = Answer()
+    async with AsyncExitStack() as stack:
+        async for event in front.call():
+            answer.add(event)
+            if len(answer.tokens) == 9 and event.HasField("delta"):
+                await front.servers[0].stop(0)
+                await stack.enter_async_context(served(reborn, front.addresses[0]))
+    assert answer.tokens == reborn.script[:40]
+    assert answer.finished.statistics.rehomed == 1
+
+
+async def test_without_a_verifier_a_session_fails_typed_after_a_bounded_wait(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9), rehoming_wait_s=0.2)
+    answer = Answer()
+    with pytest.raises(grpc.RpcError) as caught:
+        async for event in front.call():
+            answer.add(event)
+            if len(answer.tokens) == 9 and event.HasField("delta"):
+                await front.servers[0].stop(0)
+    assert isinstance(error_of(caught.value), Unavailable)
+    record = await front.record(answer.started.session_id)
+    assert record.finish_reason == verifier_pb2.FINISH_REASON_ERROR
+    assert list(record.output_token_ids) == answer.tokens
+
+
+async def test_failures_of_a_session_reach_its_client_with_their_own_code(setting: Setting) -> None:
+    for failure in (Internal("numbers", reason="BROKEN_NUMBERS"), ResourceExhausted("no room", reason="KV")):
+        front = await setting.front(setting.verifier(refuse=failure))
+        with pytest.raises(type(failure)) as caught:
+            await front.generate()
+        assert caught.value.reason == failure.reason
+
+
+async def test_a_full_verifier_is_passed_over_for_another(setting: Setting) -> None:
+    full, free = setting.verifier(refuse=ResourceExhausted("no room")), setting.verifier()
+    front = await setting.front(full, free)
+    for _ in range(2):
+        assert len((await front.generate()).tokens) == 40
+    assert full.opens()
+
+
+def repeated(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+    stale = verifier_pb2.Round()
+    stale.CopyFrom(done)
+    stale.epoch -= 1
+    return [stale, done, done]
+
+
+async def test_repeated_and_stale_rounds_change_nothing(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(mangle=repeated))
+    assert (await front.generate()).tokens == front.verifiers[0].script[:40]
+
+
+async def test_a_verifier_that_breaks_the_protocol_costs_a_rehoming_and_no_token(setting: Setting) -> None:
+    def faulty(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        if done.epoch == 1:
+            done.base_length += 1
+        elif done.epoch == 2:
+            done.token_ids[0] = 260
+        return [done]
+
+    front = await setting.front(setting.verifier(mangle=faulty))
+    answer = await front.generate()
+    assert answer.tokens == front.verifiers[0].script[:40]
+    assert answer.finished.statistics.rehomed == 2
+
+
+async def test_a_verifier_commits_no_more_than_its_credit_ahead(setting: Setting) -> None:
+    class Waiting(MemoryStore):
+        """A store that is slow, so that the session takes nothing meanwhile."""
+
+        gate = asyncio.Event()
+
+        async def append(self, *arguments: Any) -> None:
+            await self.gate.wait()
+            await super().append(*arguments)
+
+    store = Waiting(Memory(), owner="me", ttl_s=60, lease_s=60)
+    front = await setting.front(setting.verifier(per_round=4), store=store, credit_tokens=8)
+    (verifier,) = front.verifiers
+    call = asyncio.create_task(front.generate())
+    await verifier.until(lambda: any(session.output >= 8 for session in verifier.sessions.values()))
+    steps = verifier.steps
+    await verifier.until(lambda: verifier.steps > steps + 5)
+    assert [session.output for session in verifier.sessions.values()] == [8]
+    store.gate.set()
+    assert (await call).tokens == verifier.script[:40]
+
+
+class Flaky(MemoryStore):
+    """A store that goes away after its first appends."""
+
+    down = False
+    appended = 0
+
+    async def append(self, *arguments: Any) -> None:
+        if self.down:
+            raise Unavailable("away", reason="STORE_UNAVAILABLE")
+        await super().append(*arguments)
+        self.appended += 1
+        self.down = self.appended == 2
+
+
+async def test_strict_sessions_show_nothing_that_is_not_in_the_log(setting: Setting) -> None:
+    store = Flaky(Memory(), owner="me", ttl_s=60, lease_s=60)
+    front = await setting.front(setting.verifier(), store=store, store_grace_s=0.3)
+    answer = Answer()
+    with pytest.raises(grpc.RpcError) as caught:
+        async for event in front.call():
+            answer.add(event)
+    error = error_of(caught.value)
+    assert isinstance(error, Unavailable) and error.reason == "STORE_UNAVAILABLE"
+    assert list((await store.read(answer.started.session_id)).tokens[8:]) == answer.tokens
+
+
+async def test_relaxed_sessions_go_on_and_the_log_catches_up_in_order(setting: Setting) -> None:
+    store = Flaky(Memory(), owner="me", ttl_s=60, lease_s=60)
+    front = await setting.front(setting.verifier(), store=store, durability="relaxed")
+    answer = await front.generate(stop=["lief"], max_tokens=60)
+    assert answer.text == TEXT[: TEXT.index("lief")]
+    store.down = False
+    async with asyncio.timeout(5):
+        while not (record := await front.record(answer.started.session_id)).finish_reason:
+            await asyncio.sleep(0.01)
+    assert len(record.output_token_ids) == answer.finished.output_tokens
+    assert list(record.output_token_ids) == answer.tokens[: answer.finished.output_tokens]
+
+
+async def test_a_session_taken_over_by_another_gateway_ends(setting: Setting) -> None:
+    memory = Memory()
+    store = MemoryStore(memory, owner="me", ttl_s=60, lease_s=0)
+    front = await setting.front(setting.verifier(limit=9), store=store)
+    answer = Answer()
+    with pytest.raises(grpc.RpcError) as caught:
+        async for event in front.call():
+            answer.add(event)
+            if len(answer.tokens) == 9 and event.HasField("delta"):
+                taken = await MemoryStore(memory, owner="other", ttl_s=60, lease_s=60).takeover(
+                    answer.started.session_id
+                )
+                front.verifiers[0].limit = None
+    assert error_of(caught.value).code is grpc.StatusCode.ABORTED
+    assert await store.read(answer.started.session_id) == taken
+
+
+async def test_more_sessions_than_allowed_are_refused_and_room_comes_back(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9), max_sessions=1)
+    first = front.call()
+    await first.read()
+    with pytest.raises(ResourceExhausted):
+        await front.generate()
+    front.verifiers[0].limit = None
+    while await first.read() is not grpc.aio.EOF:
+        pass
+    assert len((await front.generate()).tokens) == 40
+
+
+async def test_many_sessions_share_one_stream_without_mixing(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(per_round=2))
+    answers = await asyncio.gather(*(front.generate(max_tokens=10 + index) for index in range(24)))
+    for index, answer in enumerate(answers):
+        assert answer.tokens == front.verifiers[0].script[: 10 + index]
+
+
+async def test_a_verifier_with_another_vocabulary_is_never_used(setting: Setting) -> None:
+    odd = setting.verifier()
+    odd.model = types_pb2.ModelInfo(name="odd", vocabulary_fingerprint="f00d", vocabulary_size=260, max_length=200)
+    front = await setting.front(odd, setting.verifier())
+    with pytest.raises(NotFound):
+        await front.generate(model="odd")
+    assert len((await front.generate()).tokens) == 40
+    assert odd.commands == []
+
+
+async def test_a_stuck_verifier_loses_its_sessions_to_another(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9), setting.verifier(limit=9), stall_s=0.3)
+    answer = Answer()
+    async for event in front.call():
+        answer.add(event)
+        if len(answer.tokens) == 9 and event.HasField("delta"):
+            stuck = next(index for index, verifier in enumerate(front.verifiers) if verifier.sessions)
+            front.verifiers[stuck].frozen = True
+            front.verifiers[1 - stuck].limit = None
+    assert answer.tokens == front.verifiers[0].script[:40]
+    assert answer.finished.statistics.rehomed == 1
+
+
+@asynccontextmanager
+async def lonely(setting: Setting, folder: Path) -> AsyncIterator[Any]:
+    """A gateway whose verifier cannot be reached."""
+    config = GatewayConfig(verifiers=("127.0.0.1:1",), tokenizer=str(folder), listen="127.0.0.1:0", grace_s=0.0)
+    world = World(Chance(random.Random(7).getrandbits))
+    async with running(config, world) as gateway, channel(gateway.address) as line:
+        yield gateway_pb2_grpc.GatewayServiceStub(line)
+
+
+async def test_without_any_verifier_requests_are_unavailable(setting: Setting, folder: Path) -> None:
+    async with lonely(setting, folder) as stub:
+        for call in (
+            stub.ListModels(gateway_pb2.ListModelsRequest()),
+            stub.Tokenize(gateway_pb2.TokenizeRequest(text="a")),
+            stub.Generate(gateway_pb2.GenerateRequest(prompt="a")).read(),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                await call
+            error: SlipstreamError = error_of(caught.value)
+            assert isinstance(error, Unavailable) and error.reason == "NO_VERIFIER"
+
+
+async def announced(process: asyncio.subprocess.Process) -> str:
+    """The address in the line that a process prints when it can serve."""
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode()
+    assert line.startswith("ready grpc=127.0.0.1:"), line
+    return line.strip().removeprefix("ready grpc=")
+
+
+@asynccontextmanager
+async def gateway_process(folder: Path, verifier: str, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    environ |= {"GATEWAY_TOKENIZER": str(folder), "GATEWAY_VERIFIERS": verifier, "GATEWAY_LISTEN": "127.0.0.1:0"}
+    environ |= {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", env=environ, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_process_says_when_it_is_ready_and_finishes_its_sessions_on_sigterm(
+    setting: Setting, folder: Path, redis_url: str
+) -> None:
+    verifier = setting.verifier(limit=9)
+    async with served(verifier) as (address, _), gateway_process(folder, address, store=redis_url) as process:
+        target = await announced(process)
+        async with channel(target) as line:
+            stub = gateway_pb2_grpc.GatewayServiceStub(line)
+            health = health_pb2_grpc.HealthStub(line)
+            told = await health.Check(health_pb2.HealthCheckRequest())
+            assert told.status == health_pb2.HealthCheckResponse.SERVING
+            answer = Answer()
+            async for event in stub.Generate(gateway_pb2.GenerateRequest(prompt="x", max_tokens=40)):
+                answer.add(event)
+                if len(answer.tokens) == 9 and event.HasField("delta"):
+                    process.terminate()
+                    verifier.limit = None
+        assert answer.tokens == verifier.script[:40]
+        assert await process.wait() == 0
+    store = RedisStore(connect(redis_url), owner="reader", ttl_s=60, lease_s=60)
+    assert list((await store.read(answer.started.session_id)).tokens[1:]) == answer.tokens
+    await store.close()
+
+
+async def test_a_process_that_waits_for_its_verifier_is_not_serving_and_ends_on_sigterm(folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    async with gateway_process(folder, "127.0.0.1:1", listen=listen) as process:
+        async with channel(listen) as line:
+            check = health_pb2.HealthCheckRequest()
+            told = await health_pb2_grpc.HealthStub(line).Check(check, wait_for_ready=True, timeout=30)
+        assert told.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        process.terminate()
+        assert await process.wait() == 0
+
+
+async def test_a_process_with_a_wrong_setting_says_which(folder: Path) -> None:
+    async with gateway_process(folder, "127.0.0.1:1", durability="sometimes") as process:
+        assert await process.wait() == 1

@@ -1,0 +1,36 @@
+"""A gateway refuses settings it cannot keep, with a sentence that names them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config import GatewayConfig
+from slipstream.config import from_env
+from slipstream.errors import InvalidArgument
+
+NEEDED = {"GATEWAY_VERIFIERS": "a:1, b:2", "GATEWAY_TOKENIZER": "models/target"}
+
+
+def test_lists_are_split_and_defaults_kept() -> None:
+    config = from_env(GatewayConfig, "GATEWAY_", NEEDED | {"GATEWAY_DRAFTERS": "model=c:3,ngram=d:4"})
+    assert config.verifiers == ("a:1", "b:2")
+    assert config.drafters == ("model=c:3", "ngram=d:4")
+    assert (config.store, config.durability) == ("memory", "strict")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VERIFIERS", ""),
+        ("DURABILITY", "sometimes"),
+        ("STORE", "localhost:6379"),
+        ("DRAFTERS", "c:3"),
+        ("TRUSTED_DRAFTERS", "ngram"),
+        ("MAX_TOKENS_DEFAULT", "many"),
+        ("CREDIT_TOKENS", "0"),
+        ("COLOUR", "red"),
+    ],
+)
+def test_settings_that_cannot_be_kept_are_refused(name: str, value: str) -> None:
+    with pytest.raises(InvalidArgument, match=name.lower() + "|" + name):
+        from_env(GatewayConfig, "GATEWAY_", NEEDED | {f"GATEWAY_{name}": value})

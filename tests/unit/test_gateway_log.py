@@ -1,0 +1,102 @@
+"""A session's log: strict waits, relaxed follows, and both write the same things in the same order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.log import Scribe, SessionLog
+from gateway.store.memory import Memory, MemoryStore
+from gateway.store.record import Record
+from slipstream.errors import Aborted, Unavailable
+
+RECORD = Record(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
+
+
+class Fragile(MemoryStore):
+    """Away while `down`; loses the reply of every second append that it carried out."""
+
+    down = False
+    calls = 0
+
+    async def append(self, *arguments: Any) -> None:
+        if self.down:
+            raise Unavailable("away")
+        await super().append(*arguments)
+        self.calls += 1
+        if self.calls % 2:
+            raise Unavailable("the reply was lost")
+
+
+def store() -> Fragile:
+    return Fragile(Memory(), owner="me", ttl_s=60, lease_s=60)
+
+
+async def write(log: SessionLog) -> None:
+    await log.create()
+    await log.append([3, 4, 5])
+    await log.append([6])
+    await log.raise_epoch()
+    await log.truncate(4)
+    await log.append([7])
+    await log.finish(b"done")
+
+
+async def test_strict_writes_survive_lost_replies() -> None:
+    there = store()
+    await write(SessionLog(there, RECORD, scribe=None, grace_s=5))
+    read = await there.read("s")
+    assert (read.tokens, read.epoch, read.outcome) == ((1, 2, 3, 4, 7), 3, b"done")
+
+
+async def test_strict_gives_up_after_its_grace_and_then_waits_no_more() -> None:
+    there = store()
+    log = SessionLog(there, RECORD, scribe=None, grace_s=0.05)
+    await log.create()
+    there.down = True
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await log.append([3])
+
+
+async def test_relaxed_writes_wait_for_the_store_in_order() -> None:
+    there, scribe = store(), Scribe()
+    async with asyncio.TaskGroup() as tasks:
+        loop = tasks.create_task(scribe.run())
+        there.down = True
+        await write(SessionLog(there, RECORD, scribe=scribe, grace_s=5))
+        assert (await there.read("s")).tokens == (1, 2)
+        there.down = False
+        await scribe.idle()
+        loop.cancel()
+    read = await there.read("s")
+    assert (read.tokens, read.epoch, read.outcome) == ((1, 2, 3, 4, 7), 3, b"done")
+
+
+async def test_a_relaxed_session_hears_that_it_was_fenced() -> None:
+    memory, scribe = Memory(), Scribe()
+    mine = MemoryStore(memory, owner="me", ttl_s=60, lease_s=0)
+    log = SessionLog(mine, RECORD, scribe=scribe, grace_s=5)
+    await log.create()
+    await MemoryStore(memory, owner="other", ttl_s=60, lease_s=60).takeover("s")
+    async with asyncio.TaskGroup() as tasks:
+        loop = tasks.create_task(scribe.run())
+        await log.append([3])
+        await scribe.idle()
+        loop.cancel()
+    with pytest.raises(Aborted):
+        await log.append([4])
+    assert (await mine.read("s")).tokens == (1, 2)
+
+
+async def test_without_a_store_no_session_begins_whatever_the_durability() -> None:
+    class Down(MemoryStore):
+        async def create(self, record: Record) -> None:
+            raise Unavailable("away")
+
+    for scribe in (None, Scribe()):
+        down = Down(Memory(), owner="me", ttl_s=60, lease_s=60)
+        with pytest.raises(Unavailable):
+            await SessionLog(down, RECORD, scribe=scribe, grace_s=5).create()

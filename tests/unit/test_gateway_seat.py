@@ -1,0 +1,142 @@
+"""A seat believes only what can follow from what it heard before."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.seat import End, Seat, lost
+from slipstream.errors import Internal, ResourceExhausted, Unavailable
+from slipstream.v1 import types_pb2, verifier_pb2
+
+
+class Wire:
+    """What was said to the verifier; refuses everything once it is down."""
+
+    def __init__(self) -> None:
+        self.said: list[verifier_pb2.DecodeCommand] = []
+        self.down = False
+
+    def send(self, command: verifier_pb2.DecodeCommand) -> None:
+        if self.down:
+            raise Unavailable("down")
+        self.said.append(command)
+
+
+def opened(*, epoch: int = 1, credit: int = 100, max_length: int = 50) -> tuple[Seat, Wire]:
+    wire = Wire()
+    seat = Seat(7, wire.send, vocabulary_size=100)
+    seat.open(
+        verifier_pb2.DecodeOpen(
+            key=types_pb2.SessionKey(id="s", epoch=epoch),
+            prefix=types_pb2.Prefix(token_ids=[1, 2, 3], prompt_length=3),
+            max_length=max_length,
+            credit=credit,
+        )
+    )
+    return seat, wire
+
+
+def done(base: int, *tokens: int, epoch: int = 1) -> verifier_pb2.Round:
+    return verifier_pb2.Round(session=7, epoch=epoch, base_length=base, token_ids=tokens)
+
+
+async def tokens_of(seat: Seat) -> list[int]:
+    news = await seat.take()
+    return [token for heard in news.rounds for token in heard.token_ids]
+
+
+async def test_rounds_are_taken_once_and_in_order() -> None:
+    seat, _ = opened()
+    seat.receive(done(3, 10, 11))
+    seat.receive(done(5, 12))
+    assert await tokens_of(seat) == [10, 11, 12]
+    waiting = asyncio.create_task(tokens_of(seat))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    seat.receive(done(6, 13))
+    assert await waiting == [13]
+
+
+async def test_late_and_repeated_rounds_are_dropped() -> None:
+    seat, _ = opened(epoch=2)
+    for stale in (done(3, 9, epoch=1), done(2, 9, epoch=2)):
+        seat.receive(stale)
+    seat.receive(done(3, 10, epoch=2))
+    seat.receive(done(3, 10, epoch=2))
+    news = await seat.take()
+    assert ([list(heard.token_ids) for heard in news.rounds], news.end) == ([[10]], None)
+
+
+@pytest.mark.parametrize(
+    "wrong", [done(4, 9), done(3, 9, epoch=2), done(3, 100), done(3, *[1] * 48)], ids=["gap", "epoch", "token", "long"]
+)
+async def test_a_round_that_cannot_be_right_ends_the_seat(wrong: verifier_pb2.Round) -> None:
+    seat, _ = opened()
+    seat.receive(wrong)
+    seat.receive(done(3, 10))
+    news = await seat.take()
+    assert news.rounds == []
+    assert news.end is not None and isinstance(news.end.error, Unavailable)
+
+
+async def test_a_round_may_overdraw_the_credit_but_none_may_follow() -> None:
+    seat, _ = opened(credit=2)
+    seat.receive(done(3, 10, 11, 12))
+    seat.credit(1)
+    seat.receive(done(6, 13))
+    news = await seat.take()
+    assert len(news.rounds) == 1 and news.end is not None
+
+
+async def test_rounds_before_an_end_are_heard_and_the_end_stays() -> None:
+    seat, _ = opened()
+    seat.receive(done(3, 10))
+    seat.finished(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_STOP))
+    seat.end(lost(Unavailable("later")))
+    first, second = await seat.take(), await seat.take()
+    assert len(first.rounds) == 1
+    assert first.end == second.end == End(verifier_pb2.FINISH_REASON_STOP)
+
+
+async def test_an_end_of_an_earlier_epoch_is_not_this_sessions() -> None:
+    seat, _ = opened(epoch=2)
+    seat.finished(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_STOP))
+    seat.receive(done(3, 10, epoch=2))
+    assert (await seat.take()).end is None
+
+
+async def test_failures_keep_their_code_and_an_unasked_close_is_unavailable() -> None:
+    seat, _ = opened()
+    failure = types_pb2.Failure(code=8, message="no room", reason="KV")
+    seat.finished(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_ERROR, failure=failure))
+    end = (await seat.take()).end
+    assert end is not None and isinstance(end.error, ResourceExhausted) and end.error.reason == "KV"
+    seat, _ = opened()
+    seat.finished(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_CANCELLED))
+    end = (await seat.take()).end
+    assert end is not None and isinstance(end.error, Unavailable)
+
+
+def test_commands_carry_the_sessions_number_and_epoch() -> None:
+    seat, wire = opened()
+    seat.credit(5)
+    seat.roll_back(2, 4)
+    seat.close()
+    assert [(command.session, command.epoch) for command in wire.said] == [(7, 1), (7, 1), (7, 2), (7, 2)]
+    assert [command.WhichOneof("command") for command in wire.said] == ["open", "credit", "rollback", "close"]
+
+
+def test_talking_to_a_verifier_that_is_gone_is_harmless_but_opening_is_not() -> None:
+    seat, wire = opened()
+    wire.down = True
+    seat.credit(1)
+    seat.close()
+    with pytest.raises(Unavailable):
+        Seat(8, wire.send, 100).open(verifier_pb2.DecodeOpen())
+
+
+def test_a_broken_stream_is_always_worth_another_try() -> None:
+    assert isinstance(lost(Internal("listener")).error, Unavailable)
+    assert isinstance(lost(ResourceExhausted("slow")).error, ResourceExhausted)
