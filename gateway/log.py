@@ -29,6 +29,8 @@ class SessionLog:
         self._grace_s = grace_s
         self._behind: deque[Write] = deque()
         self._broken: SlipstreamError | None = None
+        self._given_up = False
+        """Whether the store was away for too long: then nobody waits for it again."""
         self.epoch = record.epoch
         self.length = len(record.tokens)
 
@@ -78,11 +80,15 @@ class SessionLog:
             self._behind.append(write)
             self._scribe.mark(self)
             return
+        if self._given_up:
+            await write()
+            return
         try:
             async with asyncio.timeout(self._grace_s):
                 while not await _done(write):
                     await asyncio.sleep(RETRY_S)
         except TimeoutError as error:
+            self._given_up = True
             raise Unavailable(
                 "The session store is away; what was streamed stays valid, retry.", reason="STORE_UNAVAILABLE"
             ) from error

@@ -19,6 +19,10 @@ class Router:
         self.drafters: list[Drafter] = []
         self._news = asyncio.Event()
 
+    @property
+    def workers(self) -> list[Verifier | Drafter]:
+        return [*self.verifiers, *self.drafters]
+
     def changed(self) -> None:
         """Wake everybody who waits in `news`."""
         self._news.set()
@@ -44,9 +48,7 @@ class Router:
         if not name:
             return next(iter(known.values()))
         if name not in known:
-            raise NotFound(
-                f"There is no model {name!r}; choose one of {', '.join(sorted(known))}.", reason="NO_MODEL"
-            )
+            raise NotFound(f"There is no model {name!r}; choose one of {', '.join(sorted(known))}.", reason="NO_MODEL")
         return known[name]
 
     def place(self, model: str, avoid: Collection[Verifier] = ()) -> Verifier | None:
@@ -58,17 +60,15 @@ class Router:
         ]
         return min(able, key=lambda verifier: verifier.sessions, default=None)
 
-    def pair(
-        self, target: types_pb2.ModelInfo, names: Sequence[str], *, need_trust: bool
-    ) -> list[Drafter]:
+    def pair(self, target: types_pb2.ModelInfo, names: Sequence[str], *, need_trust: bool) -> list[Drafter]:
         """The drafters of a request: those it names, else the least loaded of every method that fits."""
         if names:
             return [self._named(name, target, need_trust) for name in dict.fromkeys(names)]
         able = [drafter for drafter in self.drafters if drafter.trusted or not need_trust]
         if need_trust and not able:
             raise PermissionDenied(
-                "This acceptance rule believes the drafter's q, and no drafter here is trusted; choose the rule coupled "
-                "or have the operator list one in GATEWAY_TRUSTED_DRAFTERS.",
+                "This acceptance rule believes the drafter's q, and no drafter here is trusted; choose the rule "
+                "coupled or have the operator list one in GATEWAY_TRUSTED_DRAFTERS.",
                 reason="NO_TRUSTED_DRAFTER",
             )
         return _best_of_each_method(

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slipstream import wire
-from slipstream.errors import Internal, SlipstreamError, Unavailable
+from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.v1 import verifier_pb2
+from slipstream.v1.verifier_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 Send = Callable[[verifier_pb2.DecodeCommand], None]
 
@@ -78,7 +79,7 @@ class Seat:
         if self._news.end is not None or stale:
             return
         if fault := self._fault(done):
-            self.end(End(verifier_pb2.FINISH_REASON_ERROR, Unavailable(fault, reason="PROTOCOL")))
+            self.end(End(FINISH_REASON_ERROR, Unavailable(fault, reason="PROTOCOL")))
             return
         self._length += len(done.token_ids)
         self._credit -= len(done.token_ids)
@@ -90,9 +91,9 @@ class Seat:
         if message.epoch < self._epoch:
             return
         error: SlipstreamError | None = None
-        if message.reason == verifier_pb2.FINISH_REASON_ERROR:
+        if message.reason == FINISH_REASON_ERROR:
             error = wire.failure_from_wire(message.failure)
-        elif message.reason not in (verifier_pb2.FINISH_REASON_STOP, verifier_pb2.FINISH_REASON_LENGTH):
+        elif message.reason not in (FINISH_REASON_STOP, FINISH_REASON_LENGTH):
             error = Unavailable("The verifier gave the session up; retry.", reason="SESSION_CLOSED")
         self.end(End(message.reason, error))
 
@@ -120,7 +121,5 @@ class Seat:
 
 
 def lost(error: SlipstreamError) -> End:
-    """The end of every session on a stream that broke."""
-    if isinstance(error, Internal):
-        error = Unavailable(error.message, reason="STREAM_LOST")
-    return End(verifier_pb2.FINISH_REASON_ERROR, error)
+    """The end of every session on a stream that broke: whatever broke it, the session itself can go on elsewhere."""
+    return End(FINISH_REASON_ERROR, Unavailable(error.message, reason="STREAM_LOST"))

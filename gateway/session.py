@@ -53,8 +53,9 @@ class Session:
         self._output: list[int] = []
         self._verifier: Verifier | None = None
         self._seat: Seat | None = None
-        self._full: set[Verifier] = set()
-        """Verifiers that had no room."""
+        self._opened = False
+        self._avoid: set[Verifier] = set()
+        """Verifiers that failed this session or had no room for it: others come first."""
         self._cancelled = False
 
     def cancel(self) -> None:
@@ -97,9 +98,13 @@ class Session:
 
     async def _settle(self) -> Seat | None:
         """A seat on the best verifier; waits for one, but not for ever. None when there is a reason to look again."""
+        if self._opened:  # whatever the former verifier still says is of the past
+            await self._log.raise_epoch()
+            self.ledger.rehomed += 1
+        self._opened = True
         try:
             async with asyncio.timeout(self._config.rehoming_wait_s):
-                while (verifier := self._router.place(self._plan.model.name, self._full)) is None:
+                while (verifier := self._place()) is None:
                     await self._router.news()
                     if self._cancelled:
                         return None
@@ -113,12 +118,17 @@ class Session:
             seat.end(End(FINISH_REASON_ERROR, error))
         return seat
 
+    def _place(self) -> Verifier | None:
+        model = self._plan.model.name
+        return self._router.place(model, self._avoid) or self._router.place(model)
+
     async def _hear(self, seat: Seat) -> News:
         """What the verifier says next. A verifier that takes no steps meanwhile is stuck, and given up."""
         while True:
             steps = self._verifier.steps if self._verifier else 0
             with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(seat.take(), self._config.stall_s)
+                async with asyncio.timeout(self._config.stall_s):
+                    return await seat.take()
             if self._verifier is None or self._verifier.steps == steps:
                 seat.end(End(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
             await self._log.append(())  # renews the lease
@@ -146,17 +156,14 @@ class Session:
             return end.reason
         if reason := self._complete():  # only the news of the end was lost
             return reason
-        seat, verifier = self._seat, self._verifier
-        self._seat = self._verifier = None
-        if seat is not None:
-            seat.close()
+        if self._verifier is not None:
+            self._avoid.add(self._verifier)
+        self._leave()
         mendable = isinstance(end.error, (Unavailable, ResourceExhausted))
         if not mendable or self.ledger.rehomed >= self._config.rehomings:
             raise end.error
-        if isinstance(end.error, ResourceExhausted) and verifier is not None:
-            self._full.add(verifier)
-            if self._router.place(self._plan.model.name, self._full) is None:
-                raise end.error
+        if isinstance(end.error, ResourceExhausted) and not self._router.place(self._plan.model.name, self._avoid):
+            raise end.error  # waiting in line is the client's choice
         return FINISH_REASON_UNSPECIFIED
 
     def _complete(self) -> FinishReason:

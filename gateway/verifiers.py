@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import grpc
 
 from gateway.presence import Presence
-from gateway.seat import End, Seat, lost
-from slipstream.client import MAX_MESSAGE_BYTES
-from slipstream.errors import ResourceExhausted, SlipstreamError
+from gateway.seat import Seat, lost
+from slipstream.errors import ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.links import Link
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 Dial = Callable[[str], grpc.aio.Channel]
+
+EMULATED = "emulated"
+"""Of an engine without a model, for tests of load: its token ids are just numbers."""
 
 
 class Verifier:
@@ -32,7 +34,8 @@ class Verifier:
         stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
         self._link: Link[verifier_pb2.DecodeCommand, verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse]
         self._link = Link(stub.Decode, _pack, self)
-        self._presence = Presence(address, self._channel, changed)
+        self._presence = Presence(address, self._channel, self._introduced)
+        self._complaint = ""
         self._seats: dict[int, Seat] = {}
         self._next = 0
 
@@ -45,7 +48,9 @@ class Verifier:
     def mismatch(self) -> str:
         """Why the verifier cannot serve, or nothing."""
         model = self._presence.model
-        if model is None or model.dtype == "emulated" or model.vocabulary_fingerprint == self._fingerprint:
+        if model is None or model.vocabulary_fingerprint == self._fingerprint:
+            return ""
+        if model.dtype == EMULATED or model.vocabulary_fingerprint.startswith(EMULATED):  # has no words to disagree on
             return ""
         return (
             f"Verifier {self.address} runs {model.name} with vocabulary {model.vocabulary_fingerprint}, the gateway's "
@@ -72,7 +77,7 @@ class Verifier:
         assert self.model is not None
         while self._next in self._seats:
             self._next = (self._next + 1) % 2**32
-        seat = Seat(self._next, self._link.send, self.model.vocabulary_size)
+        seat = Seat(self._next, self._send, self.model.vocabulary_size)
         self._seats[seat.number] = seat
         self._next = (self._next + 1) % 2**32
         return seat
@@ -106,6 +111,19 @@ class Verifier:
         for seat in seats.values():
             seat.end(lost(error))
         self._changed()
+
+    def _introduced(self) -> None:
+        if self.mismatch != self._complaint:
+            self._complaint = self.mismatch
+            log.error("%s", self._complaint or f"verifier {self.address} fits now")
+        self._changed()
+
+    def _send(self, command: verifier_pb2.DecodeCommand) -> None:
+        try:
+            self._link.send(command)
+        except ResourceExhausted as error:  # a peer that does not read cannot be told anything: start over
+            self._link.drop()
+            raise Unavailable(error.message, reason=error.reason) from error
 
 
 def _pack(commands: list[verifier_pb2.DecodeCommand]) -> verifier_pb2.DecodeRequest:

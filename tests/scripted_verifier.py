@@ -43,6 +43,8 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """Output tokens after which every session stands still."""
     frozen: bool = False
     """Takes no steps, but stays connected."""
+    mute: bool = False
+    """Ends sessions without saying so."""
     refuse: SlipstreamError | None = None
     """Answers every Open."""
     mangle: Callable[[verifier_pb2.Round], list[verifier_pb2.Round]] = field(default=lambda done: [done])
@@ -146,7 +148,8 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _end(self, session: ScriptedSession, outbox: links.Outbox[Reply], reason: verifier_pb2.FinishReason) -> None:
         del self.sessions[session.number]
-        outbox.put(verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason))
+        if not self.mute:
+            outbox.put(verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason))
 
 
 def pack(replies: list[Reply]) -> verifier_pb2.DecodeResponse:

@@ -24,13 +24,13 @@ REPLY_TIMEOUT_S = 2.0
 RETRIES = 2
 
 
-def connect(url: str) -> Redis:
+def connect(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S) -> Redis:
     """Never waits for ever: without socket timeouts a frozen server would freeze every session."""
     return Redis.from_url(
         url,
         protocol=3,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=REPLY_TIMEOUT_S,
+        socket_timeout=reply_timeout_s,
         retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), RETRIES),  # every write may be repeated
         health_check_interval=15,
     )
@@ -112,5 +112,6 @@ async def _typed() -> AsyncIterator[None]:
         yield
     except (RedisError, OSError, TimeoutError) as error:
         raise Unavailable(
-            "The session store does not answer; retry, and look at the store if it stays so.", reason="STORE_UNAVAILABLE"
+            "The session store does not answer; retry, and look at the store if it stays so.",
+            reason="STORE_UNAVAILABLE",
         ) from error

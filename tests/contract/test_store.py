@@ -238,6 +238,22 @@ async def test_a_store_that_is_down_is_typed_unavailable() -> None:
         await client.aclose()
 
 
+async def test_a_store_that_accepts_and_never_answers_is_typed_unavailable_in_bounded_time() -> None:
+    gone = asyncio.Event()
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await gone.wait()
+        writer.close()
+
+    async with await asyncio.start_server(swallow, "127.0.0.1", 0) as server:
+        client = connect(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", reply_timeout_s=0.05)
+        async with asyncio.timeout(10):
+            with pytest.raises(Unavailable):
+                await redis_world(client).store().append("x", 1, 0, [1])
+        await client.aclose()
+        gone.set()
+
+
 @dataclass
 class Model:
     """The contract in a few lines, for one session of two owners whose leases have always lapsed."""

@@ -403,6 +403,21 @@ async def test_a_verifier_that_comes_back_gets_its_sessions_again(setting: Setti
     assert answer.finished.statistics.rehomed == 1
 
 
+async def test_a_session_whose_last_token_came_needs_no_verifier_to_end(setting: Setting) -> None:
+    stopping = setting.verifier([*setting.tokenizer.encode("end").ids, setting.eos], mute=True)
+    for verifier, reason in (
+        (setting.verifier(mute=True), verifier_pb2.FINISH_REASON_LENGTH),
+        (stopping, verifier_pb2.FINISH_REASON_STOP),
+    ):
+        front = await setting.front(verifier)
+        answer = Answer()
+        async for event in front.call(max_tokens=9):
+            answer.add(event)
+            if len(answer.tokens) in (4, 9) and event.HasField("delta"):
+                await front.servers[0].stop(0)
+        assert (answer.finished.reason, answer.finished.statistics.rehomed) == (reason, 0)
+
+
 async def test_without_a_verifier_a_session_fails_typed_after_a_bounded_wait(setting: Setting) -> None:
     front = await setting.front(setting.verifier(limit=9), rehoming_wait_s=0.2)
     answer = Answer()

@@ -138,5 +138,5 @@ def test_talking_to_a_verifier_that_is_gone_is_harmless_but_opening_is_not() -> 
 
 
 def test_a_broken_stream_is_always_worth_another_try() -> None:
-    assert isinstance(lost(Internal("listener")).error, Unavailable)
-    assert isinstance(lost(ResourceExhausted("slow")).error, ResourceExhausted)
+    for error in (Internal("listener"), ResourceExhausted("slow"), Unavailable("gone")):
+        assert isinstance(lost(error).error, Unavailable)

@@ -1,0 +1,131 @@
+"""CPU of a verifier step outside the model's forward pass, at 1, 8 and 32 sessions.
+
+usage: python -m benchmarks.step [TARGET DRAFT]     (default: the shipped pair, then an emulated one)
+
+The verifier runs in this process with a meter around `forward`; drafter, gateway and load are other processes. What is
+left is everything the verifier does besides: planning, judging, KV bookkeeping, grafting frames, protobuf, gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import torch
+
+from benchmarks.processes import MODELS
+from benchmarks.prompts import held_out, request
+from slipstream import wire
+from slipstream.cli.serve import Role
+from slipstream.engine.engine import Engine
+from slipstream.engine.opening import open_engine
+from slipstream.engine.step import Segment
+from slipstream.engine.thread import ModelThread
+from slipstream.load import run_load
+from slipstream.server import Server
+from slipstream.v1 import worker_pb2
+from slipstream.worker import Identity, WorkerService
+from verifier_svc.drafters import Drafters
+from verifier_svc.scheduler import Limits, Scheduler
+from verifier_svc.service import Bounds, VerifierService
+
+SESSIONS = (1, 8, 32)
+TOKENS = 64
+
+
+class Meter:
+    """Seconds of the model thread's CPU inside `forward`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.cpu_s = 0.0
+        self._forward = engine.forward
+        engine.forward = self.forward  # type: ignore[method-assign]
+
+    def forward(self, segments: list[Segment]) -> torch.Tensor:
+        started = time.thread_time()
+        try:
+            return self._forward(segments)
+        finally:
+            self.cpu_s += time.thread_time() - started
+
+
+@asynccontextmanager
+async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler, Meter]]:
+    """The gateway's address, and what the verifier in this process counts."""
+    drafter = Role("drafter_svc", {"DRAFTER_MODEL": draft, "DRAFTER_LISTEN": "127.0.0.1:0"})
+    async with ModelThread() as thread, asyncio.TaskGroup() as tasks:
+        engine = await thread.run(open_engine, target)
+        meter = Meter(engine)
+        model = wire.model_to_wire(engine.model)
+        drafters = Drafters(model, 0.02)
+        scheduler = Scheduler(engine, thread, drafters, Limits(512, 256, 0.25))
+        service = VerifierService(scheduler, drafters, Bounds(model, 1024, 32))
+        worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
+        server = Server([service.register, worker.register])
+        loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
+        gateway = Role(
+            "gateway",
+            {
+                "GATEWAY_LISTEN": "127.0.0.1:0",
+                "GATEWAY_VERIFIERS": await server.start("127.0.0.1:0"),
+                "GATEWAY_DRAFTERS": f"model={await drafter.start()}",
+                "GATEWAY_TOKENIZER": str(MODELS / "target") if target.startswith("emulated:") else target,
+            },
+        )
+        try:
+            yield await gateway.start(), scheduler, meter
+        finally:
+            await gateway.end()
+            await drafter.end()
+            await server.stop(0)
+            for loop in loops:
+                loop.cancel()
+
+
+async def measure(target: str, draft: str) -> None:
+    print(f"\ntarget {target}, draft {draft}")
+    print("| sessions | speculation | tokens / step | forward ms / step | outside ms / step | outside µs / session |")
+    print("|---|---|---|---|---|---|")
+    async with metered(target, draft) as (address, scheduler, meter):
+        for sessions in SESSIONS:
+            for mode in ("off", "on"):
+                await load(address, sessions, mode)  # warm
+                steps, forward, cpu = scheduler.steps, meter.cpu_s, time.process_time()
+                await load(address, sessions, mode)
+                steps = scheduler.steps - steps
+                forward, cpu = (meter.cpu_s - forward) / steps, (time.process_time() - cpu) / steps
+                outside = cpu - forward
+                print(
+                    f"| {sessions} | {mode} | {sessions * TOKENS / steps:.1f} | {forward * 1e3:.2f} "
+                    f"| {outside * 1e3:.2f} | {outside / sessions * 1e6:.0f} |"
+                )
+
+
+async def load(address: str, sessions: int, mode: str) -> None:
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.step", "--load", address, str(sessions), mode
+    )
+    assert await client.wait() == 0
+
+
+async def client(address: str, sessions: int, mode: str) -> None:
+    prompts = held_out(sessions)
+    requests = [request(prompt, TOKENS, speculate=mode == "on", temperature=0.7, seed=7) for prompt in prompts]
+    await run_load(address, requests, sessions)
+
+
+async def main(models: list[str]) -> None:
+    if models:
+        await measure(*models)
+        return
+    await measure(str(MODELS / "target"), str(MODELS / "draft"))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--load"]:
+        asyncio.run(client(sys.argv[2], int(sys.argv[3]), sys.argv[4]))
+    else:
+        asyncio.run(main(sys.argv[1:]))
