@@ -12,17 +12,24 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 import grpc
 
-from slipstream.client import error_of
+from slipstream.client import MAX_MESSAGE_BYTES, error_of
 from slipstream.errors import Internal, ResourceExhausted, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
+
+class Sized(Protocol):
+    """A protobuf message, as far as a link cares."""
+
+    def ByteSize(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=Sized)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -31,6 +38,10 @@ Frame_contra = TypeVar("Frame_contra", contravariant=True)
 
 CAPACITY = 65_536
 """Items an outbox holds: some seconds of a full link. A peer further behind is not reading."""
+
+
+FRAME_BYTES = MAX_MESSAGE_BYTES // 2
+"""Most of one frame; a single item may be larger, up to what gRPC lets through."""
 
 
 class Outbox(Generic[Item]):
@@ -66,6 +77,20 @@ class Outbox(Generic[Item]):
         """No more puts; what is left can still be taken."""
         self._closed = True
         self._filled.set()
+
+
+def frames(items: list[Item]) -> Iterator[list[Item]]:
+    """The items in order, cut where a frame would exceed FRAME_BYTES: a thousand long prompts are not one message."""
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        weight = item.ByteSize()
+        if batch and size + weight > FRAME_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += weight
+    yield batch
 
 
 class Listener(Protocol[Frame_contra]):
@@ -160,7 +185,8 @@ class Link(Generic[Item, Request, Response]):
         # A write on a finished stream raises InvalidStateError; the reader has the true cause.
         with contextlib.suppress(asyncio.InvalidStateError):
             while items := await outbox.take():
-                await call.write(self._pack(items))
+                for batch in frames(items):
+                    await call.write(self._pack(batch))
 
     async def _read(self, call: Call[Request, Response]) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
@@ -192,7 +218,8 @@ async def serve(
 
     async def write() -> None:
         while items := await outbox.take():
-            await context.write(pack(items))
+            for batch in frames(items):
+                await context.write(pack(batch))
 
     async with asyncio.TaskGroup() as tasks:
         writer = tasks.create_task(write())

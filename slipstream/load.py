@@ -30,7 +30,7 @@ class Load:
 
     def total(self, name: str) -> float:
         """The sum of one of the statistics over all completions."""
-        return sum(getattr(completion.finished.statistics, name) for completion in self.completions)
+        return sum(float(getattr(completion.finished.statistics, name)) for completion in self.completions)
 
     def report(self) -> dict[str, float | None]:
         rounds, drafted, accepted = (self.total(name) for name in ("rounds", "drafted", "accepted"))

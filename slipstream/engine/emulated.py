@@ -70,7 +70,7 @@ class EmulatedEngine(Bookkeeping):
             vocabulary_size=model.vocabulary_size,
             fingerprint=f"emulated-{model.vocabulary_size}",
             max_length=model.max_length,
-            dtype="float32",
+            dtype="emulated",
             parameters=0,
             eos_token_ids=model.eos_token_ids,
         )

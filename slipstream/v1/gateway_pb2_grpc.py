@@ -77,6 +77,7 @@ class GatewayServiceServicer:
         FAILED_PRECONDITION  the named drafter cannot serve this model: the message names both vocabularies.
         UNAVAILABLE          no verifier or no session store: retry with backoff.
         DEADLINE_EXCEEDED    the caller's deadline passed; what was streamed stays valid.
+        ABORTED              another gateway took the session over: follow it there.
         CANCELLED            the caller, or somebody by Cancel, gave the session up.
         INTERNAL             broken numbers or a bug: report it.
         """
@@ -87,7 +88,8 @@ class GatewayServiceServicer:
     def Cancel(self, request, context):
         """Ends a running session; its Generate stream ends with FINISH_REASON_CANCELLED. Cancelling an ended session does nothing.
 
-        Status codes: NOT_FOUND: no such session, it never was or its record has expired; UNAVAILABLE: retry.
+        Status codes: NOT_FOUND: no such session, it never was or its record has expired; UNAVAILABLE: the store is away, or
+        another gateway runs the session: retry there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
