@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,9 +22,11 @@ def cpu_s(pid: int) -> float:
 
 
 @asynccontextmanager
-async def serving(target: str, draft: str, dtype: str = "auto") -> AsyncIterator[str]:
+async def serving(
+    target: str, draft: str, dtype: str = "auto", kinds: Sequence[str] = ("model",)
+) -> AsyncIterator[str]:
     """The gateway's address while verifier, drafter and gateway run as processes of their own."""
-    fleet = Fleet(target, {"model": draft}, dtype, default_threads())
+    fleet = Fleet(target, draft, kinds, dtype, default_threads())
     try:
         yield await fleet.start("127.0.0.1:0", "memory")
     finally:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    model: str
-    """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.opening`)."""
+    model: str = ""
+    """For the method `model`: a local folder, a hub id, or `emulated:` with settings (`slipstream.engine.opening`)."""
+    method: str = "model"
+    """`model`, or without one: `ngram` (prompt lookup), `suffix` (suffix automaton)."""
     listen: str = "127.0.0.1:50061"
     dtype: str = "auto"
     threads: int = 1
@@ -18,8 +20,14 @@ class DrafterConfig:
     max_sessions: int = 1024
     max_nodes: int = 32
     """Most nodes ahead of one session's committed prefix, whatever its policy asks for."""
+    width: int = 4
+    """Guesses below one node: the likeliest token, then what may replace it."""
+    expand: int = 4
+    """Nodes of one session that are guessed on in one pass."""
     step_tokens: int = 512
     """Most tokens of one forward pass; longer prompts are prefilled over several."""
+    corpus_tokens: int = 0
+    """Of finished sessions, for `suffix`: what one client wrote then helps another, and shows to it as speed."""
     proposal_tokens: int = 32
     """Support of the honest sparse q that the ratio rules are sent."""
     grace_s: float = 5.0

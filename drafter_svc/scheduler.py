@@ -1,14 +1,16 @@
-"""The drafting loop: keep every session's chain ahead of its verifier, many sessions in each forward pass."""
+"""The drafting loop: keep every session's tree ahead of its verifier, many sessions in each forward pass."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from drafter_svc.proposers import Guess, Proposer, Turn
-from drafter_svc.session import Session
+from drafter_svc.proposers import Answer, Guess, Proposer, Turn
+from drafter_svc.session import NEVER, Session
+from drafter_svc.tree import Node
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import Internal, SlipstreamError
 
@@ -20,18 +22,19 @@ class Subscriber:
     """Whom a session's guesses go to. Plain functions: the loop waits for nobody."""
 
     session: Session
-    candidate: Callable[[Guess, int], None]
-    """A new node and its number."""
+    candidates: Callable[[list[tuple[Node, Guess]]], None]
+    """New nodes, numbered without a gap."""
     failed: Callable[[SlipstreamError], None]
 
 
 class Scheduler:
-    """`run` drafts until cancelled; `step_tokens` bounds one forward pass."""
+    """`run` drafts until cancelled. `step_tokens` bounds one pass, `expand` the nodes of a session guessed on in it."""
 
-    def __init__(self, proposer: Proposer, thread: ModelThread, step_tokens: int) -> None:
+    def __init__(self, proposer: Proposer, thread: ModelThread, step_tokens: int, expand: int = 4) -> None:
         self._proposer = proposer
         self._thread = thread
         self._step_tokens = step_tokens
+        self._expand = expand
         self._subscribers: dict[int, Subscriber] = {}
         self._closing: list[Session] = []
         self._work = asyncio.Event()
@@ -69,22 +72,40 @@ class Scheduler:
 
     def _turns(self) -> list[Turn]:
         """The sessions of the next step, those with the fewest guesses ahead first."""
-        wanting = [s.session for s in self._subscribers.values() if s.session.wants]
-        wanting.sort(key=lambda session: session.drafted)
-        turns: list[Turn] = []
         room = self._step_tokens
-        for session in wanting:
+        turns: list[Turn] = []
+        for session in sorted((s.session for s in self._subscribers.values()), key=lambda s: s.tree.node_count):
             if room <= 0:
                 break
-            start, end = session.computed, len(session.tokens)
-            stop = min(end, start + room)
-            room -= stop - start
-            turns.append(Turn(session, session.generation, start, session.tokens[start:stop], stop == end))
-            # True once the step has ended, and no other step begins before: a commit meanwhile may only lower it.
-            session.computed = stop
+            turn = self._turn(session, room)
+            if turn is not None:
+                turns.append(turn)
+                room -= len(turn.pending) + len(turn.nodes)
         return turns
 
-    def _step(self, turns: list[Turn], closing: list[Session]) -> list[Guess | SlipstreamError | None]:
+    def _turn(self, session: Session, room: int) -> Turn | None:
+        """What the session brings; None when nothing is asked of it."""
+        coupled = session.sampling.acceptance == "coupled"
+        starts = session.frontier(self._expand if coupled else 1)
+        if not starts:
+            return None
+        start, end = session.computed, len(session.tokens)
+        stop = min(end, start + room)
+        pending = session.tokens[start:stop]
+        if stop < end:
+            session.computed = stop
+            return Turn(session, session.revision, start, pending, [], [], [], [], [])
+        # True once the step has ended, and no other step begins before. The last token is computed with each tree.
+        session.computed = end - 1
+        for node in starts:
+            node.expanded = True
+        nodes = list(session.tree.nodes())
+        index = {id(node): number for number, node in enumerate(nodes)}
+        parents = [index.get(id(node.parent), -1) for node in nodes]
+        expand = [index.get(id(node), -1) for node in starts]
+        return Turn(session, session.revision, start, pending, nodes, [n.token for n in nodes], parents, expand, starts)
+
+    def _step(self, turns: list[Turn], closing: list[Session]) -> list[Answer]:
         """On the model's thread."""
         for session in closing:
             self._proposer.close(session)
@@ -94,13 +115,36 @@ class Scheduler:
             log.error("a drafting step failed", exc_info=error)
             return [Internal("the drafter failed; open the session again.") for _ in turns]
 
-    def _deliver(self, turn: Turn, answer: Guess | SlipstreamError | None) -> None:
+    def _deliver(self, turn: Turn, answer: Answer) -> None:
         session = turn.session
         subscriber = self._subscribers.get(id(session))
-        if subscriber is None or answer is None:
+        if subscriber is None:
             return
         if isinstance(answer, SlipstreamError):
             self.remove(session)
             subscriber.failed(answer)
-        elif turn.generation == session.generation:
-            subscriber.candidate(answer, session.extend(answer.token, answer.log_prob))
+        elif turn.revision == session.revision and (grown := _grow(session, answer)):
+            subscriber.candidates(grown)
+
+
+def _grow(session: Session, guesses: list[Guess]) -> list[tuple[Node, Guess]]:
+    """Adds the likeliest guesses that there is room for; of each node the first, the others only if they can pay."""
+    paths: list[float] = []
+    firsts: dict[Node | int, int] = {}
+    for index, guess in enumerate(guesses):
+        above = paths[guess.parent] if isinstance(guess.parent, int) else guess.parent.path_log_prob
+        paths.append(above + guess.log_prob)
+        firsts.setdefault(guess.parent, index)
+    least = session.tree.root.path_log_prob + math.log(max(session.policy.min_path_probability, NEVER))
+    added: dict[int, Node] = {}
+    # A path's probability never rises and the sort is stable: parents come before their children.
+    for index in sorted(range(len(guesses)), key=lambda index: -paths[index]):
+        guess = guesses[index]
+        parent = added.get(guess.parent) if isinstance(guess.parent, int) else guess.parent
+        if session.tree.node_count >= session.policy.max_nodes:
+            break
+        if parent is None or (paths[index] < least and firsts[guess.parent] != index):
+            continue
+        if node := session.tree.add(parent, guess.token, guess.log_prob):
+            added[index] = node
+    return [(node, guesses[index]) for index, node in added.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import grpc
 from drafter_svc.proposers import Guess
 from drafter_svc.scheduler import Scheduler, Subscriber
 from drafter_svc.session import Policy, Session
+from drafter_svc.tree import ROOT, Node
 from slipstream import links, wire
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
@@ -110,26 +112,30 @@ class Peer:
             return
         tokens = self._tokens(request.prefix.token_ids)
         self._check(request, tokens)
+        sampling = wire.sampling_from_wire(request.sampling)
         if known is not None:
             known.epoch, known.policy = epoch, self._policy(request.policy)
+            known.sampling, known.prompt_length = sampling, request.prefix.prompt_length
             known.replace(tokens)
             self._scheduler.wake()
             return
+        if len(self._scheduler) >= self._bounds.max_sessions:
+            raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
         session = Session(
             epoch=epoch,
-            sampling=wire.sampling_from_wire(request.sampling),
+            sampling=sampling,
             policy=self._policy(request.policy),
             tokens=tokens,
             prompt_length=request.prefix.prompt_length,
             max_length=min(request.max_length, self._bounds.model.max_length),
         )
         self._sessions[number] = session
-        candidate = partial(self._candidate, number, session)
-        self._scheduler.add(Subscriber(session, candidate, partial(self._refuse, number, epoch)))
+        candidates, failed = partial(self._candidates, number, session), partial(self._failed, number, session)
+        self._scheduler.add(Subscriber(session, candidates, failed))
 
     def _check(self, request: drafter_pb2.DraftOpen, tokens: list[int]) -> None:
         mine, theirs = self._bounds.model, request.target
-        if mine.vocabulary_fingerprint != theirs.vocabulary_fingerprint:
+        if mine.vocabulary_fingerprint not in ("", theirs.vocabulary_fingerprint):
             raise FailedPrecondition(
                 f"drafter {mine.name} has vocabulary {mine.vocabulary_fingerprint}, target {theirs.name} has "
                 f"{theirs.vocabulary_fingerprint}; pair models with one tokenizer.",
@@ -139,8 +145,7 @@ class Peer:
             raise InvalidArgument("the prefix must hold the prompt and be shorter than max_length.")
         if len(tokens) >= mine.max_length:
             raise ResourceExhausted(f"the draft model holds {mine.max_length} tokens; decode without it.")
-        if len(self._scheduler) >= self._bounds.max_sessions:
-            raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
+        self._tokens(request.sampling.logit_bias)
 
     def _tokens(self, token_ids: Any) -> list[int]:
         tokens = list(token_ids)
@@ -151,19 +156,26 @@ class Peer:
     def _policy(self, policy: drafter_pb2.DraftPolicy) -> Policy:
         return Policy(min(policy.max_nodes, self._bounds.max_nodes), policy.min_path_probability)
 
-    def _candidate(self, number: int, session: Session, guess: Guess, node: int) -> None:
+    def _candidates(self, number: int, session: Session, grown: list[tuple[Node, Guess]]) -> None:
         frame = types_pb2.Candidates(
             session=number,
             epoch=session.epoch,
-            base_length=session.base_length,
-            generation=session.generation,
-            first_node=node,
-            token_ids=[guess.token],
-            log_probs=[guess.log_prob],
+            base_length=session.tree.base_length,
+            generation=session.tree.generation,
+            first_node=grown[0][0].number,
+            token_ids=[node.token for node, _ in grown],
+            log_probs=[min(0.0, node.log_prob) for node, _ in grown],
         )
-        if guess.proposal is not None:
-            frame.distributions.add(token_ids=guess.proposal.token_ids, weights=guess.proposal.weights)
+        parents = [node.parent.number if node.parent is not None else ROOT for node, _ in grown]
+        if any(parent != node.number - 1 for parent, (node, _) in zip(parents, grown, strict=True)):
+            frame.parents.extend(parents)
+        for _, guess in grown:
+            if guess.proposal is not None:
+                frame.distributions.add(token_ids=guess.proposal.token_ids, weights=guess.proposal.weights)
         self._say(frame)
+
+    def _failed(self, number: int, session: Session, error: SlipstreamError) -> None:
+        self._refuse(number, session.epoch, error)
 
     def _refuse(self, number: int, epoch: int, error: SlipstreamError) -> None:
         session = self._sessions.pop(number, None)
@@ -172,8 +184,5 @@ class Peer:
         self._say(drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=wire.failure_to_wire(error)))
 
     def _say(self, reply: Reply) -> None:
-        try:
+        with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream
             self.outbox.put(reply)
-        except SlipstreamError:
-            self.outbox.close()  # the verifier does not read: end the stream, it opens its sessions again
-            self.leave()

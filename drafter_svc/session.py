@@ -1,13 +1,17 @@
-"""A drafter's session: a mirror of the committed tokens, and the chain guessed beyond them. Disposable."""
+"""A drafter's session: a mirror of the committed tokens, and the tree guessed beyond them. Disposable."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
+from drafter_svc.tree import DraftTree, Node
 from slipstream.engine.sequence import Sequence
 from slipstream.errors import OutOfRange
 from slipstream.sampling import Sampling
+
+NEVER = 1e-9
+"""A path probability below which nothing is worth a guess, whatever the policy says."""
 
 
 @dataclass(slots=True)
@@ -20,86 +24,52 @@ class Policy:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """`tokens` are the committed ones, then the drafted chain. Owned by the event loop; only `sequence` is the model's.
-
-    Node n of a generation is the token at index base_length + n - 1, so a chain needs no other bookkeeping.
-    """
+    """Owned by the event loop; only `sequence` is the model's."""
 
     epoch: int
     sampling: Sampling
     policy: Policy
     tokens: list[int]
+    """The committed ones."""
     prompt_length: int
     max_length: int
-    """Committed tokens never exceed this; nor does the chain."""
-    committed: int = 0
-    base_length: int = 0
-    generation: int = 1
+    """Committed tokens never exceed this; nor does any path of the tree."""
     computed: int = 0
-    """Leading tokens whose KV is right, once the step in flight has ended."""
-    log_probs: list[float] = field(default_factory=list)
-    """Of the drafted tokens, each given those before it."""
+    """Leading committed tokens whose KV is right, once the step in flight has ended."""
+    revision: int = 0
+    """Of the committed tokens: a guess made for another revision may stand on what is no more."""
     closed: bool = False
     sequence: Sequence | None = None
+    tree: DraftTree = field(init=False)
 
     def __post_init__(self) -> None:
-        self.committed = self.base_length = len(self.tokens)
+        self.tree = DraftTree(len(self.tokens))
 
     @property
-    def drafted(self) -> int:
-        """Nodes ahead of the committed prefix."""
-        return len(self.tokens) - self.committed
+    def pending(self) -> int:
+        """Committed tokens without KV; at least one, for the last one's is computed together with the guesses."""
+        return len(self.tokens) - self.computed
 
-    @property
-    def pending(self) -> list[int]:
-        """Tokens without KV yet; never empty, for the last token's KV is never needed before the next is guessed."""
-        return self.tokens[self.computed :]
-
-    @property
-    def wants(self) -> bool:
-        """Whether one more guess is asked for and can pay."""
-        return (
-            self.drafted < self.policy.max_nodes
-            and len(self.tokens) < self.max_length
-            and sum(self.log_probs) >= math.log(max(self.policy.min_path_probability, 1e-30))
-        )
+    def frontier(self, count: int) -> list[Node]:
+        """The nodes to guess on from, best first; empty when nothing is asked for or nothing can pay."""
+        room = self.policy.max_nodes - self.tree.node_count
+        if room <= 0:
+            return []
+        least = math.log(max(self.policy.min_path_probability, NEVER))
+        return self.tree.frontier(min(count, room), least, self.max_length - len(self.tokens))
 
     def commit(self, base_length: int, token_ids: list[int]) -> None:
         """The verifier committed `token_ids` after `base_length` tokens. Raises OutOfRange for a gap."""
-        if base_length != self.committed:
-            raise OutOfRange(f"a commit on {base_length} tokens finds {self.committed} here; open again.")
-        self._agree(token_ids)
+        if base_length != len(self.tokens):
+            raise OutOfRange(f"a commit on {base_length} tokens finds {len(self.tokens)} here; open again.")
+        self.tokens.extend(token_ids)
+        self.tree.commit(token_ids)
 
     def replace(self, tokens: list[int]) -> None:
         """A new committed prefix (rollback, migration, retry); the KV that is still right is kept."""
-        self.committed = 0
-        self._agree(tokens)
-        self._cut(len(tokens))
-
-    def extend(self, token: int, log_prob: float) -> int:
-        """One more node at the end of the chain; returns its number."""
-        self.tokens.append(token)
-        self.log_probs.append(log_prob)
-        return len(self.tokens) - self.base_length
-
-    def _agree(self, token_ids: list[int]) -> None:
-        mine = self.tokens[self.committed : self.committed + len(token_ids)]
-        kept = next((i for i, (a, b) in enumerate(zip(mine, token_ids, strict=False)) if a != b), len(mine))
-        stood = self.committed
-        self.committed += len(token_ids)
-        if kept == len(token_ids):
-            del self.log_probs[:kept]
-            return
-        self.tokens[stood + kept :] = token_ids[kept:]
-        self._leave(stood + kept)
-
-    def _cut(self, length: int) -> None:
-        del self.tokens[length:]
-        self._leave(length)
-
-    def _leave(self, kept: int) -> None:
-        """The tree was left: a new generation starts at the committed end, on the KV of the first `kept` tokens."""
-        self.computed = min(self.computed, kept, self.committed - 1)
-        self.generation += 1
-        self.base_length = self.committed
-        self.log_probs.clear()
+        pairs = zip(self.tokens, tokens, strict=False)
+        kept = next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(self.tokens), len(tokens)))
+        self.tokens = tokens
+        self.computed = min(self.computed, kept, len(tokens) - 1)
+        self.revision += 1
+        self.tree.restart(len(tokens))

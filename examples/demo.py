@@ -79,11 +79,11 @@ async def show(server: str) -> None:
 
 
 def report(shown: Completion, plain: list[Completion], speculative: list[Completion]) -> None:
-    told = shown.finished.statistics
+    told, tokens = shown.finished.statistics, len(shown.token_ids)
     off, on = (statistics.median(map(tokens_per_s, runs)) for runs in (plain, speculative))
     same = all(run.token_ids == plain[0].token_ids for run in [*plain, *speculative])
     print(
-        f"{len(shown.token_ids)} tokens in {told.rounds} rounds: {len(shown.token_ids) / told.rounds:.2f} a target pass\n"
+        f"{tokens} tokens in {told.rounds} rounds: {tokens / told.rounds:.2f} a target pass\n"
         f"acceptance rate {told.accepted / max(1, told.drafted):.2f} ({told.accepted} of {told.drafted} drafted)"
         f", acceptance length {1 + told.accepted / max(1, told.rounds_with_drafts):.2f}\n"
         f"speculation off {off:6.1f} tokens/s   on {on:6.1f} tokens/s   ratio {on / off:.2f}"

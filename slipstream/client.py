@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -32,9 +33,16 @@ def channel(address: str) -> grpc.aio.Channel:
 def error_of(error: grpc.RpcError) -> SlipstreamError:
     """The typed error behind a failed call, its reason included when the peer sent one."""
     code: grpc.StatusCode = error.code()
-    status = rpc_status.from_call(error)
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info):
-            return from_code(code.value[0], error.details() or "", info.reason)
-    return from_code(code.value[0], error.details() or "")
+    return from_code(code.value[0], error.details() or "", _reason(error))
+
+
+def _reason(error: grpc.RpcError) -> str:
+    try:
+        status = rpc_status.from_call(error)
+        for detail in status.details if status is not None else ():
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info):
+                return str(info.reason)
+    except (ValueError, DecodeError):  # details that contradict their status or are no protobuf: a peer's word only
+        pass
+    return ""

@@ -9,16 +9,16 @@ process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from slipstream.client import MAX_MESSAGE_BYTES, error_of
-from slipstream.errors import Internal, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ Frame_contra = TypeVar("Frame_contra", contravariant=True)
 
 CAPACITY = 65_536
 """Items an outbox holds: some seconds of a full link. A peer further behind is not reading."""
+_MOST_DOUBLINGS = 16
+"""Of the backoff; it has reached any sensible bound long before."""
 
 
 FRAME_BYTES = MAX_MESSAGE_BYTES // 2
@@ -51,6 +53,7 @@ class Outbox(Generic[Item]):
         self._capacity = capacity
         self._items: list[Item] = []
         self._filled = asyncio.Event()
+        self._overflown = asyncio.Event()
         self._closed = False
 
     def __len__(self) -> int:
@@ -61,7 +64,8 @@ class Outbox(Generic[Item]):
         if self._closed:
             raise Unavailable("the stream is closed; open the session again.")
         if len(self._items) >= self._capacity:
-            raise ResourceExhausted("the peer does not read its stream; reconnect.", reason="SLOW_PEER")
+            self._overflown.set()
+            raise _slow_peer()
         self._items.append(item)
         self._filled.set()
 
@@ -72,6 +76,11 @@ class Outbox(Generic[Item]):
             await self._filled.wait()
         items, self._items = self._items, []
         return items
+
+    async def overflow(self) -> NoReturn:
+        """Raises ResourceExhausted as soon as a put found no room: something was lost, the stream cannot go on."""
+        await self._overflown.wait()
+        raise _slow_peer()
 
     def close(self) -> None:
         """No more puts; what is left can still be taken."""
@@ -91,6 +100,10 @@ def frames(items: list[Item]) -> Iterator[list[Item]]:
         batch.append(item)
         size += weight
     yield batch
+
+
+def _slow_peer() -> ResourceExhausted:
+    return ResourceExhausted("the peer does not read its stream; reconnect.", reason="SLOW_PEER")
 
 
 class Listener(Protocol[Frame_contra]):
@@ -149,61 +162,95 @@ class Link(Generic[Item, Request, Response]):
 
     def drop(self) -> None:
         """Give the present stream up; `run` reports it lost and connects again."""
-        if self._call is not None:
+        if self._outbox is not None and self._call is not None:
             self._call.cancel()
 
     async def run(self) -> None:
-        """Connect, and again with jittered backoff after every loss, until cancelled."""
+        """Connect, and again with jittered backoff after every loss, until cancelled.
+
+        The backoff grows with every stream that did not last, so a peer that ends them at once is not dialled forever.
+        """
         failures = 0
+        clock = asyncio.get_running_loop().time
         while True:
+            began = clock()
             error = await self._converse()
-            failures = 0 if self.up else failures + 1
+            failures = 0 if self.up and clock() - began > self._max_backoff_s else failures + 1
             if self._outbox is not None:
                 self._outbox = None
-                self._listener.lost(error)
-            await asyncio.sleep(random.uniform(0.5, 1.0) * min(self._max_backoff_s, 0.05 * 2**failures))
+                self._report_lost(error)
+            backoff = min(self._max_backoff_s, 0.05 * 2 ** min(failures, _MOST_DOUBLINGS))
+            await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
+
+    def _report_lost(self, error: SlipstreamError) -> None:
+        try:
+            self._listener.lost(error)
+        except Exception as failure:
+            log.error("a listener failed on a lost stream", exc_info=failure)
 
     async def _converse(self) -> SlipstreamError:
         """One stream from its connection to its end; returns why it ended. `up` tells whether it ever connected."""
-        call = self._call = self._connect()
-        error: SlipstreamError = Unavailable("the peer ended the stream.")
+        call: Call[Request, Response] | None = None
         try:
+            call = self._call = self._connect()
             await call.wait_for_connection()
-            self._outbox = outbox = Outbox[Item]()
-            self._listener.connected()
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write(call, outbox))
-                await self._read(call)
-                writer.cancel()
-        except* Exception as group:
-            error = _cause(group)
+            await self._talk(call)
+        except asyncio.CancelledError:
+            if _being_cancelled():
+                raise
+            return Unavailable("the stream was given up.")  # a dropped call raises what a cancelled task does
+        except Exception as failure:
+            if _being_cancelled():  # a task group forgets a cancellation that meets a failure
+                raise asyncio.CancelledError from failure
+            return _cause(failure)
         finally:
-            call.cancel()
-        return error
+            if call is not None:
+                call.cancel()
+        return Unavailable("the peer ended the stream.")
+
+    async def _talk(self, call: Call[Request, Response]) -> None:
+        self._outbox = outbox = Outbox[Item]()
+        self._listener.connected()
+        async with asyncio.TaskGroup() as tasks:
+            others = [tasks.create_task(self._write(call, outbox)), tasks.create_task(outbox.overflow())]
+            await self._read(call)
+            for other in others:
+                other.cancel()
 
     async def _write(self, call: Call[Request, Response], outbox: Outbox[Item]) -> None:
-        # A write on a finished stream raises InvalidStateError; the reader has the true cause.
-        with contextlib.suppress(asyncio.InvalidStateError):
+        # A write on a finished stream raises InvalidStateError; the reader has the true cause. A write during which the
+        # stream ends raises INTERNAL, and gRPC forgets the cause.
+        try:
             while items := await outbox.take():
                 for batch in frames(items):
                     await call.write(self._pack(batch))
+        except asyncio.InvalidStateError:
+            pass
+        except grpc.RpcError as error:
+            raise Unavailable("the stream broke while something was said.") from error
 
     async def _read(self, call: Call[Request, Response]) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
             self._listener.receive(frame)
 
 
-def _cause(group: BaseExceptionGroup[Exception]) -> SlipstreamError:
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _cause(error: BaseException) -> SlipstreamError:
     """Why a stream broke. An exception that nobody foresaw breaks one stream, not the process, and is logged."""
-    first: BaseException = group
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    if isinstance(first, grpc.RpcError):
-        return error_of(first)
-    if isinstance(first, SlipstreamError):
-        return first
-    log.error("a listener failed; its stream is opened again", exc_info=first)
-    return Internal("the stream's listener failed.")
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, grpc.RpcError):
+        return error_of(error)
+    if isinstance(error, SlipstreamError):
+        return error
+    if isinstance(error, DecodeError):
+        return InvalidArgument("a frame is no protobuf of this contract.")
+    log.error("a stream's owner failed; the stream is broken off", exc_info=error)
+    return Internal("the stream's owner failed; open the stream again.")
 
 
 async def serve(
@@ -221,9 +268,14 @@ async def serve(
             for batch in frames(items):
                 await context.write(pack(batch))
 
-    async with asyncio.TaskGroup() as tasks:
-        writer = tasks.create_task(write())
-        async for request in requests:
-            receive(request)
-        outbox.close()
-        await writer
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            guard = tasks.create_task(outbox.overflow())
+            writer = tasks.create_task(write())
+            async for request in requests:
+                receive(request)
+            outbox.close()
+            await writer
+            guard.cancel()
+    except Exception as failure:
+        raise _cause(failure) from failure

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_status import rpc_status
 
-from slipstream.client import MAX_MESSAGE_BYTES
+from slipstream.client import MAX_MESSAGE_BYTES, error_of
 from slipstream.errors import Internal, ResourceExhausted, SlipstreamError, Unavailable, code_number
 
 log = logging.getLogger(__name__)
@@ -127,8 +127,10 @@ def _guard_stream(behaviour: Callable[..., Any]) -> Callable[..., AsyncIterator[
 
 
 async def _abort(context: Context, error: Exception) -> None:
-    if isinstance(error, (grpc.aio.AbortError, grpc.RpcError)):
+    if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, grpc.RpcError):  # of a call that the handler made; as it is, its text would be shown
+        error = error_of(error)
     if not isinstance(error, SlipstreamError):
         log.error("unexpected exception in a handler", exc_info=error)
         error = Internal("an internal error happened; please report it with the time it happened at.")

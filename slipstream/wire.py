@@ -8,6 +8,8 @@ from slipstream.errors import InvalidArgument, SlipstreamError, code_number, fro
 from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2
 
+MAX_FAILURE_CHARACTERS = 1024
+
 _RULES = {
     "coupled": types_pb2.ACCEPTANCE_RULE_COUPLED,
     "rejection": types_pb2.ACCEPTANCE_RULE_REJECTION,
@@ -63,7 +65,8 @@ def failure_to_wire(error: SlipstreamError) -> types_pb2.Failure:
 
 
 def failure_from_wire(message: types_pb2.Failure) -> SlipstreamError:
-    return from_code(message.code, message.message, message.reason)
+    """Cut to a bounded length: what one peer says is passed on to others."""
+    return from_code(message.code, message.message[:MAX_FAILURE_CHARACTERS], message.reason[:64])
 
 
 class Model(Protocol):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.scheduler import Scheduler as DraftScheduler
@@ -14,7 +17,9 @@ from drafter_svc.service import Bounds as DraftBounds
 from drafter_svc.service import DrafterService
 from slipstream import wire
 from slipstream.client import channel
+from slipstream.engine.emulated import EmulatedEngine
 from slipstream.engine.engine import Engine
+from slipstream.engine.opening import open_engine
 from slipstream.engine.thread import ModelThread
 from slipstream.sampling import Sampling
 from slipstream.server import Server
@@ -26,17 +31,19 @@ from verifier_svc.service import Bounds, VerifierService
 
 
 @asynccontextmanager
-async def drafter(engine: Engine, *, max_sessions: int = 256, max_nodes: int = 32) -> AsyncIterator[str]:
+async def drafter(
+    engine: Engine, *, max_sessions: int = 256, max_nodes: int = 32, listen: str = "127.0.0.1:0"
+) -> AsyncIterator[str]:
     """The address of a running drafter."""
     async with ModelThread() as thread, asyncio.TaskGroup() as tasks:
         model = wire.model_to_wire(engine.model)
-        scheduler = DraftScheduler(ModelProposer(engine, 32), thread, 512)
+        scheduler = DraftScheduler(ModelProposer(engine, width=4, max_nodes=max_nodes, proposal_tokens=32), thread, 512)
         service = DrafterService(scheduler, DraftBounds(model, max_sessions, max_nodes))
         worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
         server = Server([service.register, worker.register])
         loop = tasks.create_task(scheduler.run())
         try:
-            yield await server.start("127.0.0.1:0")
+            yield await server.start(listen)
         finally:
             await server.stop(0)
             loop.cancel()
@@ -52,14 +59,24 @@ class Verifier:
 
 @asynccontextmanager
 async def verifier(
-    engine: Engine, *, step_tokens: int = 512, prefill_tokens: int = 64, max_sessions: int = 1024
+    engine: Engine,
+    *,
+    step_tokens: int = 512,
+    prefill_tokens: int = 64,
+    max_sessions: int = 1024,
+    min_path_probability: float = 0.0,
 ) -> AsyncIterator[Verifier]:
     async with ModelThread() as thread, asyncio.TaskGroup() as tasks:
         model = wire.model_to_wire(engine.model)
-        drafters = Drafters(model, 0.0)
+        drafters = Drafters(model, min_path_probability)
         scheduler = Scheduler(engine, thread, drafters, Limits(step_tokens, prefill_tokens, 0.25))
         service = VerifierService(scheduler, drafters, Bounds(model, max_sessions, 32))
-        worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
+        worker = WorkerService(
+            Identity(model, worker_pb2.ROLE_VERIFIER),
+            lambda: worker_pb2.WatchResponse(
+                sessions=len(scheduler), kv_blocks_total=engine.blocks_total, kv_blocks_free=engine.blocks_free
+            ),
+        )
         server = Server([service.register, worker.register])
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
         try:
@@ -68,6 +85,21 @@ async def verifier(
             await server.stop(0)
             for loop in loops:
                 loop.cancel()
+
+
+def emulated_text(prompt: list[int], tokens: int) -> list[int]:
+    """What the emulated target says after a prompt, without any server."""
+    engine = open_engine("emulated:")
+    assert isinstance(engine, EmulatedEngine)
+    places = np.arange(len(prompt), len(prompt) + tokens, dtype=np.uint64)
+    return [int(token) for token in engine.tokens(np.full(tokens, prompt[0], np.uint64), places)]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Return once the condition holds; fail where it does not come true."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 @dataclass
@@ -89,6 +121,35 @@ class Decoded:
         return sum(round.accepted for round in self.rounds)
 
 
+def opening(
+    prompt: list[int],
+    *,
+    tokens: int = 32,
+    sampling: Sampling | None = None,
+    drafters: list[str] | None = None,
+    max_draft_tokens: int = 8,
+    stop: list[int] | None = None,
+    credit: int = 0,
+    session_id: str = "session",
+    epoch: int = 1,
+    trusted: bool = False,
+) -> verifier_pb2.DecodeOpen:
+    """An Open of a session whose prefix is all prompt."""
+    addresses = [
+        verifier_pb2.DrafterAddress(address=address, name="model", trusted=trusted) for address in drafters or []
+    ]
+    return verifier_pb2.DecodeOpen(
+        key=types_pb2.SessionKey(id=session_id, epoch=epoch),
+        prefix=types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
+        sampling=wire.sampling_to_wire(sampling or Sampling(temperature=0.0)),
+        max_length=len(prompt) + tokens,
+        stop_token_ids=stop or [],
+        policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),
+        drafters=addresses,
+        credit=credit,
+    )
+
+
 class Gateway:
     """One Decode stream, spoken by hand."""
 
@@ -96,6 +157,7 @@ class Gateway:
         self._channel = channel(address)
         self._call = verifier_pb2_grpc.VerifierServiceStub(self._channel).Decode()
         self._numbers = itertools.count(1)
+        self._writing = asyncio.Lock()
         self.sessions: dict[int, Decoded] = {}
         self._reader = asyncio.create_task(self._read())
 
@@ -112,48 +174,30 @@ class Gateway:
                 self.sessions[end.session].done.set()
 
     async def send(self, *commands: verifier_pb2.DecodeCommand) -> None:
-        await self._call.write(verifier_pb2.DecodeRequest(commands=commands))
+        async with self._writing:  # gRPC breaks a call that is written to twice at a time
+            await self._call.write(verifier_pb2.DecodeRequest(commands=commands))
 
-    async def open(
-        self,
-        prompt: list[int],
-        *,
-        tokens: int = 32,
-        sampling: Sampling | None = None,
-        drafters: list[str] | None = None,
-        max_draft_tokens: int = 8,
-        stop: list[int] | None = None,
-        credit: int = 0,
-        session_id: str = "",
-        epoch: int = 1,
-        trusted: bool = False,
-    ) -> tuple[int, Decoded]:
+    async def open(self, prompt: list[int], *, epoch: int = 1, **options: Any) -> tuple[int, Decoded]:
+        """Open a session with the options of `opening`, under a name of its own if it is given none."""
         number = next(self._numbers)
         decoded = self.sessions[number] = Decoded()
-        request = verifier_pb2.DecodeOpen(
-            key=types_pb2.SessionKey(id=session_id or f"session-{number}", epoch=epoch),
-            prefix=types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
-            sampling=wire.sampling_to_wire(sampling or Sampling(temperature=0.0)),
-            max_length=len(prompt) + tokens,
-            stop_token_ids=stop or [],
-            policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),
-            drafters=[
-                verifier_pb2.DrafterAddress(address=address, name="model", trusted=trusted)
-                for address in drafters or []
-            ],
-            credit=credit,
-        )
-        await self.send(verifier_pb2.DecodeCommand(session=number, epoch=epoch, open=request))
+        options.setdefault("session_id", f"session-{number}")
+        await self.command(number, epoch, open=opening(prompt, epoch=epoch, **options))
         return number, decoded
 
-    async def decode(self, prompt: list[int], **options: object) -> Decoded:
+    async def command(self, number: int, epoch: int = 1, **command: Any) -> None:
+        await self.send(verifier_pb2.DecodeCommand(session=number, epoch=epoch, **command))
+
+    async def decode(self, prompt: list[int], **options: Any) -> Decoded:
         """Open a session and wait for its end."""
-        _, decoded = await self.open(prompt, **options)  # type: ignore[arg-type]
-        await decoded.done.wait()
+        _, decoded = await self.open(prompt, **options)
+        async with asyncio.timeout(60):
+            await decoded.done.wait()
         return decoded
 
     async def close(self) -> None:
         self._call.cancel()
+        self._reader.cancel()  # a call that broke on this side leaves its reader waiting
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._channel.close()
 

@@ -94,7 +94,7 @@ class Scheduler:
     def roll_back(self, session: Session, rewind: Rewind) -> None:
         """Now, or as soon as the step in flight has ended, whose result is then void."""
         if session.in_step:
-            session.rewind = rewind
+            session.rewind, session.epoch = rewind, rewind.epoch
             return
         session.rewind = None
         session.roll_back(rewind.epoch, rewind.length)
@@ -124,19 +124,25 @@ class Scheduler:
     # Planning.
 
     def _plan(self) -> list[Turn]:
-        """Sessions that decode first, then a bounded share of prefill, all within step_tokens."""
+        """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody starves: those
+        that waited longest decode first, and candidates leave prefill its share."""
         runnable = [session for session in self._sessions if session.runnable]
-        decoding = [session for session in runnable if session.pending == 1]
-        room = self._limits.step_tokens
+        decoding = sorted((s for s in runnable if s.pending == 1), key=lambda session: session.idle_since)
+        prefilling = [session for session in runnable if session.pending > 1]
+        reserved = 0
+        if decoding:
+            most = min(self._limits.prefill_tokens, self._limits.step_tokens // 2)
+            reserved = min(most, sum(session.pending for session in prefilling))
+        room = self._limits.step_tokens - reserved
+        decoding = decoding[:room]
         turns: list[Turn] = []
-        for index, session in enumerate(decoding[:room]):
+        for index, session in enumerate(decoding):
             share = room // (len(decoding) - index) - 1
             turns.append(self._turn(session, 1, share))
             room -= 1 + len(turns[-1].selection)
-        if decoding:
-            room = min(room, self._limits.prefill_tokens)
-        for session in runnable:
-            if session.pending > 1 and room > 0:
+        room = min(room + reserved, self._limits.prefill_tokens) if decoding else room
+        for session in prefilling:
+            if room > 0:
                 turns.append(self._turn(session, min(session.pending, room), 0))
                 room -= len(turns[-1].pending)
         return turns

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -21,6 +22,7 @@ from slipstream.errors import (
     ResourceExhausted,
     SlipstreamError,
 )
+from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.drafters import Drafters
 from verifier_svc.scheduler import Scheduler
@@ -100,9 +102,11 @@ class Peer:
         if session is None or session.closed or command.epoch < session.epoch:
             return  # ended before the command came, or fenced
         if kind == "attach":
-            self._attach(session, list(command.attach.drafters))
+            _check_trust(session.sampling, command.attach.drafters)
+            self._service.drafters.attach(session, list(command.attach.drafters))
         elif kind == "policy":
             session.max_draft_tokens = self._most(command.policy)
+            self._service.drafters.policy(session)
             self._service.scheduler.wake()
         elif kind == "rollback":
             self._roll_back(session, Rewind(command.epoch, command.rollback.length))
@@ -118,6 +122,8 @@ class Peer:
         if number in self._sessions and not self._sessions[number].closed:
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
         self._check(request)
+        sampling = wire.sampling_from_wire(request.sampling)
+        _check_trust(sampling, request.drafters)
         self._fence(request.key.id, epoch)
         tokens = list(request.prefix.token_ids)
         prompt_length = request.prefix.prompt_length
@@ -127,7 +133,7 @@ class Peer:
             id=request.key.id,
             number=number,
             epoch=epoch,
-            sampling=wire.sampling_from_wire(request.sampling),
+            sampling=sampling,
             tokens=tokens,
             prompt_length=prompt_length,
             max_length=request.max_length,
@@ -138,8 +144,8 @@ class Peer:
             history=history,
             say=self._say,
         )
+        self._service.drafters.attach(session, list(request.drafters))  # raises before anything is remembered
         self._sessions[number] = self._service.by_id[session.id] = session
-        self._attach(session, list(request.drafters))
         self._service.scheduler.add(session)
 
     def _check(self, request: verifier_pb2.DecodeOpen) -> None:
@@ -167,19 +173,11 @@ class Peer:
             raise fenced
         self._service.scheduler.end(rival, verifier_pb2.FINISH_REASON_ERROR, fenced)
 
-    def _attach(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
-        if session.sampling.acceptance != "coupled" and not all(address.trusted for address in addresses):
-            raise PermissionDenied(
-                f"acceptance rule {session.sampling.acceptance!r} must believe the drafter's q; use a trusted drafter "
-                "or the coupled rule.",
-                reason="UNTRUSTED_DRAFTER",
-            )
-        self._service.drafters.attach(session, addresses)
-
     def _roll_back(self, session: Session, rewind: Rewind) -> None:
         if rewind.epoch <= session.epoch:
             raise FailedPrecondition("a rollback needs a higher epoch than the session's.")
-        if not session.prompt_length <= rewind.length <= len(session.tokens):
+        longest = session.rewind.length if session.rewind is not None else len(session.tokens)
+        if not session.prompt_length <= rewind.length <= longest:
             raise OutOfRange(f"the session cannot roll back to {rewind.length} tokens.")
         self._service.scheduler.roll_back(session, rewind)
 
@@ -206,10 +204,8 @@ class Peer:
     def _say(self, reply: Reply) -> None:
         if isinstance(reply, verifier_pb2.SessionEnd):
             self._forget(reply)
-        try:
+        with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream, whose end ends its sessions
             self.outbox.put(reply)
-        except SlipstreamError:
-            self.outbox.close()  # the gateway does not read or is gone: the end of the stream ends its sessions
 
     def _forget(self, end: verifier_pb2.SessionEnd) -> None:
         session = self._sessions.get(end.session)
@@ -218,3 +214,12 @@ class Peer:
         del self._sessions[end.session]
         if self._service.by_id.get(session.id) is session:
             del self._service.by_id[session.id]
+
+
+def _check_trust(sampling: Sampling, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None:
+    if sampling.acceptance != "coupled" and not all(address.trusted for address in addresses):
+        raise PermissionDenied(
+            f"acceptance rule {sampling.acceptance!r} must believe the drafter's q; use a trusted drafter or the "
+            "coupled rule.",
+            reason="UNTRUSTED_DRAFTER",
+        )

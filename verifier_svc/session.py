@@ -63,8 +63,11 @@ class Session:
 
     @property
     def draft_limit(self) -> int:
-        """Most candidates worth verifying: beyond max_length nothing can be committed."""
-        return max(0, min(self.max_draft_tokens, self.max_length - len(self.tokens) - 1))
+        """Most candidates worth verifying: beyond max_length and the credit nothing can be committed."""
+        room = self.max_length - len(self.tokens)
+        if self.credit is not None:
+            room = min(room, self.credit)
+        return max(0, min(self.max_draft_tokens, room - 1))
 
     def commit(self, token_ids: list[int], computed: int) -> None:
         """`token_ids` become real; the KV of the first `computed` tokens is right."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from drafter_svc.session import Session
+from drafter_svc.tree import Node
 from slipstream.errors import SlipstreamError
 from slipstream.proposal import Proposal
 
@@ -15,28 +16,50 @@ class Turn:
     """What one session brings to one step: a snapshot, for the session goes on changing while the model runs."""
 
     session: Session
-    generation: int
+    revision: int
     computed: int
     pending: list[int]
-    """Tokens after the first `computed` ones, at least one."""
-    complete: bool
-    """Whether `pending` reaches the end of the session's tokens, so that a guess can follow."""
+    """Committed tokens after the first `computed` ones, at least one."""
+    nodes: list[Node]
+    """The tree below the last pending token, parents before children; empty for an unfinished prefill."""
+    tokens: list[int]
+    """Of the nodes."""
+    parents: list[int]
+    """Of the nodes: an index, or -1 for the root."""
+    expand: list[int]
+    """Where guesses are asked for: indices of nodes, or -1 for the root; empty for an unfinished prefill."""
+    starts: list[Node]
+    """The nodes behind `expand`."""
+
+    def path(self, index: int) -> list[int]:
+        """The guessed tokens from below the root down to node `index`."""
+        tokens: list[int] = []
+        while index >= 0:
+            tokens.append(self.tokens[index])
+            index = self.parents[index]
+        return tokens[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """One more node of a session's chain."""
+    """One more node of a session's tree."""
 
+    parent: Node | int
+    """A node of the tree, or the index of an earlier guess of the same answer."""
     token: int
     log_prob: float
     proposal: Proposal | None = None
 
 
+Answer = list[Guess] | SlipstreamError
+"""Guesses best first, parents before children; none for an unfinished prefill; or the session's typed failure."""
+
+
 class Proposer(Protocol):
     """Called on the model's own thread only."""
 
-    def grow(self, turns: list[Turn]) -> list[Guess | SlipstreamError | None]:
-        """One step for many sessions: a guess each, None for an unfinished prefill, or the session's typed failure."""
+    def grow(self, turns: list[Turn]) -> list[Answer]:
+        """One step for many sessions."""
         ...
 
     def close(self, session: Session) -> None:

@@ -1,13 +1,20 @@
-"""Guess with a small language model: one packed forward pass for all sessions of a step."""
+"""Guess with a small language model: one packed forward pass for all sessions of a step.
+
+A step expands several nodes of each session's tree at once: the tree below the committed prefix is part of the pass, so
+no KV of a guess outlives the step, and a branch that dies costs nothing. Trees are small (tens of nodes) and passes of
+a small model are all overhead, so computing them again is cheaper than keeping their rows.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from drafter_svc.proposers import Guess, Turn
+from drafter_svc.proposers import Answer, Guess, Turn
 from drafter_svc.session import Session
+from drafter_svc.tree import Node
 from slipstream.engine import coupling, logits, proposal
 from slipstream.engine.engine import Engine
 from slipstream.engine.history import History
@@ -17,15 +24,17 @@ from slipstream.proposal import Proposal
 
 
 class ModelProposer:
-    """`proposal_tokens` bounds the support of the honest q that the ratio rules are sent."""
+    """`width` guesses below each expanded node; `proposal_tokens` bounds the support of the honest q."""
 
-    def __init__(self, engine: Engine, proposal_tokens: int) -> None:
+    def __init__(self, engine: Engine, *, width: int, max_nodes: int, proposal_tokens: int) -> None:
         self._engine = engine
+        self._width = width
+        self._max_nodes = max_nodes
         self._proposal_tokens = proposal_tokens
 
     @torch.inference_mode()
-    def grow(self, turns: list[Turn]) -> list[Guess | SlipstreamError | None]:
-        answers: list[Guess | SlipstreamError | None] = [None] * len(turns)
+    def grow(self, turns: list[Turn]) -> list[Answer]:
+        answers: list[Answer] = [[] for _ in turns]
         segments: dict[int, Segment] = {}
         for index, turn in enumerate(turns):
             try:
@@ -36,9 +45,7 @@ class ModelProposer:
             output = self._engine.forward(list(segments.values()))
             for segment in segments.values():
                 self._engine.keep(segment, [])
-            ready = [index for index in segments if turns[index].complete]
-            guesses = self._guess([turns[index] for index in ready], output)
-            answers = [guesses[ready.index(i)] if i in ready else answer for i, answer in enumerate(answers)]
+            self._guess(turns, segments, output, answers)
         return answers
 
     def close(self, session: Session) -> None:
@@ -50,55 +57,99 @@ class ModelProposer:
         """The turn's tokens on the session's KV. Raises ResourceExhausted when there is no room for a new session."""
         session = turn.session
         if session.sequence is None:
-            session.sequence = self._engine.open(session.max_length)
+            session.sequence = self._engine.open(session.max_length + self._max_nodes)
         self._engine.rollback(session.sequence, turn.computed)
-        return Segment(session.sequence, turn.pending, want_logits=turn.complete)
+        return Segment(session.sequence, turn.pending, turn.tokens, turn.parents, want_logits=bool(turn.expand))
 
-    def _guess(self, turns: list[Turn], output: torch.Tensor) -> list[Guess | SlipstreamError]:
-        """The next token of each turn from its row of logits [R, V]."""
-        if not turns:
-            return []
-        processed = logits.process(output, [_row(turn) for turn in turns])
-        coupled = [i for i, turn in enumerate(turns) if turn.session.sampling.acceptance == "coupled"]
-        drawn = [i for i in range(len(turns)) if i not in set(coupled)]
-        guesses: dict[int, Guess | None] = {}
-        for rows, guess in ((coupled, _best), (drawn, self._drawn)):
-            if rows:
-                guesses |= dict(zip(rows, guess([turns[i] for i in rows], processed[rows]), strict=True))
-        broken = Internal("the draft model's numbers are broken for this session.", reason="BROKEN_NUMBERS")
-        return [guesses[i] or broken for i in range(len(turns))]
+    def _guess(
+        self, turns: list[Turn], segments: dict[int, Segment], output: torch.Tensor, answers: list[Answer]
+    ) -> None:
+        """Guesses below every expanded node. output: [rows, V]; a segment's rows are its root, then its nodes."""
+        places: list[Place] = []
+        row = 0
+        for index, segment in segments.items():
+            places += [Place(index, turns[index], node, row + 1 + node) for node in turns[index].expand]
+            row += segment.logit_rows
+        if not places:
+            return
+        processed = logits.process(output[[place.row for place in places]], [place.context for place in places])
+        for coupled in (True, False):
+            chosen = [i for i, place in enumerate(places) if place.coupled == coupled]
+            if chosen:
+                guess = self._ranked if coupled else self._drawn
+                some = [places[i] for i in chosen]
+                for place, guesses in zip(some, guess(some, processed[chosen]), strict=True):
+                    _gather(answers, place, guesses)
 
-    def _drawn(self, turns: list[Turn], processed: torch.Tensor) -> list[Guess | None]:
-        """For the ratio rules: a token really drawn from the sparse q that is sent along."""
+    def _ranked(self, places: list[Place], processed: torch.Tensor) -> list[list[Guess]]:
+        """For the coupled rule: the likeliest winners with the target's own noise on the drafter's q. The first is the
+        guess, the others what replaces it when it is wrong."""
+        samplings = [place.turn.session.sampling for place in places]
+        greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
+        positions = [place.position for place in places]
+        tokens, confidences = coupling.rank(processed, greedy, seeds, positions, self._width)
+        rows = zip(places, tokens.tolist(), confidences.tolist(), strict=True)
+        return [
+            [Guess(place.start, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]
+            for place, row, confidence in rows
+        ]
+
+    def _drawn(self, places: list[Place], processed: torch.Tensor) -> list[list[Guess]]:
+        """For the ratio rules: one token, really drawn from the sparse q that is sent along."""
         ids, weights = proposal.quantise(processed, self._proposal_tokens)
-        tokens = proposal.draw(ids, weights, [turn.session.sampling.seed for turn in turns], _positions(turns)).tolist()
-        rows = zip(tokens, proposal.pack(ids, weights), strict=True)
-        return [None if q is None else Guess(token, _log_share(q, token), q) for token, q in rows]
+        seeds = [place.turn.session.sampling.seed for place in places]
+        tokens = proposal.draw(ids, weights, seeds, [place.position for place in places]).tolist()
+        rows = zip(places, tokens, proposal.pack(ids, weights), strict=True)
+        return [[] if q is None else [Guess(place.start, token, _log_share(q, token), q)] for place, token, q in rows]
 
 
-def _best(turns: list[Turn], processed: torch.Tensor) -> list[Guess | None]:
-    """For the coupled rule: the token that wins with the target's own noise on the drafter's q."""
-    samplings = [turn.session.sampling for turn in turns]
-    greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
-    tokens, confidences = coupling.rank(processed, greedy, seeds, _positions(turns), 1)
-    pairs = zip(tokens[:, 0].tolist(), confidences[:, 0].tolist(), strict=True)
-    return [Guess(token, confidence) if token >= 0 else None for token, confidence in pairs]
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One node to guess on from."""
+
+    index: int
+    """Of its turn."""
+    turn: Turn
+    node: int
+    """Index in the turn's tree, or -1 for the root."""
+    row: int
+    """Of the step's logits."""
+
+    @property
+    def start(self) -> Node:
+        return self.turn.starts[self.turn.expand.index(self.node)]
+
+    @property
+    def coupled(self) -> bool:
+        return self.turn.session.sampling.acceptance == "coupled"
+
+    @property
+    def position(self) -> int:
+        """Index of the token that is guessed."""
+        return self.turn.computed + len(self.turn.pending) + len(self.turn.path(self.node))
+
+    @property
+    def context(self) -> logits.Row:
+        """What the row of logits stands for; only penalties need the tokens before it."""
+        session, turn = self.turn.session, self.turn
+        if not session.sampling.penalised:
+            return logits.Row(session.sampling)
+        history = History(session.tokens[: session.prompt_length])
+        history.append(session.tokens[session.prompt_length : turn.computed + len(turn.pending)])
+        return logits.Row(session.sampling, history, tuple(turn.path(self.node)))
 
 
-def _positions(turns: list[Turn]) -> list[int]:
-    """Index of the token that each turn guesses."""
-    return [turn.computed + len(turn.pending) for turn in turns]
+def _gather(answers: list[Answer], place: Place, guesses: list[Guess]) -> None:
+    answer = answers[place.index]
+    if not isinstance(answer, list):
+        return
+    if guesses:
+        answer.extend(guesses)
+    else:
+        answers[place.index] = Internal(
+            "the draft model's numbers are broken for this session.", reason="BROKEN_NUMBERS"
+        )
 
 
 def _log_share(q: Proposal, token: int) -> float:
     return math.log(q.weights[q.token_ids.index(token)] / sum(q.weights))
-
-
-def _row(turn: Turn) -> logits.Row:
-    """What the turn's row of logits stands for; only penalties need the tokens before it."""
-    session = turn.session
-    if not session.sampling.penalised:
-        return logits.Row(session.sampling)
-    history = History(session.tokens[: session.prompt_length])
-    history.append(session.tokens[session.prompt_length : turn.computed + len(turn.pending)])
-    return logits.Row(session.sampling, history)

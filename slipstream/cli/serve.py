@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ import typer
 from slipstream.errors import SlipstreamError, Unavailable
 
 READY = "ready grpc="
+DRAFTERS = ("model", "ngram", "suffix")
 END_GRACE_S = 10.0
 # Freed memory that goes back to the kernel at every step costs more than the mathematics on small models.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
@@ -60,14 +61,17 @@ class Role:
 class Fleet:
     """Verifier and drafters first, both at once, then the gateway that knows them."""
 
-    def __init__(self, target: str, drafts: Mapping[str, str], dtype: str, threads: int) -> None:
+    def __init__(self, target: str, draft: str, kinds: Sequence[str], dtype: str, threads: int) -> None:
         both = {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
         verifier = both | {"MODEL": target, "THREADS": str(threads)}
         self._target = target
-        self.verifier = Role("verifier_svc", {f"VERIFIER_{name}": value for name, value in verifier.items()})
+        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier))
+        drafter = both | {"MODEL": draft}
         self.drafters = {
-            name: Role("drafter_svc", {f"DRAFTER_{key}": value for key, value in (both | {"MODEL": model}).items()})
-            for name, model in drafts.items()
+            kind: Role(
+                "drafter_svc", {f"DRAFTER_{name}": value for name, value in (drafter | {"METHOD": kind}).items()}
+            )
+            for kind in kinds
         }
         self.gateway: Role | None = None
 
@@ -93,6 +97,10 @@ class Fleet:
     async def stop(self) -> None:
         for role in self.roles:
             await role.end()
+
+
+def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
+    return {prefix + name: value for name, value in settings.items()}
 
 
 async def run(fleet: Fleet, listen: str, store: str) -> None:
@@ -133,7 +141,7 @@ def serve(
     target: Annotated[str, typer.Option(help="Target model: a folder or a hub id. Default: the shipped one.")] = "",
     draft: Annotated[str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.")] = "",
     drafter: Annotated[
-        list[str] | None, typer.Option(help="Kinds of drafters to run; `none` for plain decoding.")
+        list[str] | None, typer.Option(help="model, ngram or suffix; may be given again. `none`: plain decoding.")
     ] = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.")] = "127.0.0.1:50051",
     store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
@@ -142,10 +150,10 @@ def serve(
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT` when they can serve."""
     kinds = drafter or ["model"]
-    if unknown := set(kinds) - {"model", "none"}:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: no such drafter; choose model or none.")
-    drafts = {"model": draft or shipped("draft")} if "model" in kinds else {}
-    fleet = Fleet(target or shipped("target"), drafts, dtype, threads or default_threads())
+    if unknown := set(kinds) - {*DRAFTERS, "none"}:
+        raise typer.BadParameter(f"no such drafter: {', '.join(unknown)}; choose {', '.join(DRAFTERS)} or none.")
+    kinds = [] if "none" in kinds else list(dict.fromkeys(kinds))
+    fleet = Fleet(target or shipped("target"), draft or shipped("draft"), kinds, dtype, threads or default_threads())
     try:
         asyncio.run(run(fleet, listen, store))
     except SlipstreamError as error:

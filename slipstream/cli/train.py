@@ -25,6 +25,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoints in the cache folder.")] = False,
     steps: Annotated[int | None, typer.Option(help="Exact steps for the target instead of minutes.")] = None,
     draft_steps: Annotated[int | None, typer.Option(help="Exact steps for the drafter instead of minutes.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Folder of an earlier pair to start from; missing layers start silent.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides initial weights and the order of the data.")] = 17,
     threads: Annotated[int, typer.Option(help="CPU threads to use.")] = 1,
     compiled: Annotated[
@@ -39,12 +42,13 @@ def train(
     from slipstream.errors import SlipstreamError
     from slipstream.training.corpus import read_corpus
     from slipstream.training.session import Places, TrainingSession
-    from slipstream.training.settings import DRAFT, TARGET, Budget, Settings, Stage
+    from slipstream.training.settings import DRAFT, TARGET, Budget, Schedule, Settings, Stage
 
     torch.set_num_threads(threads)
+    schedule = Schedule() if start is None else Schedule(peak=0.4)
     settings = Settings(
-        target=Stage("target", TARGET, Budget(minutes, steps)),
-        draft=Stage("draft", DRAFT, Budget(draft_minutes, draft_steps)),
+        target=Stage("target", TARGET, Budget(minutes, steps), schedule=schedule),
+        draft=Stage("draft", DRAFT, Budget(draft_minutes, draft_steps), schedule=schedule),
         seed=seed,
         compiled=_has_compiler() if compiled is None else compiled,
     )
@@ -53,7 +57,7 @@ def train(
         f"slipstream train {_length('', minutes, steps)} {_length('draft-', draft_minutes, draft_steps)} --seed {seed}"
     )
     try:
-        session = TrainingSession(settings, read_corpus(corpus), Places(out, cache, resume))
+        session = TrainingSession(settings, read_corpus(corpus), Places(out, cache, resume, start))
         found = session.run(command).evaluation
     except SlipstreamError as error:
         typer.echo(f"slipstream train: {error.message}", err=True)

@@ -33,15 +33,15 @@ class _HeadLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32)
         for start in range(0, hidden.shape[0], CHUNK):
             rows = slice(start, start + CHUNK)
-            logs = torch.log_softmax((hidden[rows] @ weight.T).float(), dim=-1)
+            logs = torch.log_softmax(hidden[rows] @ weight.T, dim=-1, dtype=torch.float32)
             if teacher is None:
                 total -= logs.gather(1, goals[rows, None]).sum()
                 slope = logs.exp_()
                 slope[torch.arange(slope.shape[0]), goals[rows]] -= 1.0
             else:
-                wanted = torch.log_softmax((teacher.hidden[rows] @ teacher.head.T).float(), dim=-1)
+                wanted = torch.log_softmax(teacher.hidden[rows] @ teacher.head.T, dim=-1, dtype=torch.float32)
                 goal = wanted.exp()
-                total += (goal * (wanted - logs)).sum()
+                total += torch.dot(goal.view(-1), wanted.sub_(logs).view(-1))
                 slope = logs.exp_().sub_(goal)
             slope_cast = slope.to(hidden.dtype)
             hidden_grad[rows] = slope_cast @ weight

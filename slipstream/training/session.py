@@ -15,6 +15,7 @@ from slipstream.training.card import Record, write_card
 from slipstream.training.checkpoint import Position
 from slipstream.training.corpus import Corpus
 from slipstream.training.evaluate import evaluate
+from slipstream.training.growth import grow
 from slipstream.training.loss import Teacher, head_loss
 from slipstream.training.network import Network, build_llama
 from slipstream.training.pair import save_model
@@ -26,11 +27,12 @@ from slipstream.training.windows import encode_stream
 
 @dataclass(frozen=True)
 class Places:
-    """`out` gets target/, draft/ and README.md; `cache` gets what a resumed run needs."""
+    """`out` gets target/, draft/ and README.md; `cache` gets what a resumed run needs; `start` has an earlier pair."""
 
     out: Path
     cache: Path
     resume: bool
+    start: Path | None = None
 
 
 class TrainingSession:
@@ -86,8 +88,10 @@ class TrainingSession:
 
     def _stage(self, stage: Stage, loss_of: LossFunction, seed: int) -> tuple[Network, Position]:
         model = build_llama(stage.shape, self.settings.vocabulary, seed)
+        if self.places.start is not None:
+            grow(model, self.places.start / stage.name)
         network = Network(model, self.settings.compiled)
-        key = f"{stage} {seed} {self._fingerprint()}"
+        key = f"{stage} {seed} {self._fingerprint()} {self.places.start}"
         path = self.places.cache / f"{stage.name}.pt"
         keeping = Keeping(path, key, self.settings.checkpoint_minutes, self.places.resume)
         return network, Trainer(stage, network, self.stream, seed).run(loss_of, keeping)
@@ -96,6 +100,8 @@ class TrainingSession:
         return hashlib.sha256(self.stream.tobytes()).hexdigest()[:16]
 
     def _vocabulary(self) -> Tokenizer:
+        if self.places.start is not None:
+            return Tokenizer.from_file(str(self.places.start / "target" / "tokenizer.json"))
         kept = self.places.cache / "tokenizer.json"
         if self.places.resume and kept.exists():
             return Tokenizer.from_file(str(kept))

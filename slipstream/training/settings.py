@@ -36,14 +36,16 @@ class Schedule:
 
     warm_up: float = 0.02
     decay_from: float = 0.5
+    peak: float = 1.0
+    """A model that starts from trained weights learns at a lower rate."""
 
     def factor(self, used: float) -> float:
         """Between 0 and 1; a stop at the deadline is a proper finish because the factor is 0 there."""
         if used < self.warm_up:
-            return max(0.02, used / self.warm_up)
+            return self.peak * max(0.02, used / self.warm_up)
         if used < self.decay_from:
-            return 1.0
-        return max(0.0, (1.0 - used) / (1.0 - self.decay_from))
+            return self.peak
+        return self.peak * max(0.0, (1.0 - used) / (1.0 - self.decay_from))
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Stage:
     optimisation: Optimisation = Optimisation()
 
 
-TARGET = Shape(hidden=384, layers=4, heads=6, kv_heads=2, feed_forward=1024)
+TARGET = Shape(hidden=384, layers=6, heads=6, kv_heads=2, feed_forward=1024)
 DRAFT = Shape(hidden=128, layers=2, heads=4, kv_heads=2, feed_forward=512)
 
 

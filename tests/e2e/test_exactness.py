@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.prompts import held_out, request
 from slipstream.load import run_load
 from slipstream.v1 import gateway_pb2, types_pb2
-from tests.e2e.conftest import ROOT
+from tests.e2e.conftest import ROOT, serving
 
 PROMPTS = 8
 TOKENS = 40
@@ -87,6 +87,19 @@ async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, ru
     p_value = chisquare(observed, expected).pvalue
     print(f"{rule}: chi-square over {len(observed)} cells, p = {p_value:.4f}")
     assert p_value > least
+
+
+async def test_several_drafters_feed_one_tree_and_change_no_token(server: str) -> None:
+    prompts = held_out(4, seed=9)
+    plain = await run_load(server, [request(prompt, TOKENS, speculate=False) for prompt in prompts], 4)
+    with serving("--dtype", "float32", *(f"--drafter={kind}" for kind in ("model", "ngram", "suffix"))) as fleet:
+        for names in ([], ["ngram"], ["suffix"], ["model", "ngram"]):
+            requests = [request(prompt, TOKENS, speculate=True) for prompt in prompts]
+            for one in requests:
+                one.speculation.drafters.extend(names)
+            load = await run_load(fleet, requests, 4)
+            assert [c.token_ids for c in load.completions] == [c.token_ids for c in plain.completions]
+            assert load.total("accepted") > 0
 
 
 async def test_every_processor_is_exact_under_speculation(server: str) -> None:

@@ -16,7 +16,9 @@ from slipstream.engine.history import History
 from slipstream.engine.logits import Row, process
 from slipstream.sampling import Sampling
 from slipstream.selection import Selection
+from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.coupled import coupled
+from verifier_svc.acceptance.recursive import recursive
 from verifier_svc.acceptance.rejection import KeyedChance, rejection
 from verifier_svc.acceptance.verdict import Broken, Choose, FloatArray, Request, Rule, Verdict
 
@@ -39,6 +41,8 @@ RULES: Mapping[str, Callable[[Case], Rule]] = MappingProxyType(
     {
         "coupled": lambda case: coupled(case.selection),
         "rejection": lambda case: rejection(case.selection, KeyedChance(case.sampling.seed, case.position)),
+        "block": lambda case: block(case.selection, RoundChance(case.sampling.seed, case.position)),
+        "recursive": lambda case: recursive(case.selection, KeyedChance(case.sampling.seed, case.position)),
     }
 )
 

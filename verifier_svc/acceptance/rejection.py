@@ -37,8 +37,10 @@ class KeyedChance:
     def __init__(self, seed: int, position: int) -> None:
         self._seed, self._position = seed, position
 
-    def accepts(self, depth: int, probability: float) -> bool:
-        return noise.scalar_uniform(noise.key(self._seed, self._position + depth, Purpose.ACCEPT)) < probability
+    def accepts(self, depth: int, probability: float, sibling: int = 0) -> bool:
+        """Candidates for the same position have a coin each, numbered by `sibling`."""
+        stream = noise.key(self._seed, self._position + depth, Purpose.ACCEPT)
+        return noise.scalar_uniform(stream, sibling) < probability
 
     def draw(self, depth: int, weights: FloatArray, purpose: Purpose) -> int:
         possible = np.flatnonzero(weights > 0.0)

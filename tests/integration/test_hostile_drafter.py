@@ -1,0 +1,353 @@
+"""Nothing that a drafter does changes a token, stalls a step, or harms another session."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from slipstream.engine.opening import open_engine
+from slipstream.frame import Limits
+from slipstream.sampling import Sampling
+from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
+from tests.fleet import Decoded, Gateway, Verifier, drafter, emulated_text, gateway, until, verifier
+from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
+from verifier_svc import drafters
+from verifier_svc.drafter import MAX_REOPENS
+
+PROMPT = [7, 8, 9]
+TOKENS = 60
+MiB = 1024 * 1024
+CLOSE = verifier_pb2.DecodeClose()
+
+Responses = Iterable[drafter_pb2.DraftResponse | Exception]
+Trick = Callable[[HostileDrafter, Command], Responses]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    return emulated_text(PROMPT, TOKENS)
+
+
+@asynccontextmanager
+async def fleet(trick: Trick) -> AsyncIterator[tuple[HostileDrafter, Verifier, Gateway, str]]:
+    async with (
+        hostile(trick) as enemy,
+        drafter(open_engine("emulated:acceptance=0.9")) as friend,
+        verifier(open_engine("emulated:base_ms=2")) as server,
+        gateway(server.address) as client,
+    ):
+        yield enemy, server, client, friend
+
+
+async def undisturbed(client: Gateway, friend: str) -> None:
+    """Another session with a good drafter speculates."""
+    number, decoded = await client.open([1, 2], tokens=8000, drafters=[friend], session_id="good")
+    await until(lambda: decoded.accepted > 10)
+    assert not any(event.HasField("failure") for event in decoded.events)
+    await client.command(number, close=CLOSE)
+    await until(decoded.done.is_set)
+
+
+def no_step_waited_long(decoded: Decoded) -> None:
+    assert max(done.wait_us for done in decoded.rounds[1:]) < 2_000_000
+
+
+def codes(decoded: Decoded) -> list[int]:
+    return [event.failure.code for event in decoded.events if event.HasField("failure")]
+
+
+def on(kind: str, *responses: Callable[[Command], drafter_pb2.DraftResponse | Exception]) -> Trick:
+    def trick(drafter: HostileDrafter, command: Command) -> Responses:
+        return [response(command) for response in responses] if command.WhichOneof("command") == kind else []
+
+    return trick
+
+
+def distributed(*pairs: tuple[list[int], list[int]]) -> list[types_pb2.Distribution]:
+    return [types_pb2.Distribution(token_ids=tokens, weights=weights) for tokens, weights in pairs]
+
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
+INVALID, AHEAD = grpc.StatusCode.INVALID_ARGUMENT.value[0], grpc.StatusCode.FAILED_PRECONDITION.value[0]
+QUARANTINED: dict[str, tuple[int, list[Callable[[Command], drafter_pb2.DraftResponse]]]] = {
+    "token out of range": (INVALID, [lambda c: frame(c, [256])]),
+    "huge token": (INVALID, [lambda c: frame(c, [2**32 - 1])]),
+    "nan": (INVALID, [lambda c: frame(c, [1], log_probs=[math.nan])]),
+    "infinite": (INVALID, [lambda c: frame(c, [1], log_probs=[-math.inf])]),
+    "positive": (INVALID, [lambda c: frame(c, [1], log_probs=[0.5])]),
+    "no log_probs": (INVALID, [lambda c: frame(c, [1, 2], log_probs=[])]),
+    "its own parent": (INVALID, [lambda c: frame(c, [1, 2], parents=[0, 2])]),
+    "parent from the future": (INVALID, [lambda c: frame(c, [1, 2], parents=[0, 9])]),
+    "node zero": (INVALID, [lambda c: frame(c, [1], first_node=0)]),
+    "base from the future": (AHEAD, [lambda c: frame(c, [1], base_length=100_000)]),
+    "base moves": (INVALID, [lambda c: frame(c, [1]), lambda c: frame(c, [1], first_node=2, base_length=1)]),
+    "ten thousand nodes": (INVALID, [lambda c: frame(c, [1] * 10_000)]),
+    "weight zero": (INVALID, [lambda c: frame(c, [1], distributions=distributed(([1], [0])))]),
+    "empty distribution": (INVALID, [lambda c: frame(c, [1], distributions=distributed(([], [])))]),
+    "huge distribution": (INVALID, [lambda c: frame(c, [1], distributions=distributed((list(range(257)), [1] * 257)))]),
+}
+
+
+@pytest.mark.parametrize(("code", "responses"), QUARANTINED.values(), ids=QUARANTINED.keys())
+async def test_one_bad_frame_costs_the_session_its_drafter_and_nothing_else(
+    expected: list[int], code: int, responses: list[Any]
+) -> None:
+    async with fleet(on("open", *responses)) as (enemy, _, client, friend):
+        decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=[enemy.address])
+        await undisturbed(client, friend)
+    assert decoded.token_ids == expected
+    assert codes(decoded) == [code]
+    assert enemy.streams == 1
+    no_step_waited_long(decoded)
+
+
+IGNORED: dict[str, Trick] = {
+    "silence": on("open"),
+    "another session": on("commit", lambda c: frame(c, [1, 2], session=c.session + 1)),
+    "lower epoch": on("commit", lambda c: frame(c, [1], epoch=0)),
+    "higher epoch": on("commit", lambda c: frame(c, [1], epoch=9)),
+    "stale generation": on("commit", lambda c: frame(c, [1]), lambda c: frame(c, [1, 2], generation=0)),
+    "orphans": on("open", lambda c: frame(c, [1, 2], first_node=50)),
+    "nothing in it": on("commit", lambda c: frame(c, []), lambda c: drafter_pb2.DraftResponse()),
+    "wrong guesses": on("commit", lambda c: frame(c, range(200, 208))),
+    "repeats": on("commit", *[lambda c: frame(c, [1, 2, 3])] * 20),
+    "unlikely": on("commit", lambda c: frame(c, [1, 2], log_probs=[-3e38, -3e38])),
+    "refuses others": on("commit", lambda c: refusal(Command(session=c.session + 1, epoch=1), 8)),
+    "highest numbers": on("open", lambda c: frame(c, [1], generation=2**32 - 1, first_node=2**32 - 1)),
+}
+
+
+@pytest.mark.parametrize("trick", IGNORED.values(), ids=IGNORED.keys())
+async def test_what_means_nothing_is_ignored(expected: list[int], trick: Trick) -> None:
+    async with fleet(trick) as (enemy, _, client, friend):
+        decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=[enemy.address])
+        await undisturbed(client, friend)
+    assert decoded.token_ids == expected
+    assert codes(decoded) == []
+    assert [event.drafter for event in decoded.events] == ["model"]
+    no_step_waited_long(decoded)
+
+
+def oversized(command: Command) -> drafter_pb2.DraftResponse:
+    return refusal(command, 3, "x" * 5 * MiB)
+
+
+BROKEN: dict[str, tuple[Trick, int]] = {
+    "message above the limit": (on("open", oversized), 8),
+    "dies at once": (on("open", lambda c: ValueError("boom")), 13),
+    "dies later": (on("commit", lambda c: frame(c, [1]), lambda c: ValueError("boom")), 13),
+}
+
+
+@pytest.mark.parametrize(("trick", "code"), BROKEN.values(), ids=BROKEN.keys())
+async def test_a_stream_that_breaks_is_dialled_again_ever_more_slowly(
+    expected: list[int], trick: Trick, code: int
+) -> None:
+    async with fleet(trick) as (enemy, _, client, friend):
+        number, decoded = await client.open(PROMPT, tokens=8000, drafters=[enemy.address])
+        await undisturbed(client, friend)
+        await until(lambda: enemy.streams >= 3)
+        await client.command(number, close=CLOSE)
+        await until(decoded.done.is_set)
+    assert decoded.token_ids[:TOKENS] == expected[: len(decoded.token_ids)]
+    assert codes(decoded)[0] in (code, UNAVAILABLE)  # which, where a commit is being written at that moment
+    no_step_waited_long(decoded)
+
+
+def in_peace(context: Any) -> None:
+    pass
+
+
+def with_garbage(context: Any) -> None:
+    context.set_trailing_metadata((("grpc-status-details-bin", b"\xff\xff\xff"),))
+    context.set_code(grpc.StatusCode.UNAVAILABLE)
+    context.set_details("away")
+
+
+@pytest.mark.parametrize("ends", [in_peace, with_garbage])
+async def test_a_stream_closed_at_once_harms_nobody(expected: list[int], ends: Callable[[Any], None]) -> None:
+    async with fleet(on("open")) as (enemy, _, client, friend):
+        enemy.ends = ends
+        number, decoded = await client.open(PROMPT, tokens=8000, drafters=[enemy.address])
+        await until(lambda: enemy.streams >= 4 and len(decoded.token_ids) >= TOKENS)
+        await undisturbed(client, friend)
+        await client.command(number, close=CLOSE)
+        await until(decoded.done.is_set)
+    assert decoded.token_ids[:TOKENS] == expected
+    assert len(decoded.events) <= 2 * enemy.streams
+
+
+async def test_nobody_at_the_address_is_plain_decoding(expected: list[int]) -> None:
+    async with fleet(on("open")) as (_, _, client, friend):
+        decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=["127.0.0.1:1"])
+        await undisturbed(client, friend)
+    assert decoded.token_ids == expected
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 7, 8, 9, 13, 14, 99])
+async def test_a_refused_session_is_told_why_and_goes_on_alone(expected: list[int], code: int) -> None:
+    async with fleet(on("open", lambda c: refusal(c, code, "x" * 3_000_000))) as (enemy, _, client, friend):
+        decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=[enemy.address])
+        await undisturbed(client, friend)
+    assert decoded.token_ids == expected
+    assert len(codes(decoded)) == 1
+    assert len(enemy.kinds("open")) == 1
+
+
+async def test_a_drafter_that_always_missed_something_is_opened_again_only_so_often(expected: list[int]) -> None:
+    async with fleet(on("open", lambda c: frame(c, [1]), lambda c: refusal(c, 11))) as (enemy, _, client, friend):
+        decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=[enemy.address])
+        await undisturbed(client, friend)
+    assert decoded.token_ids == expected
+    assert len(enemy.kinds("open")) == 1 + MAX_REOPENS
+    assert codes(decoded) == [11]
+
+
+async def test_a_drafter_that_missed_a_commit_is_opened_on_the_whole_prefix(expected: list[int]) -> None:
+    def trick(drafter: HostileDrafter, command: Command) -> Responses:
+        return [refusal(command, 11)] if len(drafter.kinds("commit")) == 1 and command.HasField("commit") else []
+
+    async with fleet(trick) as (enemy, _, client, _):
+        decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=[enemy.address])
+    first, second = enemy.kinds("open")
+    assert first.session != second.session
+    prefix = list(second.open.prefix.token_ids)
+    assert prefix == (PROMPT + expected)[: len(prefix)] and len(prefix) > len(PROMPT)
+    assert codes(decoded) == []
+
+
+async def test_late_frames_are_walked_along_the_committed_tokens(expected: list[int]) -> None:
+    """A slow drafter answers each command with guesses that stand on the prefix of the command before."""
+    last: list[Command] = []
+
+    def trick(drafter: HostileDrafter, command: Command) -> Responses:
+        last.append(command)
+        if len(last) < 3:
+            return []
+        base = frame(last[-3], []).candidates[0].base_length - len(PROMPT)
+        return [frame(last[-3], expected[base : base + 8])] if 0 <= base < TOKENS else []
+
+    async with fleet(trick) as (enemy, _, client, friend):
+        decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=[enemy.address])
+        await undisturbed(client, friend)
+    assert decoded.token_ids == expected
+    assert codes(decoded) == []
+    assert decoded.accepted > 5
+
+
+async def test_a_flood_stays_within_its_bounds(expected: list[int]) -> None:
+    """Bushes and chains that nobody asked for, generation after generation."""
+
+    def trick(drafter: HostileDrafter, command: Command) -> Responses:
+        if frame(command, []).candidates[0].base_length == len(PROMPT) + 1:  # where the credit ends
+            for generation in range(100):
+                tokens = [(generation + node) % 256 for node in range(200)]
+                yield frame(command, tokens, generation=generation, parents=[0] * 200)
+                yield frame(command, tokens, generation=generation, first_node=201)
+
+    async with fleet(trick) as (enemy, server, client, friend):
+        number, decoded = await client.open(PROMPT, tokens=TOKENS, drafters=[enemy.address], credit=1)
+        await until(lambda: bool(decoded.rounds))
+        (session,) = server.scheduler._sessions
+        sizes: list[int] = []
+
+        def full() -> bool:
+            sizes.append(session.tree.node_count)
+            (source,) = session.tree._sources.values() or [None]
+            return source is not None and source.generation == 99 and sizes[-1] >= 256
+
+        await until(full)
+        assert max(sizes) == Limits().nodes
+        await client.command(number, credit=verifier_pb2.DecodeCredit(tokens=1000))
+        await until(decoded.done.is_set)
+        await undisturbed(client, friend)
+    assert decoded.token_ids == expected
+    assert max(done.drafted for done in decoded.rounds) <= 8
+
+
+async def test_a_flood_without_end_stops_nobody(expected: list[int]) -> None:
+    def trick(drafter: HostileDrafter, command: Command) -> Responses:
+        while True:
+            yield frame(command, [1] * 50)
+
+    async with fleet(trick) as (enemy, _, client, friend):
+        decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=[enemy.address])
+        await undisturbed(client, friend)
+    assert decoded.token_ids == expected
+    no_step_waited_long(decoded)
+
+
+async def test_drafters_that_nobody_uses_make_room_for_others(
+    expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafters, "MAX_DRAFTERS", 2)
+    async with fleet(on("open")) as (enemy, _, client, friend):
+        for port in range(1, 6):
+            decoded = await client.decode(PROMPT, tokens=3, drafters=[f"127.0.0.1:{port}", enemy.address])
+            assert decoded.token_ids == expected[:3]
+        number, kept = await client.open(PROMPT, tokens=8000, drafters=[friend, enemy.address])
+        full = await client.decode(PROMPT, drafters=["127.0.0.1:9"])
+        assert full.end is not None and full.end.failure.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        await until(lambda: kept.accepted > 10)
+        await client.command(number, close=CLOSE)
+        await until(kept.done.is_set)
+
+
+async def test_a_tree_forgets_the_streams_that_are_gone(expected: list[int]) -> None:
+    """Each time it is opened a session gets a source of its own; a flapping drafter once left one behind each time."""
+    trick = on("open", lambda c: frame(c, [1, 2, 3]), lambda c: ValueError("boom"))
+    async with fleet(trick) as (enemy, server, client, _):
+        number, decoded = await client.open(PROMPT, tokens=50_000, drafters=[enemy.address])
+        await until(lambda: enemy.streams >= 4)
+        (session,) = server.scheduler._sessions
+        assert len(session.tree._sources) <= 1
+        await client.command(number, close=CLOSE)
+        await until(decoded.done.is_set)
+
+
+async def test_a_trusted_liar_is_never_believed_again_under_a_ratio_rule(expected: list[int]) -> None:
+    def lie(command: Command) -> drafter_pb2.DraftResponse:
+        return frame(command, [200, 201, 202], distributions=distributed(*[([1, 2], [9, 1])] * 3))
+
+    sampling = Sampling(temperature=1.0, seed=4, acceptance="rejection")
+    options: dict[str, Any] = {"sampling": sampling, "trusted": True, "tokens": TOKENS}
+    async with fleet(lambda drafter, command: [lie(command)] if not command.HasField("close") else []) as world:
+        enemy, server, client, friend = world
+        plain = await client.decode(PROMPT, **options)
+        number, decoded = await client.open(PROMPT, **options | {"credit": 30}, drafters=[enemy.address])
+        await until(lambda: len(decoded.token_ids) == 30)
+        (session,) = server.scheduler._sessions
+        assert session.tree.empty
+        assert codes(decoded) == [INVALID]
+        await client.send(
+            verifier_pb2.DecodeCommand(
+                session=number, epoch=2, rollback=verifier_pb2.DecodeRollback(length=len(PROMPT) + 10)
+            ),
+            verifier_pb2.DecodeCommand(session=number, epoch=2, credit=verifier_pb2.DecodeCredit(tokens=1000)),
+        )
+        await until(decoded.done.is_set)
+        await undisturbed(client, friend)
+    assert decoded.token_ids == plain.token_ids[:30] + plain.token_ids[10:]
+    assert len(enemy.kinds("open")) == 1
+
+
+async def test_a_drafter_that_restarts_is_used_again() -> None:
+    async with verifier(open_engine("emulated:base_ms=2")) as server, gateway(server.address) as client:
+        async with drafter(open_engine("emulated:acceptance=0.9")) as address:
+            number, decoded = await client.open(PROMPT, tokens=20_000, drafters=[address])
+            await until(lambda: decoded.accepted > 10)
+        await until(lambda: len(codes(decoded)) == 1)
+        rounds, accepted = len(decoded.rounds), decoded.accepted
+        await until(lambda: len(decoded.rounds) > rounds + 20)
+        async with drafter(open_engine("emulated:acceptance=0.9"), listen=address):
+            await until(lambda: decoded.accepted > accepted + 50)
+            await client.command(number, close=CLOSE)
+            await until(decoded.done.is_set)
+        plain = await client.decode(PROMPT, tokens=len(decoded.token_ids))
+    assert decoded.token_ids == plain.token_ids
+    assert [event.failure.code for event in decoded.events] == [0, 14, 0]

@@ -1,0 +1,482 @@
+"""The verifier over real gRPC, spoken to as a gateway does, rightly and wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from slipstream import links
+from slipstream.client import channel
+from slipstream.engine.engine import Engine
+from slipstream.engine.opening import open_engine
+from slipstream.sampling import Sampling
+from slipstream.v1 import verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, opening, until, verifier
+from tests.fleet import emulated_text as text
+
+PROMPT = [7, 8, 9]
+CLOSE = verifier_pb2.DecodeClose()
+HISTORY = Sampling(temperature=1.0, repetition_penalty=100.0, seed=5)
+"""Makes the emulated text depend on every token before it."""
+
+
+def target(settings: str = "", kv_tokens: int = 65_536) -> Engine:
+    return open_engine(f"emulated:{settings}", kv_tokens=kv_tokens)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Verifier]:
+    async with verifier(target("base_ms=1")) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: Verifier) -> AsyncIterator[Gateway]:
+    async with gateway(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+async def guesses() -> AsyncIterator[str]:
+    async with drafter(target("acceptance=0.8")) as address:
+        yield address
+
+
+async def ended(decoded: Decoded) -> verifier_pb2.SessionEnd:
+    async with asyncio.timeout(30):
+        await decoded.done.wait()
+    assert decoded.end is not None
+    return decoded.end
+
+
+async def code(decoded: Decoded) -> grpc.StatusCode | None:
+    number = (await ended(decoded)).failure.code
+    return next((code for code in grpc.StatusCode if code.value[0] == number), None)
+
+
+def free(server: Verifier) -> Callable[[], bool]:
+    return lambda: server.engine.blocks_free == server.engine.blocks_total and not len(server.scheduler)
+
+
+# Ends.
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+async def test_a_session_ends_with_the_first_stop_token_it_commits(
+    client: Gateway, guesses: str, speculate: bool
+) -> None:
+    words = text(PROMPT, 40)
+    stop = words[20]
+    decoded = await client.decode(PROMPT, tokens=40, stop=[stop], drafters=[guesses] if speculate else [])
+    assert decoded.token_ids == words[: words.index(stop) + 1]
+    assert (await ended(decoded)).reason == verifier_pb2.FINISH_REASON_STOP
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 33])
+async def test_a_session_never_exceeds_its_length(client: Gateway, guesses: str, tokens: int) -> None:
+    decoded = await client.decode(PROMPT, tokens=tokens, drafters=[guesses], max_draft_tokens=16)
+    assert decoded.token_ids == text(PROMPT, tokens)
+    assert (await ended(decoded)).reason == verifier_pb2.FINISH_REASON_LENGTH
+
+
+async def test_closing_mid_flight_frees_the_memory_and_the_number(
+    server: Verifier, client: Gateway, guesses: str
+) -> None:
+    number, decoded = await client.open(PROMPT, tokens=5000, drafters=[guesses])
+    await until(lambda: len(decoded.rounds) > 3)
+    assert server.engine.blocks_free < server.engine.blocks_total
+    await client.command(number, close=CLOSE)
+    assert (await ended(decoded)).reason == verifier_pb2.FINISH_REASON_CANCELLED
+    await until(free(server))
+    rounds = len(decoded.rounds)
+    await client.command(number, close=CLOSE)  # of a session that is gone: ignored
+    assert (await client.decode(PROMPT, tokens=5)).token_ids == text(PROMPT, 5)
+    assert len(decoded.rounds) == rounds
+
+
+async def test_a_broken_stream_takes_its_sessions_along(server: Verifier, guesses: str) -> None:
+    async with gateway(server.address) as other:
+        sessions = [await other.open([seed, 1], tokens=5000, drafters=[guesses]) for seed in range(5)]
+        await until(lambda: all(decoded.rounds for _, decoded in sessions))
+    await until(free(server))
+    assert server.service.by_id == {}
+
+
+async def test_a_stream_that_is_no_protobuf_ends_and_others_go_on(server: Verifier, client: Gateway) -> None:
+    _, decoded = await client.open(PROMPT, tokens=60)
+    async with channel(server.address) as line:
+        call = line.stream_stream("/slipstream.v1.VerifierService/Decode")()
+        await call.write(b"\xff\xff\xff\xff")
+        with pytest.raises(grpc.RpcError) as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await ended(decoded)
+    assert decoded.token_ids == text(PROMPT, 60)
+
+
+async def test_a_gateway_that_does_not_read_loses_its_stream_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links.Outbox.__init__, "__defaults__", (200,))
+    window = grpc.aio.insecure_channel
+    async with verifier(target()) as server, window(server.address, [("grpc.http2.bdp_probe", 0)]) as line:
+        call = verifier_pb2_grpc.VerifierServiceStub(line).Decode()
+        commands = [
+            verifier_pb2.DecodeCommand(
+                session=number, epoch=1, open=opening(PROMPT, tokens=3000, session_id=f"session-{number}")
+            )
+            for number in range(20)
+        ]
+        await call.write(verifier_pb2.DecodeRequest(commands=commands))
+        await until(lambda: len(server.scheduler) == 20)
+        await until(free(server))
+        with pytest.raises(grpc.RpcError) as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_frame_above_the_limit_ends_the_stream(server: Verifier) -> None:
+    unlimited = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(server.address, unlimited) as line:
+        call = line.stream_stream("/slipstream.v1.VerifierService/Decode")()
+        with pytest.raises(grpc.RpcError) as caught:
+            await call.write(b"x" * (5 << 20))
+            await call.read()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# Flow control and policies.
+
+
+async def test_credits_pause_a_session_exactly_and_resume_it(server: Verifier, client: Gateway, guesses: str) -> None:
+    number, decoded = await client.open(PROMPT, tokens=60, drafters=[guesses], credit=5)
+    await until(lambda: len(decoded.token_ids) >= 5)
+    other = await client.decode([1, 2], tokens=30, drafters=[guesses])
+    assert other.token_ids == text([1, 2], 30)
+    assert len(decoded.token_ids) == 5
+    await client.command(number, credit=verifier_pb2.DecodeCredit(tokens=10))
+    await until(lambda: len(decoded.token_ids) >= 15)
+    await client.decode([1, 2], tokens=10)
+    assert len(decoded.token_ids) == 15
+    await client.command(number, credit=verifier_pb2.DecodeCredit(tokens=1000))
+    await ended(decoded)
+    assert decoded.token_ids == text(PROMPT, 60)
+
+
+async def test_policy_zero_is_plain_decoding_until_it_is_raised(client: Gateway, guesses: str) -> None:
+    number, decoded = await client.open(PROMPT, tokens=4000, drafters=[guesses], max_draft_tokens=0)
+    await until(lambda: len(decoded.rounds) > 20)
+    assert decoded.drafted == 0
+    await client.command(number, policy=verifier_pb2.DecodePolicy(max_draft_tokens=4))
+    await until(lambda: decoded.accepted > 20)
+    assert max(done.drafted for done in decoded.rounds) <= 4
+    await client.command(number, policy=verifier_pb2.DecodePolicy(max_draft_tokens=0))
+    await client.decode([1], tokens=3)  # the command was applied before this
+    drafted = len(decoded.rounds)
+    await until(lambda: len(decoded.rounds) > drafted + 20)
+    assert not any(done.drafted for done in decoded.rounds[drafted:])
+    await client.command(number, close=CLOSE)
+    await ended(decoded)
+    assert decoded.token_ids == text(PROMPT, len(decoded.token_ids))
+
+
+async def test_drafters_are_replaced_while_a_session_runs(client: Gateway, guesses: str) -> None:
+    number, decoded = await client.open(PROMPT, tokens=4000)
+    await until(lambda: len(decoded.rounds) > 3)
+    drafters = [verifier_pb2.DrafterAddress(address=guesses, name="late")] * 2
+    await client.command(number, attach=verifier_pb2.DecodeAttach(drafters=drafters))
+    await until(lambda: decoded.accepted > 50)
+    await client.command(number, attach=verifier_pb2.DecodeAttach())
+    await client.decode([1], tokens=3)
+    await client.command(number, close=CLOSE)
+    await ended(decoded)
+    assert decoded.token_ids == text(PROMPT, len(decoded.token_ids))
+    assert not any(event.HasField("failure") for event in decoded.events)
+
+
+async def test_a_drafter_named_twice_drafts_once(client: Gateway, guesses: str) -> None:
+    number, decoded = await client.open(PROMPT, tokens=4000, drafters=[guesses, guesses])
+    await until(lambda: decoded.accepted > 50)
+    assert [event.HasField("failure") for event in decoded.events] == [False]
+    await client.command(number, close=CLOSE)
+    await ended(decoded)
+
+
+# Rollback and fencing.
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), HISTORY], ids=["greedy", "history"])
+@pytest.mark.parametrize("mid_step", [True, False])
+@pytest.mark.parametrize("speculate", [True, False])
+async def test_after_a_rollback_the_text_is_that_of_an_undisturbed_session(
+    sampling: Sampling, mid_step: bool, speculate: bool
+) -> None:
+    settings = "vocabulary=16&base_ms=3"
+    async with drafter(target("vocabulary=16&acceptance=0.9")) as guesses, verifier(target(settings)) as server:
+        async with gateway(server.address) as client:
+            drafters = [guesses] if speculate else []
+            options: dict[str, Any] = {"tokens": 40, "sampling": sampling, "drafters": drafters}
+            expected = (await client.decode(PROMPT, **options)).token_ids
+            number, decoded = await client.open(PROMPT, **options, credit=0 if mid_step else 12)
+            await until(lambda: len(decoded.token_ids) >= 12)
+            rollback = verifier_pb2.DecodeRollback(length=len(PROMPT) + 5)
+            await client.command(number, 2, rollback=rollback)
+            await client.command(number, 1, close=CLOSE)  # of the epoch before: ignored
+            if not mid_step:
+                await client.command(number, 2, credit=verifier_pb2.DecodeCredit(tokens=100))
+            assert (await ended(decoded)).epoch == 2
+        await until(free(server))
+    before = [token for done in decoded.rounds if done.epoch == 1 for token in done.token_ids]
+    after = [done for done in decoded.rounds if done.epoch == 2]
+    assert before == expected[: len(before)]
+    assert after[0].base_length == len(PROMPT) + 5
+    assert [token for done in after for token in done.token_ids] == expected[5:]
+
+
+async def test_rollbacks_follow_each_other_faster_than_steps(client: Gateway) -> None:
+    number, decoded = await client.open(PROMPT, tokens=400)
+    await until(lambda: len(decoded.token_ids) >= 20)
+    await client.send(
+        *(
+            verifier_pb2.DecodeCommand(session=number, epoch=epoch, rollback=verifier_pb2.DecodeRollback(length=length))
+            for epoch, length in ((2, 15), (3, 9), (5, 9), (4, 5))
+        )
+    )
+    await until(lambda: decoded.rounds[-1].epoch == 5)
+    assert next(done for done in decoded.rounds if done.epoch == 5).base_length == 9
+    await client.command(number, 5, close=CLOSE)
+    assert (await ended(decoded)).epoch == 5
+
+
+@pytest.mark.parametrize(
+    ("epoch", "length", "expected"),
+    [
+        (1, 5, grpc.StatusCode.FAILED_PRECONDITION),
+        (2, 2, grpc.StatusCode.OUT_OF_RANGE),
+        (2, 100_000, grpc.StatusCode.OUT_OF_RANGE),
+    ],
+)
+async def test_a_rollback_that_cannot_be_ends_its_session(
+    server: Verifier, client: Gateway, epoch: int, length: int, expected: grpc.StatusCode
+) -> None:
+    number, decoded = await client.open(PROMPT, tokens=4000)
+    await until(lambda: len(decoded.token_ids) >= 5)
+    await client.command(number, epoch, rollback=verifier_pb2.DecodeRollback(length=length))
+    assert await code(decoded) is expected
+    await until(free(server))
+
+
+async def test_a_second_rollback_cannot_reach_beyond_one_that_waits() -> None:
+    async with verifier(target("base_ms=100")) as server, gateway(server.address) as client:
+        number, decoded = await client.open(PROMPT, tokens=4000)
+        await until(lambda: len(decoded.token_ids) >= 4)
+        await client.send(
+            verifier_pb2.DecodeCommand(session=number, epoch=2, rollback=verifier_pb2.DecodeRollback(length=4)),
+            verifier_pb2.DecodeCommand(session=number, epoch=3, rollback=verifier_pb2.DecodeRollback(length=6)),
+        )
+        assert await code(decoded) is grpc.StatusCode.OUT_OF_RANGE
+
+
+async def test_a_session_closed_while_its_rollback_waits_ends_under_the_new_epoch() -> None:
+    async with verifier(target("base_ms=100")) as server, gateway(server.address) as client:
+        number, decoded = await client.open(PROMPT, tokens=4000)
+        await until(lambda: len(decoded.token_ids) >= 2)
+        await client.command(number, 2, rollback=verifier_pb2.DecodeRollback(length=4))
+        await client.command(number, 2, close=CLOSE)
+        assert (await ended(decoded)).epoch == 2
+        await until(free(server))
+
+
+async def test_of_two_gateways_the_higher_epoch_owns_the_session(server: Verifier, client: Gateway) -> None:
+    _, first = await client.open(PROMPT, tokens=4000, session_id="s")
+    await until(lambda: bool(first.rounds))
+    async with gateway(server.address) as other:
+        _, late = await other.open(PROMPT, tokens=10, session_id="s", epoch=1)
+        assert await code(late) is grpc.StatusCode.ABORTED
+        assert first.end is None
+        _, winner = await other.open(PROMPT, tokens=10, session_id="s", epoch=2)
+        assert await code(first) is grpc.StatusCode.ABORTED
+        await ended(winner)
+        assert winner.token_ids == text(PROMPT, 10)
+    await until(free(server))
+
+
+async def test_a_claim_that_is_malformed_fences_nobody(server: Verifier, client: Gateway) -> None:
+    _, first = await client.open(PROMPT, tokens=100, session_id="s")
+    await until(lambda: bool(first.rounds))
+    async with gateway(server.address) as other:
+        rejection = Sampling(acceptance="rejection")
+        _, bad = await other.open(PROMPT, session_id="s", epoch=2, sampling=rejection, drafters=["127.0.0.1:1"])
+        assert await code(bad) is grpc.StatusCode.PERMISSION_DENIED
+    assert (await ended(first)).reason == verifier_pb2.FINISH_REASON_LENGTH
+
+
+# Refusals.
+
+
+def spoil_prefix(request: verifier_pb2.DecodeOpen) -> None:
+    request.prefix.token_ids[1] = 256
+
+
+def spoil_all(request: verifier_pb2.DecodeOpen) -> None:
+    request.Clear()
+
+
+MALFORMED: dict[str, Callable[[verifier_pb2.DecodeOpen], Any]] = {
+    "everything missing": spoil_all,
+    "no id": lambda request: request.key.ClearField("id"),
+    "long id": lambda request: setattr(request.key, "id", "x" * 65),
+    "no prefix": lambda request: request.ClearField("prefix"),
+    "no prompt": lambda request: request.prefix.ClearField("prompt_length"),
+    "prompt longer than prefix": lambda request: setattr(request.prefix, "prompt_length", 4),
+    "token out of range": spoil_prefix,
+    "no room": lambda request: setattr(request, "max_length", 3),
+    "longer than the model": lambda request: setattr(request, "max_length", (1 << 20) + 1),
+    "bias out of range": lambda request: request.sampling.logit_bias.update({256: 1.0}),
+    "huge bias": lambda request: request.sampling.logit_bias.update({1: 1e9}),
+    "nan temperature": lambda request: setattr(request.sampling, "temperature", float("nan")),
+    "negative temperature": lambda request: setattr(request.sampling, "temperature", -1.0),
+    "top_p zero": lambda request: setattr(request.sampling, "top_p", 0.0),
+    "no sampling": lambda request: request.ClearField("sampling"),
+    "nameless drafter": lambda request: request.drafters.add(),
+}
+
+
+@pytest.mark.parametrize("spoil", MALFORMED.values(), ids=MALFORMED.keys())
+async def test_a_malformed_open_costs_itself_only(
+    server: Verifier, client: Gateway, spoil: Callable[[verifier_pb2.DecodeOpen], Any]
+) -> None:
+    _, running = await client.open(PROMPT, tokens=30)
+    request = opening(PROMPT, session_id="odd")
+    spoil(request)
+    bad = client.sessions[99] = Decoded()
+    await client.command(99, open=request)
+    assert await code(bad) is grpc.StatusCode.INVALID_ARGUMENT
+    # Number and id are free again.
+    again = client.sessions[99] = Decoded()
+    await client.command(99, open=opening(PROMPT, session_id="odd", tokens=9))
+    await ended(again)
+    assert again.token_ids == text(PROMPT, 9)
+    await ended(running)
+    assert running.token_ids == text(PROMPT, 30)
+    await until(free(server))
+
+
+async def test_an_empty_command_ends_its_session_only(client: Gateway) -> None:
+    number, decoded = await client.open(PROMPT, tokens=4000)
+    _, running = await client.open(PROMPT, tokens=30)
+    await client.command(number)
+    assert await code(decoded) is grpc.StatusCode.INVALID_ARGUMENT
+    await ended(running)
+    assert running.token_ids == text(PROMPT, 30)
+
+
+async def test_a_number_in_use_is_refused_and_its_session_goes_on(client: Gateway) -> None:
+    number, decoded = await client.open(PROMPT, tokens=200)
+    await until(lambda: bool(decoded.rounds))
+    await client.command(number, 7, open=opening([1, 2], session_id="other"))
+    assert await code(decoded) is grpc.StatusCode.INVALID_ARGUMENT
+    assert decoded.end is not None and decoded.end.epoch == 7
+    decoded.done.clear()
+    await ended(decoded)
+    assert decoded.token_ids == text(PROMPT, 200)
+
+
+async def test_a_ratio_rule_needs_trusted_drafters(server: Verifier, client: Gateway, guesses: str) -> None:
+    sampling = Sampling(acceptance="rejection", seed=3)
+    _, refused = await client.open(PROMPT, sampling=sampling, drafters=[guesses], session_id="s")
+    assert await code(refused) is grpc.StatusCode.PERMISSION_DENIED
+    number, decoded = await client.open(
+        PROMPT, tokens=400, sampling=sampling, drafters=[guesses], session_id="s", trusted=True
+    )
+    await until(lambda: decoded.accepted > 5)
+    untrusted = verifier_pb2.DrafterAddress(address=guesses)
+    await client.command(number, attach=verifier_pb2.DecodeAttach(drafters=[untrusted]))
+    assert await code(decoded) is grpc.StatusCode.PERMISSION_DENIED
+    await until(free(server))
+
+
+async def test_without_memory_the_new_session_is_refused_and_running_ones_keep_their_text() -> None:
+    async with verifier(target("base_ms=1", kv_tokens=320)) as server, gateway(server.address) as client:
+        running = [await client.open([seed, 1], tokens=120) for seed in (3, 4)]
+        await until(lambda: all(decoded.rounds for _, decoded in running))
+        _, refused = await client.open(PROMPT, tokens=120)
+        assert await code(refused) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for seed, (_, decoded) in zip((3, 4), running, strict=True):
+            await ended(decoded)
+            assert decoded.token_ids == text([seed, 1], 120)
+        assert (await client.decode(PROMPT, tokens=120)).token_ids == text(PROMPT, 120)
+        await until(free(server))
+
+
+async def test_more_sessions_than_allowed_are_refused() -> None:
+    async with verifier(target("base_ms=1"), max_sessions=2) as server, gateway(server.address) as client:
+        running = [await client.open([seed, 1], tokens=4000) for seed in (3, 4)]
+        _, refused = await client.open(PROMPT)
+        assert await code(refused) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        number, decoded = running[0]
+        await client.command(number, close=CLOSE)
+        await ended(decoded)
+        assert (await client.decode(PROMPT, tokens=5)).token_ids == text(PROMPT, 5)
+
+
+# Sharing of steps.
+
+
+async def test_a_long_prompt_does_not_stall_those_who_decode() -> None:
+    async with verifier(target(), prefill_tokens=32) as server, gateway(server.address) as client:
+        _, decoding = await client.open(PROMPT, tokens=20_000)
+        await until(lambda: bool(decoding.rounds))
+        steps = server.scheduler.steps
+        _, long = await client.open([5] * 3200, tokens=1)
+        await ended(long)
+        taken = server.scheduler.steps - steps
+        assert taken >= 100
+        assert long.token_ids == text([5] * 3200, 1)
+        await until(lambda: len(decoding.rounds) >= taken - 5)
+        assert decoding.end is None
+
+
+async def test_candidates_leave_a_prompt_its_share(guesses: str) -> None:
+    """Sessions that speculate once filled every step to the last token, and a new prompt waited for their end."""
+    async with (
+        verifier(target("base_ms=2"), step_tokens=16, prefill_tokens=8) as server,
+        gateway(server.address) as client,
+    ):
+        options: dict[str, Any] = {"tokens": 10_000, "drafters": [guesses], "max_draft_tokens": 16}
+        sessions = [await client.open([seed, 1], **options) for seed in range(4)]
+        await until(lambda: all(decoded.accepted > 10 for _, decoded in sessions))
+        assert (await client.decode([9] * 200, tokens=2)).token_ids == text([9] * 200, 2)
+
+
+async def test_more_sessions_than_a_step_has_room_for_take_turns() -> None:
+    async with verifier(target("base_ms=1"), step_tokens=4) as server, gateway(server.address) as client:
+        sessions = [await client.open([seed], tokens=60) for seed in range(12)]
+        await until(lambda: any(decoded.done.is_set() for _, decoded in sessions))
+        assert min(len(decoded.token_ids) for _, decoded in sessions) > 40
+
+
+# What others ask.
+
+
+async def test_a_verifier_says_what_it_runs_and_how_busy_it_is(server: Verifier, client: Gateway) -> None:
+    async with channel(server.address) as line:
+        stub = worker_pb2_grpc.WorkerServiceStub(line)
+        told = await stub.GetModel(worker_pb2.GetModelRequest())
+        assert told.role == worker_pb2.ROLE_VERIFIER
+        assert told.model.vocabulary_size == 256
+        watch = stub.Watch(worker_pb2.WatchRequest())
+        assert (await watch.read()).sessions == 0
+        number, _ = await client.open(PROMPT, tokens=5000)
+        async with asyncio.timeout(10):
+            while (load := await watch.read()).kv_blocks_free == load.kv_blocks_total:
+                pass
+            assert load.sessions == 1
+            await client.command(number, close=CLOSE)
+            while (load := await watch.read()).sessions:
+                pass
+        watch.cancel()

@@ -1,0 +1,138 @@
+"""Keyed randomness, through several rounds and among siblings: what enumeration, whose coins are always fresh, cannot
+see. The seeds are fixed, so each test always comes out the same.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from slipstream import noise
+from slipstream.noise import Purpose
+from slipstream.proposal import Proposal
+from slipstream.sampling import Sampling
+from tests.enumeration import AnyRule, Path, chain, continuations, draft_of, run, target_of, tree
+from verifier_svc.acceptance.block import RoundChance, block
+from verifier_svc.acceptance.judge import Case, judge
+from verifier_svc.acceptance.recursive import recursive
+from verifier_svc.acceptance.rejection import KeyedChance, rejection
+from verifier_svc.acceptance.verdict import FloatArray, Verdict
+
+VOCABULARY = 3
+TOKENS, RUNS = 3, 4_000
+TARGET, Q = target_of(14, VOCABULARY), draft_of(64, VOCABULARY, VOCABULARY)(())
+"""The same q everywhere: the same noise draws the same token again, which shows its reuse best."""
+
+
+def drawn(stream: int, proposal: Proposal | None) -> int:
+    assert proposal is not None
+    scores = np.log(np.array(proposal.weights)) + noise.gumbel(stream, proposal.token_ids)
+    return proposal.token_ids[int(scores.argmax())]
+
+
+def after(start: Path, path: Path) -> FloatArray:
+    return TARGET(start + path)
+
+
+def generated(seed: int, rule: AnyRule, chance: type[KeyedChance], fresh: bool) -> Path:
+    """TOKENS tokens, in as many rounds as it takes. A draft token's noise belongs to its position, and to the round if
+    it is to be fresh.
+    """
+    text: Path = ()
+    while len(text) < TOKENS:
+        start = text
+        streams = noise.key(seed, len(start) if fresh else 0, Purpose.DRAFT)
+        draft = tuple(drawn(noise.key(streams, at, Purpose.DRAFT), Q) for at in range(len(start), TOKENS))
+        answer = functools.partial(after, start)
+        verdict = run(rule, chain(draft, lambda path: Q), chance(seed, len(start)), answer)
+        text = (*start, *draft[: len(verdict.path)], verdict.next_token)
+    return text[:TOKENS]
+
+
+@pytest.mark.parametrize(
+    ("rule", "chance", "fresh", "exact"),
+    [
+        pytest.param(rejection, KeyedChance, False, True, id="rejection"),
+        pytest.param(block, RoundChance, True, True, id="block"),
+        pytest.param(block, KeyedChance, True, False, id="block, coins of a position"),
+        pytest.param(block, RoundChance, False, False, id="block, drafts of a position"),
+    ],
+)
+def test_block_needs_fresh_coins_and_fresh_drafts_in_every_round(
+    rule: AnyRule, chance: type[KeyedChance], fresh: bool, exact: bool
+) -> None:
+    """It has looked at coins and draft tokens beyond the end of its round, and the next must not meet them again.
+    Rejection has not, and may.
+    """
+    expected = dict(continuations((), TOKENS, TARGET))
+    observed = dict.fromkeys(expected, 0)
+    for seed in range(RUNS):
+        observed[generated(seed, rule, chance, fresh)] += 1
+    found = stats.chisquare(list(observed.values()), [RUNS * share for share in expected.values()])
+    assert (found.pvalue > 1e-4) == exact
+
+
+class OneCoin(KeyedChance):
+    """All candidates for a position share one coin."""
+
+    def accepts(self, depth: int, probability: float, sibling: int = 0) -> bool:
+        return super().accepts(depth, probability)
+
+
+@pytest.mark.parametrize(
+    ("chance", "own_noise", "exact"),
+    [
+        pytest.param(KeyedChance, True, True, id="as built"),
+        pytest.param(OneCoin, True, False, id="siblings share a coin"),
+        pytest.param(KeyedChance, False, False, id="siblings share the noise they were drawn with"),
+    ],
+)
+def test_siblings_need_a_coin_and_draft_noise_each(chance: type[KeyedChance], own_noise: bool, exact: bool) -> None:
+    """Two drafters' draws from two q meet under one node."""
+    p, proposals = np.array([0.2, 0.5, 0.3]), [Proposal((0, 1, 2), weights) for weights in ((8, 1, 1), (1, 8, 1))]
+    observed, size = np.zeros(VOCABULARY), 2 * RUNS
+    for position in range(size):
+        nodes: dict[Path, Proposal | None] = {}
+        for drafter, proposal in enumerate(proposals):
+            stream = noise.key(drafter if own_noise else 0, position, Purpose.DRAFT)
+            nodes.setdefault((drawn(stream, proposal),), proposal)
+        selection = tree(list(nodes.items()))
+        verdict = run(recursive, selection, chance(11, position), lambda path: p)
+        observed[selection.token_ids[verdict.path[0]] if verdict.path else verdict.next_token] += 1
+    assert (stats.chisquare(observed, p * size).pvalue > 1e-4) == exact
+
+
+def test_the_first_siblings_coin_is_that_of_rejection() -> None:
+    """So the text of a `rejection` session is what it always was."""
+    u = noise.scalar_uniform(noise.key(7, 5, Purpose.ACCEPT))
+    for chance, depth in ((KeyedChance(7, 5), 0), (KeyedChance(7, 2), 3)):
+        assert chance.accepts(depth, u + 1e-9) and chance.accepts(depth, u + 1e-9, sibling=0)
+        assert not chance.accepts(depth, u) and not chance.accepts(depth, u, sibling=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "chance"), [("block", block, RoundChance), ("recursive", recursive, KeyedChance)]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_the_judge_runs_the_rule_with_its_own_chance(
+    name: str, rule: AnyRule, chance: type[KeyedChance], temperature: float
+) -> None:
+    sampling = Sampling(seed=7, temperature=temperature, acceptance=name)
+    paths: list[Path] = [(0,), (1,), (0, 2), (0, 1), (0, 2, 0)]
+    selection = tree([(path, Q) for path in paths])
+    logits = torch.randn(60, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    cases = [Case(selection, 6 * index, sampling, 10 + index) for index in range(10)]
+    verdicts = judge(cases, logits)
+    assert len({verdict.path for verdict in verdicts if isinstance(verdict, Verdict)}) > 1
+    for case, verdict in zip(cases, verdicts, strict=True):
+
+        def target(path: Path, first_row: int = case.first_row) -> FloatArray:
+            row = logits[first_row + (paths.index(path) + 1 if path else 0)]
+            p: FloatArray = (row / (temperature or 1e-6)).double().softmax(-1).numpy()
+            return p
+
+        assert run(rule, selection, chance(7, case.position), target) == verdict

@@ -1,0 +1,67 @@
+"""Configuration from the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from slipstream.config import from_env
+from slipstream.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str
+    threads: int = 1
+    wait_s: float = 0.5
+    strict: bool = False
+    peers: tuple[str, ...] = ()
+
+
+def read(**variables: str) -> Settings:
+    return from_env(Settings, "TOY_", {"PATH": "/bin", **{f"TOY_{name}": text for name, text in variables.items()}})
+
+
+def test_every_kind_of_field_is_read() -> None:
+    settings = read(MODEL="m", THREADS=" 4 ", WAIT_S="0.25", STRICT="Yes", PEERS="a:1, b:2,,")
+    assert settings == Settings("m", 4, 0.25, True, ("a:1", "b:2"))
+
+
+def test_defaults_stand_where_nothing_is_set() -> None:
+    assert read(MODEL="m") == Settings("m")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("true", True), ("0", False), ("FALSE", False), ("no", False)]
+)
+def test_booleans_have_words(text: str, value: bool) -> None:
+    assert read(MODEL="m", STRICT=text).strict is value
+
+
+def test_a_missing_required_setting_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="TOY_MODEL"):
+        read(THREADS="2")
+
+
+def test_an_unknown_setting_is_named_with_the_known_ones() -> None:
+    with pytest.raises(InvalidArgument, match=r"TOY_THREAD.*TOY_THREADS"):
+        read(MODEL="m", THREAD="2")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("THREADS", "many"), ("THREADS", "1.5"), ("WAIT_S", ""), ("STRICT", "perhaps")]
+)
+def test_a_value_that_cannot_be_read_is_named_with_its_variable(name: str, text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        read(MODEL="m", **{name: text})
+    assert f"TOY_{name}={text!r}" in caught.value.message
+
+
+def test_other_prefixes_are_nobodys_business() -> None:
+    assert from_env(Settings, "TOY_", {"TOY_MODEL": "m", "TOYS_MODEL": "n", "MODEL": "o"}).model == "m"
+
+
+def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_MODEL", "from the process")
+    assert from_env(Settings, "TOY_").model == "from the process"

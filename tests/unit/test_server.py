@@ -1,0 +1,135 @@
+"""What callers see of a server: typed errors as statuses, health, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from slipstream.client import channel, error_of
+from slipstream.errors import ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.server import ERROR_DOMAIN, Server
+from slipstream.v1 import drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+from slipstream.worker import Identity, WorkerService
+
+
+class Failing(worker_pb2_grpc.WorkerServiceServicer, drafter_pb2_grpc.DrafterServiceServicer):
+    """Raises the same from each kind of handler, the streams after their first message."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def register(self, server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)
+
+    async def GetModel(self, request: Any, context: Any) -> Any:
+        raise self.error
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield worker_pb2.WatchResponse(sessions=1)
+        raise self.error
+
+    async def Draft(self, requests: Any, context: Any) -> None:
+        await context.send_initial_metadata(())
+        raise self.error
+
+
+@asynccontextmanager
+async def serving(*services: Any) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
+    server = Server([service.register for service in services])
+    try:
+        async with channel(await server.start("127.0.0.1:0")) as line:
+            yield server, line
+    finally:
+        await server.stop(0)
+
+
+async def failures(line: grpc.aio.Channel) -> list[grpc.RpcError]:
+    worker, caught = worker_pb2_grpc.WorkerServiceStub(line), []
+    watch, draft = worker.Watch(worker_pb2.WatchRequest()), drafter_pb2_grpc.DrafterServiceStub(line).Draft()
+    assert (await watch.read()).sessions == 1
+    for call in (worker.GetModel(worker_pb2.GetModelRequest()), watch.read(), draft.read()):
+        with pytest.raises(grpc.RpcError) as error:
+            await call
+        caught.append(error.value)
+    return caught
+
+
+@pytest.mark.parametrize("kind", SlipstreamError.__subclasses__())
+async def test_typed_errors_become_their_status_with_a_reason(kind: type[SlipstreamError]) -> None:
+    async with serving(Failing(kind("Do this.", reason="WORD"))) as (_, line):
+        for error in await failures(line):
+            assert (error.code(), error.details()) == (kind.code, "Do this.")
+            back = error_of(error)
+            assert (type(back), back.reason) == (kind, "WORD")
+            details = list(rpc_status.from_call(error).details)
+            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+            assert details[0].Unpack(info) and info.domain == ERROR_DOMAIN
+            wait = [detail for detail in details if detail.Unpack(retry)]
+            assert bool(wait) is (kind in (ResourceExhausted, Unavailable))
+
+
+async def test_an_unexpected_exception_is_internal_and_keeps_its_text_to_itself() -> None:
+    async with serving(Failing(ValueError("password"))) as (_, line):
+        for error in await failures(line):
+            assert error.code() is grpc.StatusCode.INTERNAL
+            assert "password" not in repr(error)
+
+
+async def test_a_failed_call_of_the_handler_itself_keeps_its_text_to_itself() -> None:
+    inner = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "away", "password"
+    )
+    async with serving(Failing(inner)) as (_, line):
+        for error in await failures(line):
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert "password" not in repr(error)
+
+
+async def test_health_says_not_serving_until_told_otherwise_and_after_stop_nothing() -> None:
+    async with serving() as (server, line):
+        health, request = health_pb2_grpc.HealthStub(line), health_pb2.HealthCheckRequest()
+        assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await server.serving(True)
+        assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+        watch = health.Watch(request)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stopping = asyncio.create_task(server.stop(5))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        await stopping
+
+
+async def test_an_address_in_use_is_refused_with_its_name() -> None:
+    first, second = Server([]), Server([])
+    address = await first.start("127.0.0.1:0")
+    with pytest.raises(Unavailable, match=address):
+        await second.start(address)
+    await first.stop(0)
+    await second.stop(0)
+
+
+async def test_a_worker_says_what_it_runs_and_tells_its_load_only_when_it_changes() -> None:
+    load = worker_pb2.WatchResponse(sessions=1)
+    model = types_pb2.ModelInfo(name="toy")
+    worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "ngram"), lambda: load)
+    async with serving(worker) as (server, line):
+        stub = worker_pb2_grpc.WorkerServiceStub(line)
+        told = await stub.GetModel(worker_pb2.GetModelRequest())
+        assert (told.model.name, told.role, told.method) == ("toy", worker_pb2.ROLE_DRAFTER, "ngram")
+        watch = stub.Watch(worker_pb2.WatchRequest())
+        assert (await watch.read()).sessions == 1
+        load = worker_pb2.WatchResponse(sessions=2)
+        assert (await watch.read()).sessions == 2
+        await server.stop(0)
+        with pytest.raises(grpc.RpcError) as caught:
+            await watch.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,0 +1,118 @@
+"""Messages and the project's own types are the same, both ways."""
+
+from __future__ import annotations
+
+import math
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import status_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream import wire
+from slipstream.client import error_of
+from slipstream.engine.opening import open_engine
+from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.sampling import Sampling
+from slipstream.v1 import types_pb2
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.floats(0, 100),
+    top_k=st.integers(0, 2**32 - 1),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=5),
+    seed=st.integers(0, 2**64 - 1),
+    acceptance=st.sampled_from(["coupled", "rejection"]),
+)
+
+
+@given(SAMPLINGS)
+def test_sampling_survives_the_wire(sampling: Sampling) -> None:
+    message = types_pb2.Sampling.FromString(wire.sampling_to_wire(sampling).SerializeToString())
+    assert wire.sampling_from_wire(message) == sampling
+
+
+def test_the_servers_default_rule_is_coupled() -> None:
+    assert wire.rule_name(types_pb2.ACCEPTANCE_RULE_UNSPECIFIED) == "coupled"
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -3.0])
+def test_a_worker_believes_no_number_out_of_range(field: str, value: float) -> None:
+    message = wire.sampling_to_wire(Sampling())
+    setattr(message, field, value)
+    with pytest.raises(InvalidArgument, match=field):
+        wire.sampling_from_wire(message)
+
+
+def test_an_unknown_rule_is_refused_by_number_and_by_name() -> None:
+    message = types_pb2.Sampling.FromString(
+        types_pb2.Sampling(top_p=1, repetition_penalty=1).SerializeToString() + b"\x50\x63"
+    )
+    with pytest.raises(InvalidArgument, match="99"):
+        wire.sampling_from_wire(message)
+    with pytest.raises(InvalidArgument, match="lucky"):
+        wire.rule_number("lucky")
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_rules_have_one_number_each(rule: str) -> None:
+    assert wire.rule_name(wire.rule_number(rule)) == rule
+
+
+@pytest.mark.parametrize("kind", SlipstreamError.__subclasses__())
+def test_failures_keep_their_type_sentence_and_reason(kind: type[SlipstreamError]) -> None:
+    back = wire.failure_from_wire(wire.failure_to_wire(kind("Try again.", reason="WORD")))
+    assert (type(back), back.message, back.reason) == (kind, "Try again.", "WORD")
+
+
+@pytest.mark.parametrize("code", [-1, 0, 1, 99])
+def test_a_failure_with_a_strange_code_is_internal(code: int) -> None:
+    assert type(wire.failure_from_wire(types_pb2.Failure(code=code))) is Internal
+
+
+def test_a_peers_endless_sentence_is_not_passed_on() -> None:
+    error = wire.failure_from_wire(types_pb2.Failure(code=8, message="x" * 3_000_000, reason="y" * 3_000_000))
+    assert isinstance(error, ResourceExhausted)
+    assert wire.failure_to_wire(error).ByteSize() < 2000
+
+
+def test_a_models_card_reaches_the_other_side() -> None:
+    model = open_engine("emulated:vocabulary=77").model
+    message = wire.model_to_wire(model)
+    assert (message.vocabulary_size, message.vocabulary_fingerprint) == (77, model.fingerprint)
+    assert message.max_length == model.max_length
+
+
+# A failed call's status is a peer's word too.
+
+
+def failed_call(code: grpc.StatusCode, details: bytes) -> grpc.aio.AioRpcError:
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", details))
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, "away")
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        b"\xff\xff\xff",
+        status_pb2.Status(code=3, message="something else").SerializeToString(),
+        status_pb2.Status(
+            code=14,
+            message="away",
+            details=[any_pb2.Any(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\xff\xff")],
+        ).SerializeToString(),
+    ],
+    ids=["no protobuf", "another status", "garbage inside"],
+)
+def test_status_details_of_a_lying_peer_are_ignored(details: bytes) -> None:
+    error = error_of(failed_call(grpc.StatusCode.UNAVAILABLE, details))
+    assert isinstance(error, Unavailable)
+    assert error.message == "away"

@@ -1,0 +1,103 @@
+"""Block verification: judge the chain as a whole, and keep its longest prefix that passes.
+
+Sun et al., "Block verification accelerates speculative decoding", ICLR 2025 (arXiv 2403.10444), algorithm 2. With
+p(.) the target's and q(.) the draft's distribution after the first i draft tokens x_1 .. x_i, and K tokens drafted,
+
+    p_0 = 1,   p_i = min(p_{i-1} p(x_i) / q(x_i), 1)                                    (`ratio` below)
+    Z_i = sum_x max(p_i p(x) - q(x), 0) = p_i (1 - sum_S p) + sum_S max(p_i p - q, 0)   (S: the support of q)
+    h_i = Z_i / (Z_i + 1 - p_i) for i < K,   h_K = p_K
+    tau = the LARGEST i with u_i <= h_i, or 0;   then y ~ p if tau = K, else y ~ norm(max(p_tau p - q, 0)).
+
+A failed coin does not end the walk: a later one may still pass, and takes everything before it along. That is where
+the gain over token-by-token rejection comes from (for a deterministic draft there is none), and to stop at the first
+failure is biased. Exact iff q is honest and the selection did not look at tokens, as for `rejection`.
+
+Coins and tokens beyond tau have been looked at (in `rejection` they are not), and a later round that met them again
+would know that they had failed. So the coins belong to the round (`RoundChance`), and what a drafter redraws after a
+round must not come from the noise it drew from before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream import noise
+from slipstream.noise import Purpose
+from slipstream.proposal import Proposal
+from slipstream.selection import ROOT, Selection
+from verifier_svc.acceptance.rejection import Chance, KeyedChance, probability, residual
+from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
+
+
+class RoundChance(KeyedChance):
+    """As `KeyedChance`, but a coin belongs to (first position of the round, depth): no two rounds share a first
+    position, so no coin is thrown twice. The draws stay with their position, which a round ends by filling.
+    """
+
+    def accepts(self, depth: int, probability: float, sibling: int = 0) -> bool:
+        return noise.scalar_uniform(noise.key(self._seed, self._position, Purpose.ACCEPT), depth) < probability
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """The block may end after `size` tokens, right before this draft token."""
+
+    size: int
+    p: FloatArray
+    ratio: float
+    proposal: Proposal | None
+    token: int
+
+    def replacement(self) -> FloatArray:
+        """max(p_i p - q, 0), not normalised. Where nothing is left p_i is 1 and p = q, so that the next p_i is 1 too
+        and the block never ends here; should rounding do it after all, p takes its place.
+        """
+        return residual(self.ratio * self.p, self.proposal, self.token)
+
+
+def block(selection: Selection, chance: Chance) -> Generator[Distribution, FloatArray, Verdict]:
+    """Walks down the chain of first children to its end, or to where nothing further can pass. Total: whatever p, q
+    and token are, some token comes out.
+    """
+    node, path, ratio, dishonest = ROOT, list[int](), 1.0, False
+    stop: _Stop | None = None
+    # Once p_i is 0 all later p_i, Z_i and h_i are.
+    while ratio > 0.0 and (child := selection.first_child(node)) is not None:
+        p = yield Distribution(node)
+        token, proposal = selection.token_ids[child], selection.distributions[child]
+        q_token = probability(proposal, token)
+        if q_token <= 0.0:  # not a draw from its own q; the chain counts as ending before it
+            dishonest = True
+            break
+        here = _Stop(len(path), p, ratio, proposal, token)
+        if stop is None or chance.accepts(len(path) - 1, _threshold(here)):
+            stop = here
+        ratio = min(ratio * float(p[token]) / q_token, 1.0)
+        path.append(child)
+        node = child
+    if stop is None or chance.accepts(len(path) - 1, ratio):
+        p = yield Distribution(node)
+        return Verdict(tuple(path), chance.draw(len(path), p, Purpose.BONUS), dishonest)
+    replacement = chance.draw(stop.size, stop.replacement(), Purpose.RESIDUAL)
+    return Verdict(tuple(path[: stop.size]), replacement, dishonest)
+
+
+def _threshold(stop: _Stop) -> float:
+    """h_i for i < K. 0/0 is 1: nothing was lost so far, so nothing may be replaced before here, and a replacement
+    never is the draft token it replaces.
+    """
+    excess, lost = _excess(stop), 1.0 - stop.ratio
+    return excess / (excess + lost) if excess + lost > 0.0 else 1.0
+
+
+def _excess(stop: _Stop) -> float:
+    """Z_i from the support of q alone: elsewhere max(p_i p - q, 0) is p_i p."""
+    if stop.proposal is None:
+        return stop.ratio * (1.0 - float(stop.p[stop.token]))
+    inside = stop.p[list(stop.proposal.token_ids)]
+    weights = np.array(stop.proposal.weights, dtype=np.float64)
+    over = np.maximum(stop.ratio * inside - weights / weights.sum(), 0.0)
+    return stop.ratio * max(0.0, 1.0 - float(inside.sum())) + float(over.sum())

@@ -1,0 +1,151 @@
+"""What a step costs on this machine: measured at start, refined by every step since.
+
+Seconds are kept per bucket of tokens in the step and of sessions that bring them (powers of two: attention works per
+session, the linear layers per token). What was never measured is filled in, from the farthest knowledge to the nearest:
+
+    t0(n) = PRIOR_S * (1 + n / FREE_TOKENS)                        the prior: a large fixed cost, then a slope
+    t(n)  = t'(n) * r(n),  r(b) = measured(b) / t'(b),             for each row of sessions, the nearest last;
+
+r is linear between the measured buckets and constant beyond them. So where a row has few measurements they give the
+level, and the *shape* comes from the rows around it: the budget compares t at several n, so ratios are what it needs.
+In the end t is made non-decreasing in tokens (`isotonic`): that more tokens were faster is noise, and a budget that
+chases it would fill steps up with nodes that are worth nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from verifier_svc.isotonic import non_decreasing
+
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+"""Tokens. Linear between them."""
+LAST = BUCKETS[-1]
+ROWS = 11
+"""Of sessions: 1, 2, 4 .. 1024 and more."""
+PRIOR_S = 0.02
+FREE_TOKENS = 64
+"""So many tokens double the time of an empty step, before anything was measured."""
+LEAST_WEIGHT = 0.1
+"""Of a new measurement; the first ones count more: 1 / (their number + 1)."""
+FASTEST, SLOWEST = 1 / 4, 1.25
+"""One measurement counts as no less and no more than these multiples of what was expected."""
+FILLED = 0.1
+"""Weight of a filled-in bucket where it contradicts a measured one, which weighs 1 or more."""
+
+_BORDERS = [math.sqrt(low * high) for low, high in pairwise(BUCKETS)]
+
+
+class _Cell:
+    __slots__ = ("count", "seconds")
+
+    def __init__(self, seconds: float, count: int) -> None:
+        self.seconds = seconds
+        self.count = count
+
+
+_Row = list[_Cell | None]
+
+
+class CostCurve:
+    """Seconds of one step as a function of its tokens and sessions. Owned by one thread."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._tables: dict[int, list[float]] = {}
+
+    def seconds(self, tokens: int, sessions: int) -> float:
+        """Positive, and non-decreasing in tokens. 1 µs, or 0.1 ms when measurements came in since the last call."""
+        return _at(self._table(_row(sessions)), tokens)
+
+    def of(self, sessions: int) -> Callable[[int], float]:
+        """`seconds` for steps of that many sessions, as the budget asks for it hundreds of times per step."""
+        table = self._table(_row(sessions))
+        return lambda tokens: _at(table, tokens)
+
+    def observe(self, tokens: int, sessions: int, seconds: float) -> None:
+        """One step's duration, by an EWMA of its logarithm with clipped steps (Huber).
+
+        A step that was preempted on a shared core takes up to 50 times as long; it moves the estimate by 2 %, and a
+        machine that really became twice as slow is believed after some 30 steps. The clip is wider downwards, because
+        no accident makes a step faster than it can be.
+        """
+        if not 0.0 < seconds < math.inf:
+            return
+        bucket = bisect_left(_BORDERS, tokens)
+        table = self._table(_row(sessions))
+        expected = table[BUCKETS[bucket]]
+        # What the bucket's own size would have taken, by the shape of the curve so far.
+        sample = seconds * expected / _at(table, tokens)
+        cells = self._rows.get(_row(sessions))
+        cell = None if cells is None else cells[bucket]
+        if cell is None:
+            # Nothing at all is known before the very first measurement, so there is nothing to clip it by.
+            cell = _Cell(expected if self._rows else sample, 0)
+        share = min(max(sample / cell.seconds, FASTEST), SLOWEST)
+        weight = max(LEAST_WEIGHT, 1.0 / (cell.count + 1))
+        self._store(_row(sessions), bucket, _Cell(cell.seconds * share**weight, cell.count + 1))
+
+    def record(self, tokens: int, sessions: int, durations: Sequence[float]) -> None:
+        """Repeated measurements of one size: the fastest replaces what was believed.
+
+        Accidents only add time. And a size taken for too fast is soon tried and corrected, one taken for too slow
+        never: where cores are shared, even the median of a few is too slow too often.
+        """
+        bucket = bisect_left(_BORDERS, tokens)
+        table = self._table(_row(sessions))
+        fastest = min(durations)
+        if 0.0 < fastest < math.inf:
+            sample = fastest * table[BUCKETS[bucket]] / _at(table, tokens)
+            self._store(_row(sessions), bucket, _Cell(sample, len(durations)))
+
+    def _store(self, row: int, bucket: int, cell: _Cell) -> None:
+        self._rows.setdefault(row, [None] * len(BUCKETS))[bucket] = cell
+        self._tables.clear()
+
+    def _table(self, row: int) -> list[float]:
+        """Seconds for 0 .. LAST tokens."""
+        table = self._tables.get(row)
+        if table is None:
+            table = self._tables[row] = _dense(self._grid(row))
+        return table
+
+    def _grid(self, row: int) -> list[float]:
+        """Seconds per bucket: the prior, under every measured row, the farthest first and this row's own last."""
+        grid = [PRIOR_S * (1.0 + size / FREE_TOKENS) for size in BUCKETS]
+        for other in sorted(self._rows, key=lambda other: (-abs(other - row), other)):
+            grid = _overlay(grid, self._rows[other])
+        own = self._rows.get(row, [None] * len(BUCKETS))
+        return non_decreasing(grid, [FILLED if cell is None else float(cell.count) for cell in own])
+
+
+def _row(sessions: int) -> int:
+    return min(round(math.log2(max(sessions, 1))), ROWS - 1)
+
+
+def _overlay(grid: list[float], cells: _Row) -> list[float]:
+    """The grid bent so that it passes through the measured cells, of which there is at least one."""
+    known = [(bucket, cell.seconds / grid[bucket]) for bucket, cell in enumerate(cells) if cell is not None]
+    ratios = [known[0][1]] * known[0][0]
+    for (left, low), (right, high) in pairwise(known):
+        ratios += [low + (high - low) * step / (right - left) for step in range(right - left)]
+    ratios += [known[-1][1]] * (len(grid) - known[-1][0])
+    return [value * ratio for value, ratio in zip(grid, ratios, strict=True)]
+
+
+def _dense(grid: list[float]) -> list[float]:
+    table = [grid[0]]
+    for (size, low), (next_size, high) in pairwise(zip(BUCKETS, grid, strict=True)):
+        width = next_size - size
+        table += [low + (high - low) * (step / width) for step in range(width)]
+    return [*table, grid[-1]]
+
+
+def _at(table: list[float], tokens: int) -> float:
+    if tokens <= LAST:
+        return table[max(tokens, 0)]
+    # So many tokens keep any machine busy: the time is proportional.
+    return table[LAST] * (tokens / LAST)
