@@ -28,8 +28,11 @@ from slipstream.load import run_load
 from slipstream.server import Server
 from slipstream.v1 import worker_pb2
 from slipstream.worker import Identity, WorkerService
+from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
-from verifier_svc.scheduler import Limits, Scheduler
+from verifier_svc.measurement import measure
+from verifier_svc.planner import Limits, Planner
+from verifier_svc.scheduler import Scheduler
 from verifier_svc.service import Bounds, VerifierService
 
 SESSIONS = (1, 8, 32)
@@ -61,7 +64,9 @@ async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler
         meter = Meter(engine)
         model = wire.model_to_wire(engine.model)
         drafters = Drafters(model, 0.02)
-        scheduler = Scheduler(engine, thread, drafters, Limits(512, 256, 0.25))
+        curve = CostCurve()
+        await thread.run(measure, curve, engine, 512, 3.0)
+        scheduler = Scheduler(engine, thread, drafters, Planner(drafters, Limits(512, 256, 0.25), curve))
         service = VerifierService(scheduler, drafters, Bounds(model, 1024, 32))
         worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
         server = Server([service.register, worker.register])
@@ -85,7 +90,7 @@ async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler
                 loop.cancel()
 
 
-async def measure(target: str, draft: str) -> None:
+async def compare(target: str, draft: str) -> None:
     print(f"\ntarget {target}, draft {draft}")
     print("| sessions | speculation | tokens / step | forward ms / step | outside ms / step | outside µs / session |")
     print("|---|---|---|---|---|---|")
@@ -119,9 +124,9 @@ async def client(address: str, sessions: int, mode: str) -> None:
 
 async def main(models: list[str]) -> None:
     if models:
-        await measure(*models)
+        await compare(*models)
         return
-    await measure(str(MODELS / "target"), str(MODELS / "draft"))
+    await compare(str(MODELS / "target"), str(MODELS / "draft"))
 
 
 if __name__ == "__main__":

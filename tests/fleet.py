@@ -25,8 +25,10 @@ from slipstream.sampling import Sampling
 from slipstream.server import Server
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
 from slipstream.worker import Identity, WorkerService
+from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
-from verifier_svc.scheduler import Limits, Scheduler
+from verifier_svc.planner import Limits, Planner
+from verifier_svc.scheduler import Scheduler
 from verifier_svc.service import Bounds, VerifierService
 
 
@@ -69,7 +71,8 @@ async def verifier(
     async with ModelThread() as thread, asyncio.TaskGroup() as tasks:
         model = wire.model_to_wire(engine.model)
         drafters = Drafters(model, min_path_probability)
-        scheduler = Scheduler(engine, thread, drafters, Limits(step_tokens, prefill_tokens, 0.25))
+        planner = Planner(drafters, Limits(step_tokens, prefill_tokens, 0.25), CostCurve())
+        scheduler = Scheduler(engine, thread, drafters, planner)
         service = VerifierService(scheduler, drafters, Bounds(model, max_sessions, 32))
         worker = WorkerService(
             Identity(model, worker_pb2.ROLE_VERIFIER),

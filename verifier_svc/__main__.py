@@ -15,8 +15,11 @@ from slipstream.server import Server, until_signal
 from slipstream.v1 import worker_pb2
 from slipstream.worker import Identity, WorkerService
 from verifier_svc.config import VerifierConfig
+from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
-from verifier_svc.scheduler import Limits, Scheduler
+from verifier_svc.measurement import measure
+from verifier_svc.planner import Limits, Planner
+from verifier_svc.scheduler import Scheduler
 from verifier_svc.service import Bounds, VerifierService
 
 
@@ -25,8 +28,10 @@ async def serve(config: VerifierConfig) -> None:
         engine = await thread.run(open_engine, config.model, config.dtype, config.kv_tokens)
         model = wire.model_to_wire(engine.model)
         drafters = Drafters(model, config.min_path_probability)
+        curve = CostCurve()
+        await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
         limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
-        scheduler = Scheduler(engine, thread, drafters, limits)
+        scheduler = Scheduler(engine, thread, drafters, Planner(drafters, limits, curve))
         service = VerifierService(scheduler, drafters, Bounds(model, config.max_sessions, config.max_draft_tokens))
         identity = Identity(model, worker_pb2.ROLE_VERIFIER)
         worker = WorkerService(identity, lambda: _load(scheduler, engine))

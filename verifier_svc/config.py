@@ -26,4 +26,6 @@ class VerifierConfig:
     """Drafters stop below this: such a candidate does not pay for its verification."""
     max_wait_s: float = 0.25
     """The longest a step may wait for candidates, however much they promise."""
+    measure_s: float = 3.0
+    """Seconds at the start in which the cost of passes of all sizes is measured; it is refined while serving."""
     grace_s: float = 5.0

@@ -6,38 +6,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from slipstream import wire
 from slipstream.engine.engine import Engine
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError
-from slipstream.selection import Selection
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.verdict import Verdict
 from verifier_svc.drafters import Drafters
-from verifier_svc.pace import Average
+from verifier_svc.planner import Plan, Planner
 from verifier_svc.session import Rewind, Session
 from verifier_svc.step import Outcome, Turn, perform
-from verifier_svc.waiting import Arrival, wait_s
 
 log = logging.getLogger(__name__)
-
-NOTHING = Selection()
-FIRST_GUESS = 0.6
-"""Share of candidates accepted that is assumed before any was measured."""
-LONGEST_WAIT_STEPS = 2.0
-"""No wait is longer than this many steps, whatever a drafter promises."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    step_tokens: int
-    prefill_tokens: int
-    max_wait_s: float
 
 
 class Scheduler:
@@ -48,20 +31,18 @@ class Scheduler:
         engine: Engine,
         thread: ModelThread,
         drafters: Drafters,
-        limits: Limits,
+        planner: Planner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._thread = thread
         self._drafters = drafters
-        self._limits = limits
+        self._planner = planner
         self._clock = clock
         self._sessions: dict[Session, None] = {}
         self._closing: list[Session] = []
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
-        self._step_s = Average()
-        self._acceptance = Average(FIRST_GUESS)
         self.steps = 0
         drafters.arrived = self.wake
 
@@ -104,16 +85,17 @@ class Scheduler:
     async def run(self) -> None:
         while True:
             self._changed.clear()
-            turns = self._plan()
-            if not turns and not self._closing:
+            plan = self._planner.plan(self._sessions)
+            if not plan.turns and not self._closing:
                 await self._changed.wait()
                 continue
-            pause = self._pause(turns)
+            waited = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
+            pause = self._planner.pause(plan, waited)
             if pause > 0.0:
                 await self._wait(pause)
                 continue
             self._waiting_since = None
-            await self._step(turns)
+            await self._step(plan)
 
     async def _wait(self, pause: float) -> None:
         if self._waiting_since is None:
@@ -121,68 +103,10 @@ class Scheduler:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), pause)
 
-    # Planning.
-
-    def _plan(self) -> list[Turn]:
-        """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody starves: those
-        that waited longest decode first, and candidates leave prefill its share."""
-        runnable = [session for session in self._sessions if session.runnable]
-        decoding = sorted((s for s in runnable if s.pending == 1), key=lambda session: session.idle_since)
-        prefilling = [session for session in runnable if session.pending > 1]
-        reserved = 0
-        if decoding:
-            most = min(self._limits.prefill_tokens, self._limits.step_tokens // 2)
-            reserved = min(most, sum(session.pending for session in prefilling))
-        room = self._limits.step_tokens - reserved
-        decoding = decoding[:room]
-        turns: list[Turn] = []
-        for index, session in enumerate(decoding):
-            share = room // (len(decoding) - index) - 1
-            turns.append(self._turn(session, 1, share))
-            room -= 1 + len(turns[-1].selection)
-        room = min(room + reserved, self._limits.prefill_tokens) if decoding else room
-        for session in prefilling:
-            if room > 0:
-                turns.append(self._turn(session, min(session.pending, room), 0))
-                room -= len(turns[-1].pending)
-        return turns
-
-    def _turn(self, session: Session, size: int, share: int) -> Turn:
-        start = session.computed
-        complete = size == session.pending
-        selection = NOTHING
-        budget = min(session.draft_limit, share)
-        if complete and budget > 0 and not session.tree.empty:
-            # Under the ratio rules the choice of nodes must not look at their tokens: the chain, from its start.
-            coupled = session.sampling.acceptance == "coupled"
-            selection = session.tree.select(budget) if coupled else session.tree.select_chain(budget)
-        return Turn(session, len(session.tokens), start, session.tokens[start : start + size], complete, selection)
-
-    def _pause(self, turns: list[Turn]) -> float:
-        """Seconds worth waiting for candidates on their way (`waiting.wait_s`)."""
-        step_s = self._step_s.value
-        if step_s is None or not turns or not all(turn.complete for turn in turns):
-            return 0.0
-        now = self._clock()
-        waited = 0.0 if self._waiting_since is None else now - self._waiting_since
-        most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * step_s) - waited
-        arrivals = [arrival for turn in turns if (arrival := self._arrival(turn, now)) is not None]
-        tokens = sum(1.0 + sum(map(math.exp, turn.selection.path_log_probs)) for turn in turns)
-        return wait_s(tokens, step_s, arrivals, most_s)
-
-    def _arrival(self, turn: Turn, now: float) -> Arrival | None:
-        session, chosen = turn.session, turn.selection
-        if len(chosen) >= session.draft_limit:
-            return None
-        after = self._drafters.expected_s(session, now)
-        if after is None:
-            return None
-        path = math.exp(chosen.path_log_probs[-1]) if chosen.path_log_probs else 1.0
-        return Arrival(after, path * (self._acceptance.value or 0.0))
-
     # Running and committing.
 
-    async def _step(self, turns: list[Turn]) -> None:
+    async def _step(self, plan: Plan) -> None:
+        turns = plan.turns
         closing, self._closing = self._closing, []
         started = self._clock()
         for turn in turns:
@@ -190,8 +114,8 @@ class Scheduler:
         outcomes = await self._thread.run(self._perform, turns, closing)
         ended = self._clock()
         self.steps += 1
-        if turns and all(turn.complete for turn in turns):
-            self._step_s.add(ended - started)
+        if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
+            self._planner.timed(plan, ended - started)
         for turn, outcome in zip(turns, outcomes, strict=True):
             self._finish(turn, outcome, started, ended)
 
@@ -222,8 +146,7 @@ class Scheduler:
         path = [chosen.token_ids[node] for node in verdict.path]
         token_ids, reason = _clip(session, [*path, verdict.next_token])
         session.commit(token_ids, turn.base + len(path))
-        if chosen.token_ids:
-            self._acceptance.add(len(path) / min(len(chosen), len(path) + 1))
+        self._planner.judged(turn, verdict)
         if verdict.dishonest:
             self._drafters.disbelieve(session, InvalidArgument("a draft token lay outside its own distribution."))
         session.say(

@@ -1,0 +1,146 @@
+"""What the next step verifies, and whether it should wait: the budget over all sessions, fed by what was measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from slipstream.selection import ROOT, Selection
+from verifier_svc.acceptance.verdict import Verdict
+from verifier_svc.budget import Offer, allot
+from verifier_svc.calibration import Calibration
+from verifier_svc.curve import CostCurve
+from verifier_svc.drafters import Drafters
+from verifier_svc.pace import Average
+from verifier_svc.session import Session
+from verifier_svc.step import Turn
+from verifier_svc.waiting import Arrival, wait_s
+
+NOTHING = Selection()
+FIRST_GUESS = 0.6
+"""Share of candidates accepted that is assumed before any was measured."""
+LONGEST_WAIT_STEPS = 2.0
+"""No wait is longer than this many steps, whatever a drafter promises."""
+UNLABELLED = ""
+"""Requests carry no workload label yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    step_tokens: int
+    prefill_tokens: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    turns: list[Turn]
+    tokens: float
+    """That the step commits, in expectation."""
+    seconds: float
+    """That it takes, in expectation."""
+
+    @property
+    def decoding(self) -> bool:
+        """Whether every session gets a token: no prefill in it."""
+        return bool(self.turns) and all(turn.complete for turn in self.turns)
+
+
+class Planner:
+    """Reads sessions and changes none."""
+
+    def __init__(
+        self, drafters: Drafters, limits: Limits, curve: CostCurve, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._drafters = drafters
+        self._limits = limits
+        self._curve = curve
+        self._clock = clock
+        self._calibration = Calibration(clock)
+        self._acceptance = Average(FIRST_GUESS)
+
+    def plan(self, sessions: Iterable[Session]) -> Plan:
+        """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody starves: those
+        that waited longest decode first, and candidates leave prefill its share."""
+        runnable = [session for session in sessions if session.runnable]
+        decoding = sorted((s for s in runnable if s.pending == 1), key=lambda session: session.idle_since)
+        prefilling = [session for session in runnable if session.pending > 1]
+        reserved = 0
+        if decoding:
+            most = min(self._limits.prefill_tokens, self._limits.step_tokens // 2)
+            reserved = min(most, sum(session.pending for session in prefilling))
+        decoding = decoding[: self._limits.step_tokens - reserved]
+        plan = self._decode(decoding, self._limits.step_tokens - reserved - len(decoding), reserved)
+        room = self._limits.step_tokens - sum(1 + len(turn.selection) for turn in plan.turns)
+        room = min(room, self._limits.prefill_tokens) if decoding else room
+        for session in prefilling:
+            if room > 0:
+                plan.turns.append(_turn(session, min(session.pending, room), NOTHING))
+                room -= len(plan.turns[-1].pending)
+        return plan
+
+    def pause(self, plan: Plan, waited_s: float) -> float:
+        """Seconds worth waiting for candidates on their way (`waiting.wait_s`), having waited so long already."""
+        if not plan.decoding:
+            return 0.0
+        now = self._clock()
+        most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * plan.seconds) - waited_s
+        arrivals = [arrival for turn in plan.turns if (arrival := self._arrival(turn, now)) is not None]
+        return wait_s(plan.tokens, plan.seconds, arrivals, most_s)
+
+    def timed(self, plan: Plan, seconds: float) -> None:
+        """The plan's step took so long. Only steps without prefill tell what decoding costs."""
+        if plan.decoding:
+            tokens = sum(1 + len(turn.selection) for turn in plan.turns)
+            self._curve.observe(tokens, len(plan.turns), seconds)
+
+    def judged(self, turn: Turn, verdict: Verdict) -> None:
+        """What became of the turn's candidates."""
+        chosen, path = turn.selection, verdict.path
+        if not len(chosen):
+            return
+        self._calibration.learn(self._drafters.names(turn.session), UNLABELLED, chosen, path)
+        tried = len(path) + (chosen.first_child(path[-1] if path else ROOT) is not None)
+        self._acceptance.add(len(path) / tried)
+
+    def _decode(self, sessions: list[Session], room: int, prefill: int) -> Plan:
+        """The candidates of `sessions`, at most `room` in all; `prefill` other tokens share the step."""
+        chosen = dict.fromkeys(sessions, NOTHING)
+        for session in sessions:
+            # Under the ratio rules the number of nodes must not depend on the tokens that were drawn, so these sessions
+            # do not compete: each has its share of the room, set aside before anybody's candidates are looked at.
+            if session.sampling.acceptance != "coupled":
+                chosen[session] = session.tree.select_chain(min(session.draft_limit, room // len(sessions)))
+        aside = sum(map(len, chosen.values()))
+        competing = [session for session in sessions if session.sampling.acceptance == "coupled"]
+        offers = []
+        for session in competing:
+            chosen[session] = session.tree.select(min(session.draft_limit, room - aside))
+            names = self._drafters.names(session)
+            paths = self._calibration.path_probabilities(names, UNLABELLED, chosen[session])
+            offers.append(Offer(paths, session.draft_limit))
+        seconds = self._curve.of(max(1, len(sessions)))
+        allotment = allot(offers, seconds, room - aside, len(sessions) + aside + prefill)
+        for session, count in zip(competing, allotment.counts, strict=True):
+            chosen[session] = chosen[session].head(count)
+        turns = [_turn(session, 1, selection) for session, selection in chosen.items()]
+        return Plan(turns, allotment.tokens + len(sessions) - len(competing), allotment.seconds)
+
+    def _arrival(self, turn: Turn, now: float) -> Arrival | None:
+        """The session's next candidates: when, and how many tokens they add if they hang below its likeliest leaf."""
+        session, chosen = turn.session, turn.selection
+        if len(chosen) >= session.draft_limit:
+            return None
+        after = self._drafters.expected_s(session, now)
+        if after is None:
+            return None
+        paths = self._calibration.path_probabilities(self._drafters.names(session), UNLABELLED, chosen)
+        leaf = max((p for node, p in enumerate(paths) if chosen.first_child(node) is None), default=1.0)
+        return Arrival(after, leaf * (self._acceptance.value or 0.0))
+
+
+def _turn(session: Session, size: int, selection: Selection) -> Turn:
+    start = session.computed
+    tokens = session.tokens[start : start + size]
+    return Turn(session, len(session.tokens), start, tokens, size == session.pending, selection)
