@@ -26,7 +26,9 @@ PROMPT = '''class Queue:
 
     def __init__(self, maxsize=0):
         self.maxsize = maxsize
-'''
+        self.items = []
+
+    def put(self, item):'''
 TOKENS = 96
 REPEATS = 3
 # Sampled with a seed: at temperature 0 small models fall into loops, and a loop accepts any draft.

@@ -42,13 +42,16 @@ def train(
     from slipstream.errors import SlipstreamError
     from slipstream.training.corpus import read_corpus
     from slipstream.training.session import Places, TrainingSession
-    from slipstream.training.settings import DRAFT, TARGET, Budget, Schedule, Settings, Stage
+    from slipstream.training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, Stage
 
     torch.set_num_threads(threads)
     schedule = Schedule() if start is None else Schedule(peak=0.4)
     settings = Settings(
         target=Stage("target", TARGET, Budget(minutes, steps), schedule=schedule),
-        draft=Stage("draft", DRAFT, Budget(draft_minutes, draft_steps), schedule=schedule),
+        # A small model learns more from many small steps, and at a higher rate.
+        draft=Stage(
+            "draft", DRAFT, Budget(draft_minutes, draft_steps), rows=4, optimisation=Optimisation(adam_rate=1e-2)
+        ),
         seed=seed,
         compiled=_has_compiler() if compiled is None else compiled,
     )
