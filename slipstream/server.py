@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
@@ -68,13 +70,20 @@ class Server:
         await self._server.stop(grace_s)
 
 
+END_WITH_PARENT = "SLIPSTREAM_END_WITH_PARENT"
+"""Set to 1 for processes of `slipstream serve`: killed without a word, it leaves none behind."""
+
+
 async def until_signal() -> None:
-    """Return when the process is asked to end (SIGTERM or SIGINT)."""
+    """Return when the process is asked to end (SIGTERM or SIGINT), or lost the parent it was to end with."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
-    await asked.wait()
+    parent = os.getppid() if os.environ.get(END_WITH_PARENT) == "1" else None
+    while not asked.is_set() and parent in (None, os.getppid()):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), 1.0)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

@@ -208,7 +208,7 @@ class Drafter:
     def _policy(self, session: Session) -> drafter_pb2.DraftPolicy:
         most = session.max_draft_tokens
         return drafter_pb2.DraftPolicy(
-            max_nodes=2 * most + 1 if most else 0,  # one round in verification, one ahead, and the bonus token
+            max_nodes=3 * most + 1 if most else 0,  # in verification, ahead, and replacements
             min_path_probability=self._pool.min_path_probability,
         )
 

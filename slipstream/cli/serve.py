@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.server import END_WITH_PARENT
 
 READY = "ready grpc="
 DRAFTERS = ("model", "ngram", "suffix")
@@ -31,7 +32,7 @@ class Role:
 
     async def start(self) -> str:
         """The address it serves at. Raises Unavailable when it ends before it is ready; its own words are on stderr."""
-        environment = ALLOCATOR | dict(os.environ) | dict(self._settings)
+        environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"}
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self.module, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
