@@ -17,7 +17,7 @@ from benchmarks.processes import INFLATED, MODELS, serving
 from benchmarks.prompts import request, without_loops
 from slipstream.load import Load, run_load
 
-PROMPTS = 6
+PROMPTS = 4
 TOKENS = 64
 TEMPERATURES = (0.0, 0.7, 1.0)
 

@@ -56,9 +56,8 @@ def train(
         compiled=_has_compiler() if compiled is None else compiled,
     )
     disable_progress_bar()
-    command = (
-        f"slipstream train {_length('', minutes, steps)} {_length('draft-', draft_minutes, draft_steps)} --seed {seed}"
-    )
+    lengths = f"{_length('', minutes, steps)} {_length('draft-', draft_minutes, draft_steps)}"
+    command = f"slipstream train {lengths} --seed {seed}" + (f" --start {start.name}" if start else "")
     try:
         session = TrainingSession(settings, read_corpus(corpus), Places(out, cache, resume, start))
         found = session.run(command).evaluation

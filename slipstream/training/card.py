@@ -14,8 +14,9 @@ CARD = """\
 # A small trained pair
 
 `target/` and `draft/` are two Llama checkpoints with one tokenizer: the model that decides and the model that guesses.
-Both were trained from scratch by `slipstream train`. They write plausible Python, are good for trying and
-measuring speculative decoding without a download, and for nothing else. The weights are under the project's licence.
+Both were trained by `slipstream train`, on nothing but the corpus below. They write plausible Python, are good for
+trying and measuring speculative decoding without a download, and for nothing else. The weights are under the project's
+licence.
 
 End a prompt with a word or a sign, not with a line break or blanks: a line break and the indentation after it are one
 token, so a prompt that ends in a bare line break says that the next line is not indented.
