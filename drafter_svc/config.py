@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream.config import require_positive
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
@@ -31,3 +33,8 @@ class DrafterConfig:
     proposal_tokens: int = 32
     """Support of the honest sparse q that the ratio rules are sent."""
     grace_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        require_positive(
+            self, "threads", "kv_tokens", "max_sessions", "width", "expand", "step_tokens", "proposal_tokens"
+        )

@@ -53,6 +53,13 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def require_positive(config: object, *names: str) -> None:
+    """Raises InvalidArgument naming the first field that is not above zero: a zero here would hang, not serve."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise InvalidArgument(f"{name.upper()}={getattr(config, name)}; give a number above zero.")
+
+
 _READERS: dict[Any, Callable[[str], Any]] = {
     str: str,
     int: int,

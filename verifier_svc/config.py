@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream.config import require_positive
+
 
 @dataclass(frozen=True, slots=True)
 class VerifierConfig:
@@ -29,3 +31,6 @@ class VerifierConfig:
     measure_s: float = 3.0
     """Seconds at the start in which the cost of passes of all sizes is measured; it is refined while serving."""
     grace_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "threads", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")

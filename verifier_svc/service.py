@@ -121,7 +121,7 @@ class Peer:
     def _open(self, number: int, epoch: int, request: verifier_pb2.DecodeOpen) -> None:
         if number in self._sessions and not self._sessions[number].closed:
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
-        self._check(request)
+        self._check(request, epoch)
         sampling = wire.sampling_from_wire(request.sampling)
         _check_trust(sampling, request.drafters)
         self._fence(request.key.id, epoch)
@@ -148,8 +148,10 @@ class Peer:
         self._sessions[number] = self._service.by_id[session.id] = session
         self._service.scheduler.add(session)
 
-    def _check(self, request: verifier_pb2.DecodeOpen) -> None:
+    def _check(self, request: verifier_pb2.DecodeOpen, epoch: int) -> None:
         model, prefix = self._service.bounds.model, request.prefix
+        if request.key.epoch != epoch or epoch < 1:
+            raise InvalidArgument("the key's epoch must be the command's, and epochs start at 1.")
         if not 1 <= len(request.key.id) <= 64:
             raise InvalidArgument("a session id has 1 to 64 characters.")
         if not 0 < prefix.prompt_length <= len(prefix.token_ids):

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from drafter_svc.config import DrafterConfig
 from slipstream.config import from_env
 from slipstream.errors import InvalidArgument
+from verifier_svc.config import VerifierConfig
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,9 @@ def test_other_prefixes_are_nobodys_business() -> None:
 def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_MODEL", "from the process")
     assert from_env(Settings, "TOY_").model == "from the process"
+
+
+@pytest.mark.parametrize("kind", [VerifierConfig, DrafterConfig])
+def test_a_setting_that_would_hang_is_refused_by_name(kind: type[VerifierConfig | DrafterConfig]) -> None:
+    with pytest.raises(InvalidArgument, match="STEP_TOKENS=0"):
+        kind(model="somewhere", step_tokens=0)
