@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 
 from drafter_svc.config import DrafterConfig
@@ -17,8 +16,8 @@ from slipstream import wire
 from slipstream.config import from_env
 from slipstream.engine.opening import open_engine
 from slipstream.engine.thread import ModelThread
-from slipstream.errors import InvalidArgument, SlipstreamError
-from slipstream.server import Server, until_signal
+from slipstream.errors import InvalidArgument
+from slipstream.server import Server, run, until_signal
 from slipstream.v1 import types_pb2, worker_pb2
 from slipstream.worker import Identity, WorkerService
 
@@ -67,8 +66,9 @@ def build(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
     return anything, LookupProposer(texts[config.method], LOOKUP_NODES)
 
 
+async def main() -> None:
+    await serve(from_env(DrafterConfig, "DRAFTER_"))
+
+
 if __name__ == "__main__":
-    try:
-        asyncio.run(serve(from_env(DrafterConfig, "DRAFTER_")))
-    except SlipstreamError as error:
-        sys.exit(f"drafter: {error.message}")
+    run("drafter", main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.config import require_positive
+from slipstream.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class DrafterConfig:
     grace_s: float = 5.0
 
     def __post_init__(self) -> None:
+        if self.method == "model" and not self.model:
+            raise InvalidArgument("DRAFTER_MODEL is not set; name a folder or hub id, or another DRAFTER_METHOD.")
         require_positive(
             self, "threads", "kv_tokens", "max_sessions", "width", "expand", "step_tokens", "proposal_tokens"
         )

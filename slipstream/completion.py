@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from slipstream.client import error_of
+from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
 
 FINISH_REASONS = {
@@ -16,6 +17,15 @@ FINISH_REASONS = {
     verifier_pb2.FINISH_REASON_CANCELLED: "cancelled",
     verifier_pb2.FINISH_REASON_ERROR: "error",
 }
+
+
+def _explained(error: SlipstreamError) -> SlipstreamError:
+    """A gateway always gives its reason; without one nobody, or somebody else, was at the other end."""
+    if isinstance(error, Unavailable) and error.reason == error.code.name:
+        detail = error.message.splitlines()[0][:200] if error.message else "no answer"
+        sentence = f"no gateway answered ({detail}); start `slipstream serve`, or name its address."
+        return Unavailable(sentence, reason="NO_GATEWAY")
+    return error
 
 
 @dataclass(slots=True)
@@ -85,5 +95,5 @@ async def complete(
             if echo is not None and text:
                 echo(text)
     except grpc.aio.AioRpcError as error:
-        raise error_of(error) from error
+        raise _explained(error_of(error)) from error
     return completion

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -84,6 +85,19 @@ async def until_signal() -> None:
     while not asked.is_set() and parent in (None, os.getppid()):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), 1.0)
+
+
+def run(role: str, serving: Coroutine[Any, Any, None]) -> None:
+    """Run a role to its end; a typed error that stops it is one sentence and exit status 1, not a traceback."""
+    try:
+        asyncio.run(serving)
+    except (SlipstreamError, BaseExceptionGroup) as error:
+        first: BaseException = error
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        if not isinstance(first, SlipstreamError):
+            raise
+        sys.exit(f"{role}: {first.message}")
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

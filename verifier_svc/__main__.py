@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from slipstream import wire
 from slipstream.config import from_env
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
 from slipstream.engine.thread import ModelThread
-from slipstream.errors import SlipstreamError
-from slipstream.server import Server, until_signal
+from slipstream.server import Server, run, until_signal
 from slipstream.v1 import worker_pb2
 from slipstream.worker import Identity, WorkerService
 from verifier_svc.config import VerifierConfig
@@ -56,8 +54,9 @@ def _load(scheduler: Scheduler, engine: Engine) -> worker_pb2.WatchResponse:
     )
 
 
+async def main() -> None:
+    await serve(from_env(VerifierConfig, "VERIFIER_"))
+
+
 if __name__ == "__main__":
-    try:
-        asyncio.run(serve(from_env(VerifierConfig, "VERIFIER_")))
-    except SlipstreamError as error:
-        sys.exit(f"verifier: {error.message}")
+    run("verifier", main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -12,12 +13,15 @@ from typing import Annotated
 
 import typer
 
-from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.client import channel
+from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
 from slipstream.server import END_WITH_PARENT
+from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
 DRAFTERS = ("model", "ngram", "suffix")
 END_GRACE_S = 10.0
+RESTART_S = 1.0
 # Freed memory that goes back to the kernel at every step costs more than the mathematics on small models.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 
@@ -30,9 +34,9 @@ class Role:
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> str:
+    async def start(self, more: Mapping[str, str] | None = None) -> str:
         """The address it serves at. Raises Unavailable when it ends before it is ready; its own words are on stderr."""
-        environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"}
+        environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more or {})
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self.module, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -68,17 +72,15 @@ class Fleet:
         self._target = target
         self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier))
         drafter = both | {"MODEL": draft}
-        self.drafters = {
-            kind: Role(
-                "drafter_svc", {f"DRAFTER_{name}": value for name, value in (drafter | {"METHOD": kind}).items()}
-            )
-            for kind in kinds
-        }
+        self.drafters = {kind: Role("drafter_svc", _prefixed("DRAFTER_", drafter | {"METHOD": kind})) for kind in kinds}
+        self._addresses: dict[str, str] = {}
         self.gateway: Role | None = None
 
     async def start(self, listen: str, store: str) -> str:
         workers = await asyncio.gather(*(role.start() for role in (self.verifier, *self.drafters.values())))
-        drafters = [f"{name}={address}" for name, address in zip(self.drafters, workers[1:], strict=True)]
+        self._addresses = dict(zip(self.drafters, workers[1:], strict=True))
+        await check_fit(workers[0], workers[1:])
+        drafters = [f"{kind}={address}" for kind, address in self._addresses.items()]
         settings = {
             "GATEWAY_LISTEN": listen,
             "GATEWAY_VERIFIERS": workers[0],
@@ -89,6 +91,16 @@ class Fleet:
         }
         self.gateway = Role("gateway", settings)
         return await self.gateway.start()
+
+    async def tend(self, kind: str) -> None:
+        """A drafter is disposable: one that ends is started again at its address; sessions go on without it."""
+        role = self.drafters[kind]
+        while True:
+            status = await role.ended()
+            typer.echo(f"slipstream serve: drafter {kind} ended with status {status}; starting it again.", err=True)
+            await asyncio.sleep(RESTART_S)
+            with contextlib.suppress(Unavailable):  # it said why; try again
+                await role.start({"DRAFTER_LISTEN": self._addresses[kind]})
 
     @property
     def roles(self) -> list[Role]:
@@ -104,8 +116,24 @@ def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
     return {prefix + name: value for name, value in settings.items()}
 
 
+async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
+    """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used."""
+    models = []
+    for address in (verifier, *drafters):
+        async with channel(address) as line:
+            models.append((await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())).model)
+    target = models[0]
+    for model in models[1:]:
+        if model.vocabulary_fingerprint not in ("", target.vocabulary_fingerprint):
+            raise FailedPrecondition(
+                f"draft model {model.name} has vocabulary {model.vocabulary_fingerprint}, target {target.name} has "
+                f"{target.vocabulary_fingerprint}; choose a pair with one tokenizer.",
+                reason="VOCABULARY_MISMATCH",
+            )
+
+
 async def run(fleet: Fleet, listen: str, store: str) -> None:
-    """Serve until SIGTERM or SIGINT, or until a role ends, which is an error."""
+    """Serve until SIGTERM or SIGINT, or until the verifier or the gateway ends, which is an error."""
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
@@ -117,13 +145,15 @@ async def run(fleet: Fleet, listen: str, store: str) -> None:
             starting.cancel()
             return
         print(f"{READY}{starting.result()} http=off", flush=True)
-        ends = [asyncio.create_task(role.ended(), name=role.module) for role in fleet.roles]
+        tending = [asyncio.create_task(fleet.tend(kind)) for kind in fleet.drafters]
+        vital = [role for role in fleet.roles if role.module != "drafter_svc"]
+        ends = [asyncio.create_task(role.ended(), name=role.module) for role in vital]
         done, pending = await asyncio.wait([stop, *ends], return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
+        for task in [*pending, *tending]:
             task.cancel()
         if stop not in done:
             ended = done.pop()
-            raise Unavailable(f"{ended.get_name()} ended with status {ended.result()}; its own words stand above.")
+            raise Unavailable(f"{ended.get_name()} ended with status {ended.result()}; serving is over.")
     finally:
         await fleet.stop()
 
