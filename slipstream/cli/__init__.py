@@ -10,6 +10,8 @@ from slipstream.cli.inflate import inflate
 from slipstream.cli.serve import serve
 from slipstream.cli.train import train
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+ABOUT = "Distributed speculative decoding: cheap GPUs guess, one expensive GPU decides."
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
 for command in (serve, generate, bench, train, inflate):
     app.command()(command)
