@@ -1,6 +1,8 @@
 """CPU of a verifier step outside the model's forward pass, at 1, 8 and 32 sessions.
 
-usage: python -m benchmarks.step [TARGET DRAFT]     (default: the shipped pair, then an emulated one)
+usage: python -m benchmarks.step [TARGET DRAFT]     (default: the shipped pair)
+
+For engines without a model: TARGET emulated:vocabulary=4096, DRAFT emulated:vocabulary=4096&acceptance=0.7
 
 The verifier runs in this process with a meter around `forward`; drafter, gateway and load are other processes. What is
 left is everything the verifier does besides: planning, judging, KV bookkeeping, grafting frames, protobuf, gRPC.
@@ -122,15 +124,8 @@ async def client(address: str, sessions: int, mode: str) -> None:
     await run_load(address, requests, sessions)
 
 
-async def main(models: list[str]) -> None:
-    if models:
-        await compare(*models)
-        return
-    await compare(str(MODELS / "target"), str(MODELS / "draft"))
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--load"]:
         asyncio.run(client(sys.argv[2], int(sys.argv[3]), sys.argv[4]))
     else:
-        asyncio.run(main(sys.argv[1:]))
+        asyncio.run(compare(*(sys.argv[1:] or (str(MODELS / "target"), str(MODELS / "draft")))))

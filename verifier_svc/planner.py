@@ -40,6 +40,8 @@ class Plan:
     """That the step commits, in expectation."""
     seconds: float
     """That it takes, in expectation."""
+    paths: dict[Session, list[float]]
+    """Calibrated path probabilities of each competing session's best candidates, of which its turn has the first."""
 
     @property
     def decoding(self) -> bool:
@@ -86,7 +88,7 @@ class Planner:
             return 0.0
         now = self._clock()
         most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * plan.seconds) - waited_s
-        arrivals = [arrival for turn in plan.turns if (arrival := self._arrival(turn, now)) is not None]
+        arrivals = [arrival for turn in plan.turns if (arrival := self._arrival(turn, plan, now)) is not None]
         return wait_s(plan.tokens, plan.seconds, arrivals, most_s)
 
     def timed(self, plan: Plan, seconds: float) -> None:
@@ -114,20 +116,22 @@ class Planner:
                 chosen[session] = session.tree.select_chain(min(session.draft_limit, room // len(sessions)))
         aside = sum(map(len, chosen.values()))
         competing = [session for session in sessions if session.sampling.acceptance == "coupled"]
-        offers = []
+        paths: dict[Session, list[float]] = {}
         for session in competing:
             chosen[session] = session.tree.select(min(session.draft_limit, room - aside))
-            names = self._drafters.names(session)
-            paths = self._calibration.path_probabilities(names, UNLABELLED, chosen[session])
-            offers.append(Offer(paths, session.draft_limit))
+            paths[session] = self._paths(session, chosen[session])
+        offers = [Offer(paths[session], session.draft_limit) for session in competing]
         seconds = self._curve.of(max(1, len(sessions)))
         allotment = allot(offers, seconds, room - aside, len(sessions) + aside + prefill)
         for session, count in zip(competing, allotment.counts, strict=True):
             chosen[session] = chosen[session].head(count)
         turns = [_turn(session, 1, selection) for session, selection in chosen.items()]
-        return Plan(turns, allotment.tokens + len(sessions) - len(competing), allotment.seconds)
+        return Plan(turns, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
 
-    def _arrival(self, turn: Turn, now: float) -> Arrival | None:
+    def _paths(self, session: Session, chosen: Selection) -> list[float]:
+        return self._calibration.path_probabilities(self._drafters.names(session), UNLABELLED, chosen)
+
+    def _arrival(self, turn: Turn, plan: Plan, now: float) -> Arrival | None:
         """The session's next candidates: when, and how many tokens they add if they hang below its likeliest leaf."""
         session, chosen = turn.session, turn.selection
         if len(chosen) >= session.draft_limit:
@@ -135,8 +139,9 @@ class Planner:
         after = self._drafters.expected_s(session, now)
         if after is None:
             return None
-        paths = self._calibration.path_probabilities(self._drafters.names(session), UNLABELLED, chosen)
-        leaf = max((p for node, p in enumerate(paths) if chosen.first_child(node) is None), default=1.0)
+        paths = plan.paths.get(session) or self._paths(session, chosen)
+        leaves = (paths[node] for node in range(len(chosen)) if chosen.first_child(node) is None)
+        leaf = max(leaves, default=1.0)
         return Arrival(after, leaf * (self._acceptance.value or 0.0))
 
 

@@ -68,7 +68,9 @@ class ModelProposer:
         places: list[Place] = []
         row = 0
         for index, segment in segments.items():
-            places += [Place(index, turns[index], node, row + 1 + node) for node in turns[index].expand]
+            turn = turns[index]
+            expanded = zip(turn.expand, turn.starts, strict=True)
+            places += [Place(index, turn, node, start, row + 1 + node) for node, start in expanded]
             row += segment.logit_rows
         if not places:
             return
@@ -112,12 +114,10 @@ class Place:
     turn: Turn
     node: int
     """Index in the turn's tree, or -1 for the root."""
+    start: Node
+    """The node itself."""
     row: int
     """Of the step's logits."""
-
-    @property
-    def start(self) -> Node:
-        return self.turn.starts[self.turn.expand.index(self.node)]
 
     @property
     def coupled(self) -> bool:
