@@ -156,3 +156,22 @@ def draft_of(seed: int, vocabulary: int, support: int) -> Draft:
         return Proposal(tuple(ids.tolist()), tuple(generator.integers(1, 65536, support).tolist()))
 
     return draft
+
+
+def rounds(
+    rule: AnyRule, target: Target, draft: Draft, length: int, drawn: Draft
+) -> Iterator[tuple[Selection, Verdict, float]]:
+    """Every round there can be. `drawn` is what draft tokens are really drawn from, if the drafter lies."""
+    for tokens, weight in chains(drawn, length, len(target(()))):
+        selection = chain(tokens, draft)
+        for verdict, probability in outcomes(rule, selection, target):
+            yield selection, verdict, weight * probability
+
+
+def bias(rule: AnyRule, target: Target, draft: Draft, length: int, drawn: Draft | None = None) -> float:
+    return error(target, law_of(rounds(rule, target, draft, length, drawn or draft), target, length + 1), length + 1)
+
+
+def accepted(rule: AnyRule, target: Target, draft: Draft, length: int) -> float:
+    """Expected number of accepted tokens."""
+    return sum(weight * len(verdict.path) for _, verdict, weight in rounds(rule, target, draft, length, draft))

@@ -4,7 +4,7 @@ is accepted as by rejection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 from slipstream.proposal import Proposal
 from slipstream.selection import Selection
 from tests.enumeration import (
-    Draft,
     Outcomes,
     Path,
-    Target,
+    accepted,
+    bias,
     chain,
     chains,
     draft_of,
     error,
     law_of,
     outcomes,
+    rounds,
     run,
     target_of,
 )
@@ -32,26 +33,6 @@ from verifier_svc.acceptance.rejection import rejection
 from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
 
 VOCABULARY = 3
-Rule = Callable[..., Generator[Distribution, FloatArray, Verdict]]
-
-
-def rounds(
-    rule: Rule, target: Target, draft: Draft, length: int, drawn: Draft
-) -> Iterator[tuple[Selection, Verdict, float]]:
-    """Every round there can be. `drawn` is what draft tokens are really drawn from, if the drafter lies."""
-    for tokens, weight in chains(drawn, length, VOCABULARY):
-        selection = chain(tokens, draft)
-        for verdict, probability in outcomes(rule, selection, target):
-            yield selection, verdict, weight * probability
-
-
-def bias(rule: Rule, target: Target, draft: Draft, length: int, drawn: Draft | None = None) -> float:
-    return error(target, law_of(rounds(rule, target, draft, length, drawn or draft), target, length + 1), length + 1)
-
-
-def accepted(rule: Rule, target: Target, draft: Draft, length: int) -> float:
-    """Expected number of accepted tokens."""
-    return sum(weight * len(verdict.path) for _, verdict, weight in rounds(rule, target, draft, length, draft))
 
 
 class StopsAtFirstFailure(Outcomes):
