@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from benchmarks.processes import cpu_s
-from slipstream import links
+from slipstream import links, wire
 from slipstream.client import channel
 from slipstream.errors import SlipstreamError
 from slipstream.server import Server
@@ -52,7 +52,7 @@ def answer(command: drafter_pb2.DraftCommand) -> types_pb2.Candidates:
         generation=1,
         first_node=1,
         token_ids=[11, 12, 13, 14],
-        log_probs=[-0.1, -0.2, -0.3, -0.4],
+        confidences=wire.confidences_to_wire([-0.1, -0.2, -0.3, -0.4]),
     )
 
 

@@ -20,22 +20,13 @@ import torch
 
 from benchmarks.processes import MODELS
 from benchmarks.prompts import held_out, request
-from slipstream import wire
 from slipstream.cli.serve import Role
 from slipstream.engine.engine import Engine
-from slipstream.engine.opening import open_engine
 from slipstream.engine.step import Segment
-from slipstream.engine.thread import ModelThread
 from slipstream.load import run_load
-from slipstream.server import Server
-from slipstream.v1 import worker_pb2
-from slipstream.worker import Identity, WorkerService
-from verifier_svc.curve import CostCurve
-from verifier_svc.drafters import Drafters
-from verifier_svc.measurement import measure
-from verifier_svc.planner import Limits, Planner
+from verifier_svc.config import VerifierConfig
 from verifier_svc.scheduler import Scheduler
-from verifier_svc.service import Bounds, VerifierService
+from verifier_svc.verifier import running
 
 SESSIONS = (1, 8, 32)
 TOKENS = 64
@@ -61,35 +52,23 @@ class Meter:
 async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler, Meter]]:
     """The gateway's address, and what the verifier in this process counts."""
     drafter = Role("drafter_svc", {"DRAFTER_MODEL": draft, "DRAFTER_LISTEN": "127.0.0.1:0"})
-    async with ModelThread() as thread, asyncio.TaskGroup() as tasks:
-        engine = await thread.run(open_engine, target)
-        meter = Meter(engine)
-        model = wire.model_to_wire(engine.model)
-        drafters = Drafters(model, 0.02)
-        curve = CostCurve()
-        await thread.run(measure, curve, engine, 512, 3.0)
-        scheduler = Scheduler(engine, thread, drafters, Planner(drafters, Limits(512, 256, 0.25), curve))
-        service = VerifierService(scheduler, drafters, Bounds(model, 1024, 32))
-        worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
-        server = Server([service.register, worker.register])
-        loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
+    config = VerifierConfig(model=target, listen="127.0.0.1:0", grace_s=0.0)
+    async with running(config) as verifier:
+        meter = Meter(verifier.engine)
         gateway = Role(
             "gateway",
             {
                 "GATEWAY_LISTEN": "127.0.0.1:0",
-                "GATEWAY_VERIFIERS": await server.start("127.0.0.1:0"),
+                "GATEWAY_VERIFIERS": verifier.address,
                 "GATEWAY_DRAFTERS": f"model={await drafter.start()}",
                 "GATEWAY_TOKENIZER": str(MODELS / "target") if target.startswith("emulated:") else target,
             },
         )
         try:
-            yield await gateway.start(), scheduler, meter
+            yield await gateway.start(), verifier.scheduler, meter
         finally:
             await gateway.end()
             await drafter.end()
-            await server.stop(0)
-            for loop in loops:
-                loop.cancel()
 
 
 async def compare(target: str, draft: str) -> None:

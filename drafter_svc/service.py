@@ -164,7 +164,7 @@ class Peer:
             generation=session.tree.generation,
             first_node=grown[0][0].number,
             token_ids=[node.token for node, _ in grown],
-            log_probs=[min(0.0, node.log_prob) for node, _ in grown],
+            confidences=wire.confidences_to_wire(node.log_prob for node, _ in grown),
         )
         parents = [node.parent.number if node.parent is not None else ROOT for node, _ in grown]
         if any(parent != node.number - 1 for parent, (node, _) in zip(parents, grown, strict=True)):

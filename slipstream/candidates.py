@@ -99,11 +99,14 @@ class CandidateTree:
         fates = Counter(self._graft_node(frame, index, source) for index in range(len(frame.token_ids)))
         return Grafted(fates.pop("added", 0), fates.pop("merged", 0), dict(fates))
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Moves the root along these tokens, inside the tree or out of it."""
+    def commit(self, token_ids: Sequence[int]) -> bool:
+        """Moves the root along these tokens, inside the tree or out of it. Returns whether one of them was none of the
+        candidates for its place: with no candidates there, nobody was wrong."""
+        diverged = False
         for token in token_ids:
             root = self._root
             kept = root.children.pop(token, None)
+            diverged = diverged or (kept is None and bool(root.children))
             self._kill(root)
             if kept is None:
                 kept = _Node(token, root.length + 1)
@@ -116,6 +119,7 @@ class CandidateTree:
             for node in self._trail[:excess]:
                 self._forget_names(node)
             del self._trail[:excess]
+        return diverged
 
     def rollback(self, length: int) -> None:
         """Shortens the committed prefix and empties the tree; frames of the generations so far are stale from now on.
@@ -185,6 +189,7 @@ class CandidateTree:
             tuple(node.log_prob for node, _ in picked),
             tuple(score for _, score in picked),
             tuple(node.distribution for node, _ in picked),
+            tuple(tuple(source for source, _ in node.names) for node, _ in picked),
         )
 
     def _graft_node(self, frame: Frame, index: int, source: _Source) -> str:

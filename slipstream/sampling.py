@@ -14,8 +14,7 @@ from types import MappingProxyType
 from slipstream.errors import InvalidArgument
 
 ACCEPTANCE_RULES = ("coupled", "rejection", "block", "recursive")
-"""What a verifier can judge by. The contract offers the first two; the others are exact as rules but need drafters
-whose draws are fresh for each round and sibling, which those here are not yet."""
+"""`coupled` believes nobody; the others, the ratio rules, are exact iff the drafter's q is honest."""
 MAX_LOGIT_BIAS_ENTRIES = 1024
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 

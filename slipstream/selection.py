@@ -25,6 +25,8 @@ class Selection:
     path_log_probs: tuple[float, ...] = ()
     """Sum of log_probs from the root; never rises along a best-first selection."""
     distributions: tuple[Proposal | None, ...] = ()
+    sources: tuple[tuple[int, ...], ...] = ()
+    """Of each node the drafters that sent it: the frames' `source`."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -59,6 +61,7 @@ class Selection:
             self.log_probs[:size],
             self.path_log_probs[:size],
             self.distributions[:size],
+            self.sources[:size],
         )
 
     @cached_property

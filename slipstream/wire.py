@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
@@ -9,10 +10,17 @@ from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2
 
 MAX_FAILURE_CHARACTERS = 1024
+MAX_LABEL_BYTES = 64
+"""Of a workload and a cache salt."""
+_STEPS = 32
+"""Of a confidence's byte, for each nat: 3 % apart, down to 0.03 %."""
+_LOG_PROBS = tuple(-step / _STEPS for step in range(256))
 
 _RULES = {
     "coupled": types_pb2.ACCEPTANCE_RULE_COUPLED,
     "rejection": types_pb2.ACCEPTANCE_RULE_REJECTION,
+    "block": types_pb2.ACCEPTANCE_RULE_BLOCK,
+    "recursive": types_pb2.ACCEPTANCE_RULE_RECURSIVE,
 }
 _RULE_NAMES = {types_pb2.ACCEPTANCE_RULE_UNSPECIFIED: "coupled"} | {rule: name for name, rule in _RULES.items()}
 
@@ -58,6 +66,15 @@ def rule_number(name: str) -> types_pb2.AcceptanceRule:
     if name not in _RULES:
         raise InvalidArgument(f"acceptance rule {name!r} is unknown; choose one of {sorted(_RULES)}.")
     return _RULES[name]
+
+
+def confidences_to_wire(log_probs: Iterable[float]) -> bytes:
+    """Natural logarithms of confidences, a byte each; what lies above zero by rounding counts as zero."""
+    return bytes(min(255, max(0, round(-_STEPS * max(value, _LOG_PROBS[-1])))) for value in log_probs)
+
+
+def confidences_from_wire(confidences: bytes) -> tuple[float, ...]:
+    return tuple(_LOG_PROBS[step] for step in confidences)
 
 
 def failure_to_wire(error: SlipstreamError) -> types_pb2.Failure:

@@ -11,25 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafter import running as drafter_running
 from drafter_svc.proposers.model import ModelProposer
-from drafter_svc.scheduler import Scheduler as DraftScheduler
-from drafter_svc.service import Bounds as DraftBounds
-from drafter_svc.service import DrafterService
 from slipstream import wire
 from slipstream.client import channel
 from slipstream.engine.emulated import EmulatedEngine
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
-from slipstream.engine.thread import ModelThread
 from slipstream.sampling import Sampling
-from slipstream.server import Server
-from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
-from slipstream.worker import Identity, WorkerService
-from verifier_svc.curve import CostCurve
-from verifier_svc.drafters import Drafters
-from verifier_svc.planner import Limits, Planner
-from verifier_svc.scheduler import Scheduler
-from verifier_svc.service import Bounds, VerifierService
+from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from verifier_svc.config import VerifierConfig
+from verifier_svc.verifier import Parts, Verifier
+from verifier_svc.verifier import running as verifier_running
 
 
 @asynccontextmanager
@@ -37,57 +31,19 @@ async def drafter(
     engine: Engine, *, max_sessions: int = 256, max_nodes: int = 32, listen: str = "127.0.0.1:0"
 ) -> AsyncIterator[str]:
     """The address of a running drafter."""
-    async with ModelThread() as thread, asyncio.TaskGroup() as tasks:
-        model = wire.model_to_wire(engine.model)
-        scheduler = DraftScheduler(ModelProposer(engine, width=4, max_nodes=max_nodes, proposal_tokens=32), thread, 512)
-        service = DrafterService(scheduler, DraftBounds(model, max_sessions, max_nodes))
-        worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
-        server = Server([service.register, worker.register])
-        loop = tasks.create_task(scheduler.run())
-        try:
-            yield await server.start(listen)
-        finally:
-            await server.stop(0)
-            loop.cancel()
-
-
-@dataclass
-class Verifier:
-    address: str
-    scheduler: Scheduler
-    engine: Engine
-    service: VerifierService
+    config = DrafterConfig(model="given", max_sessions=max_sessions, max_nodes=max_nodes, listen=listen, grace_s=0.0)
+    proposer = ModelProposer(engine, width=config.width, max_nodes=max_nodes, proposal_tokens=config.proposal_tokens)
+    async with drafter_running(config, lambda _: (wire.model_to_wire(engine.model), proposer)) as running:
+        yield running.address
 
 
 @asynccontextmanager
-async def verifier(
-    engine: Engine,
-    *,
-    step_tokens: int = 512,
-    prefill_tokens: int = 64,
-    max_sessions: int = 1024,
-    min_path_probability: float = 0.0,
-) -> AsyncIterator[Verifier]:
-    async with ModelThread() as thread, asyncio.TaskGroup() as tasks:
-        model = wire.model_to_wire(engine.model)
-        drafters = Drafters(model, min_path_probability)
-        planner = Planner(drafters, Limits(step_tokens, prefill_tokens, 0.25), CostCurve())
-        scheduler = Scheduler(engine, thread, drafters, planner)
-        service = VerifierService(scheduler, drafters, Bounds(model, max_sessions, 32))
-        worker = WorkerService(
-            Identity(model, worker_pb2.ROLE_VERIFIER),
-            lambda: worker_pb2.WatchResponse(
-                sessions=len(scheduler), kv_blocks_total=engine.blocks_total, kv_blocks_free=engine.blocks_free
-            ),
-        )
-        server = Server([service.register, worker.register])
-        loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
-        try:
-            yield Verifier(await server.start("127.0.0.1:0"), scheduler, engine, service)
-        finally:
-            await server.stop(0)
-            for loop in loops:
-                loop.cancel()
+async def verifier(engine: Engine, **settings: Any) -> AsyncIterator[Verifier]:
+    """A running verifier with `settings` of its configuration; its cost curve starts from nothing."""
+    defaults: dict[str, Any] = {"prefill_tokens": 64, "min_path_probability": 0.0, "measure_s": 0.0, "grace_s": 0.0}
+    config = VerifierConfig(model="given", listen="127.0.0.1:0", **(defaults | settings))
+    async with verifier_running(config, Parts(opening=lambda _: engine)) as running:
+        yield running
 
 
 def emulated_text(prompt: list[int], tokens: int) -> list[int]:

@@ -69,7 +69,7 @@ def frame(command: Command, token_ids: Iterable[int], **changes: Any) -> drafter
         "generation": base,
         "first_node": 1,
         "token_ids": tokens,
-        "log_probs": [-0.1] * len(tokens),
+        "confidences": bytes([3] * len(tokens)),
     }
     return drafter_pb2.DraftResponse(candidates=[types_pb2.Candidates(**fields | changes)])
 

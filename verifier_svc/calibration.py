@@ -139,21 +139,26 @@ class Calibration:
         table.add(now, ANY_DEPTH, confidence, accepted)
         self._touch((drafter, label)).add(now, bucket, confidence, accepted)
 
-    def learn(self, drafter: str, label: str, chosen: Selection, path: Iterable[int]) -> None:
-        """`observe` for all nodes of a verified selection that give evidence, given the accepted path in it."""
+    def learn(self, drafters: Sequence[str], label: str, chosen: Selection, path: Iterable[int]) -> None:
+        """`observe` for all nodes of a verified selection that give evidence, given the accepted path in it and the
+        drafter of each node."""
         accepted = {ROOT, *path}
         for node, parent in enumerate(chosen.parents):
             if parent in accepted:
                 confidence = math.exp(chosen.log_probs[node])
-                self.observe(drafter, label, chosen.depths[node], confidence, node in accepted)
+                self.observe(drafters[node], label, chosen.depths[node], confidence, node in accepted)
 
-    def path_probabilities(self, drafter: str, label: str, chosen: Selection) -> list[float]:
+    def path_probabilities(self, drafters: Sequence[str], label: str, chosen: Selection) -> list[float]:
         """Of each node the probability that it is on the accepted path: the product of corrected confidences."""
         now = self._clock()
-        curves = [self._curve(drafter, label, bucket, now) for bucket in range(ANY_DEPTH)]
+        curves: dict[tuple[str, int], _Curve] = {}
         paths: list[float] = []
-        for parent, depth, log_prob in zip(chosen.parents, chosen.depths, chosen.log_probs, strict=True):
-            share = curves[_bucket(depth)](math.exp(log_prob))
+        for node, (parent, depth) in enumerate(zip(chosen.parents, chosen.depths, strict=True)):
+            key = drafters[node], _bucket(depth)
+            curve = curves.get(key)
+            if curve is None:
+                curve = curves[key] = self._curve(key[0], label, key[1], now)
+            share = curve(math.exp(chosen.log_probs[node]))
             paths.append(share if parent == ROOT else paths[parent] * share)
         return paths
 

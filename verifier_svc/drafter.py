@@ -87,6 +87,7 @@ class Drafter:
         number = self._pool.next_number()
         attachment = Attachment(session, self, number, number, self._pool.clock(), reopens=reopens)
         self._attached[number] = self._by_session[session] = attachment
+        session.name_source(number, self.name)
         self._send(attachment, open=self._open_request(session))
 
     def commit(self, session: Session, base: int, token_ids: list[int]) -> None:
@@ -203,6 +204,8 @@ class Drafter:
             target=self._pool.target,
             policy=self._policy(session),
             max_length=session.max_length,
+            prediction_token_ids=session.prediction,
+            cache_salt=session.cache_salt,
         )
 
     def _policy(self, session: Session) -> drafter_pb2.DraftPolicy:
@@ -219,7 +222,7 @@ def _frame(candidates: types_pb2.Candidates, source: int) -> Frame:
         generation=candidates.generation,
         first_node=candidates.first_node,
         token_ids=tuple(candidates.token_ids),
-        log_probs=tuple(candidates.log_probs),
+        log_probs=wire.confidences_from_wire(candidates.confidences),
         parents=tuple(candidates.parents),
         distributions=tuple(Proposal(tuple(d.token_ids), tuple(d.weights)) for d in candidates.distributions),
         source=source,

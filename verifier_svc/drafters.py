@@ -90,9 +90,9 @@ class Drafters:
         for drafter in self._of_session.get(session, ()):
             drafter.open(session)
 
-    def names(self, session: Session) -> str:
-        """The session's drafters, as one name for what is measured of them together."""
-        return "+".join(drafter.name for drafter in self._of_session.get(session, ()))
+    def working(self, session: Session) -> bool:
+        """Whether anybody drafts for the session."""
+        return any(drafter.up for drafter in self._of_session.get(session, ()))
 
     def expected_s(self, session: Session, now: float) -> float | None:
         """Seconds until the session's next candidate; None when none is to be waited for."""

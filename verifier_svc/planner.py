@@ -22,8 +22,6 @@ FIRST_GUESS = 0.6
 """Share of candidates accepted that is assumed before any was measured."""
 LONGEST_WAIT_STEPS = 2.0
 """No wait is longer than this many steps, whatever a drafter promises."""
-UNLABELLED = ""
-"""Requests carry no workload label yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ class Planner:
         chosen, path = turn.selection, verdict.path
         if not len(chosen):
             return
-        self._calibration.learn(self._drafters.names(turn.session), UNLABELLED, chosen, path)
+        self._calibration.learn(_drafters(turn.session, chosen), turn.session.workload, chosen, path)
         tried = len(path) + (chosen.first_child(path[-1] if path else ROOT) is not None)
         self._acceptance.add(len(path) / tried)
 
@@ -129,7 +127,7 @@ class Planner:
         return Plan(turns, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
-        return self._calibration.path_probabilities(self._drafters.names(session), UNLABELLED, chosen)
+        return self._calibration.path_probabilities(_drafters(session, chosen), session.workload, chosen)
 
     def _arrival(self, turn: Turn, plan: Plan, now: float) -> Arrival | None:
         """The session's next candidates: when, and how many tokens they add if they hang below its likeliest leaf."""
@@ -143,6 +141,11 @@ class Planner:
         leaves = (paths[node] for node in range(len(chosen)) if chosen.first_child(node) is None)
         leaf = max(leaves, default=1.0)
         return Arrival(after, leaf * (self._acceptance.value or 0.0))
+
+
+def _drafters(session: Session, chosen: Selection) -> list[str]:
+    """Of each node who sent it, as one name: that two drafters say the same is evidence of its own."""
+    return ["+".join(names) for names in session.senders(chosen)]
 
 
 def _turn(session: Session, size: int, selection: Selection) -> Turn:

@@ -8,11 +8,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from slipstream import wire
 from slipstream.engine.engine import Engine
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError
+from slipstream.selection import Selection
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.verdict import Verdict
 from verifier_svc.drafters import Drafters
@@ -95,7 +97,7 @@ class Scheduler:
                 await self._wait(pause)
                 continue
             self._waiting_since = None
-            await self._step(plan)
+            await self._step(plan, waited)
 
     async def _wait(self, pause: float) -> None:
         if self._waiting_since is None:
@@ -105,7 +107,8 @@ class Scheduler:
 
     # Running and committing.
 
-    async def _step(self, plan: Plan) -> None:
+    async def _step(self, plan: Plan, waited: float) -> None:
+        """Runs a step that was held back for `waited` seconds."""
         turns = plan.turns
         closing, self._closing = self._closing, []
         started = self._clock()
@@ -117,7 +120,7 @@ class Scheduler:
         if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
             self._planner.timed(plan, ended - started)
         for turn, outcome in zip(turns, outcomes, strict=True):
-            self._finish(turn, outcome, started, ended)
+            self._finish(turn, outcome, Timing(started, ended, waited))
 
     def _perform(self, turns: list[Turn], closing: list[Session]) -> list[Outcome]:
         """On the model's thread. A step that fails as a whole fails its sessions, not the verifier."""
@@ -127,7 +130,7 @@ class Scheduler:
             log.error("a verifier step failed", exc_info=error)
             return [Internal("the verifier failed in this session's step.") for _ in turns]
 
-    def _finish(self, turn: Turn, outcome: Outcome, started: float, ended: float) -> None:
+    def _finish(self, turn: Turn, outcome: Outcome, timing: Timing) -> None:
         session = turn.session
         session.in_step = False
         if session.closed:
@@ -139,12 +142,13 @@ class Scheduler:
         elif outcome is None:
             session.computed = turn.computed + len(turn.pending)
         else:
-            self._commit(turn, outcome, started, ended)
+            self._commit(turn, outcome, timing)
 
-    def _commit(self, turn: Turn, verdict: Verdict, started: float, ended: float) -> None:
+    def _commit(self, turn: Turn, verdict: Verdict, timing: Timing) -> None:
         session, chosen = turn.session, turn.selection
         path = [chosen.token_ids[node] for node in verdict.path]
         token_ids, reason = _clip(session, [*path, verdict.next_token])
+        miss = self._miss(session)
         session.commit(token_ids, turn.base + len(path))
         self._planner.judged(turn, verdict)
         if verdict.dishonest:
@@ -157,15 +161,44 @@ class Scheduler:
                 token_ids=token_ids,
                 drafted=len(chosen),
                 accepted=min(len(path), len(token_ids)),
-                wait_us=int((started - session.idle_since) * 1e6),
-                verify_us=int((ended - started) * 1e6),
+                wait_us=int((timing.started - session.idle_since) * 1e6),
+                verify_us=int((timing.ended - timing.started) * 1e6),
+                miss=miss,
+                bubble_us=int(timing.waited * 1e6),
+                drafters=_shares(session, chosen, verdict.path),
             )
         )
-        session.idle_since = ended
+        session.idle_since = timing.ended
         if reason is not None:
             self.end(session, reason)
         else:
             self._drafters.commit(session, turn.base, token_ids)
+
+    def _miss(self, session: Session) -> verifier_pb2.MissCause:
+        """Why no candidate was there when the round before the present one ended."""
+        if not session.miss or not session.max_draft_tokens:
+            return verifier_pb2.MISS_CAUSE_UNSPECIFIED
+        return session.miss if self._drafters.working(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Of one step, in monotonic seconds."""
+
+    started: float
+    ended: float
+    waited: float
+    """How long it was held back for candidates."""
+
+
+def _shares(session: Session, chosen: Selection, path: tuple[int, ...]) -> list[verifier_pb2.DrafterShare]:
+    shares: dict[str, verifier_pb2.DrafterShare] = {}
+    for node, names in enumerate(session.senders(chosen)):
+        for name in names:
+            share = shares.setdefault(name, verifier_pb2.DrafterShare(drafter=name))
+            share.drafted += 1
+            share.accepted += node in path
+    return list(shares.values())
 
 
 def _clip(session: Session, token_ids: list[int]) -> tuple[list[int], verifier_pb2.FinishReason | None]:

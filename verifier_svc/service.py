@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import grpc
@@ -18,12 +18,11 @@ from slipstream.errors import (
     Internal,
     InvalidArgument,
     OutOfRange,
-    PermissionDenied,
     ResourceExhausted,
     SlipstreamError,
 )
-from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from verifier_svc.admission import check_open, check_trust
 from verifier_svc.drafters import Drafters
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.session import Reply, Rewind, Session
@@ -102,7 +101,7 @@ class Peer:
         if session is None or session.closed or command.epoch < session.epoch:
             return  # ended before the command came, or fenced
         if kind == "attach":
-            _check_trust(session.sampling, command.attach.drafters)
+            check_trust(session.sampling, command.attach.drafters)
             self._service.drafters.attach(session, list(command.attach.drafters))
         elif kind == "policy":
             session.max_draft_tokens = self._most(command.policy)
@@ -121,9 +120,11 @@ class Peer:
     def _open(self, number: int, epoch: int, request: verifier_pb2.DecodeOpen) -> None:
         if number in self._sessions and not self._sessions[number].closed:
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
-        self._check(request, epoch)
+        check_open(request, epoch, self._service.bounds.model)
+        if len(self._service.scheduler) >= self._service.bounds.max_sessions:
+            raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
         sampling = wire.sampling_from_wire(request.sampling)
-        _check_trust(sampling, request.drafters)
+        check_trust(sampling, request.drafters)
         self._fence(request.key.id, epoch)
         tokens = list(request.prefix.token_ids)
         prompt_length = request.prefix.prompt_length
@@ -143,27 +144,13 @@ class Peer:
             tree=CandidateTree(tokens),
             history=history,
             say=self._say,
+            workload=request.workload,
+            prediction=tuple(request.prediction_token_ids),
+            cache_salt=request.cache_salt,
         )
         self._service.drafters.attach(session, list(request.drafters))  # raises before anything is remembered
         self._sessions[number] = self._service.by_id[session.id] = session
         self._service.scheduler.add(session)
-
-    def _check(self, request: verifier_pb2.DecodeOpen, epoch: int) -> None:
-        model, prefix = self._service.bounds.model, request.prefix
-        if request.key.epoch != epoch or epoch < 1:
-            raise InvalidArgument("the key's epoch must be the command's, and epochs start at 1.")
-        if not 1 <= len(request.key.id) <= 64:
-            raise InvalidArgument("a session id has 1 to 64 characters.")
-        if not 0 < prefix.prompt_length <= len(prefix.token_ids):
-            raise InvalidArgument("the prefix must hold the whole prompt, which has at least one token.")
-        if max(prefix.token_ids) >= model.vocabulary_size:
-            raise InvalidArgument(f"a token lies outside the vocabulary of {model.vocabulary_size}.")
-        if not len(prefix.token_ids) < request.max_length <= model.max_length:
-            raise InvalidArgument(f"max_length must exceed the prefix and be at most the model's {model.max_length}.")
-        if any(token >= model.vocabulary_size for token in request.sampling.logit_bias):
-            raise InvalidArgument(f"logit_bias names a token outside the vocabulary of {model.vocabulary_size}.")
-        if len(self._service.scheduler) >= self._service.bounds.max_sessions:
-            raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
 
     def _fence(self, session_id: str, epoch: int) -> None:
         """Of two claims on one session the higher epoch wins. Raises Aborted for the other."""
@@ -216,12 +203,3 @@ class Peer:
         del self._sessions[end.session]
         if self._service.by_id.get(session.id) is session:
             del self._service.by_id[session.id]
-
-
-def _check_trust(sampling: Sampling, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None:
-    if sampling.acceptance != "coupled" and not all(address.trusted for address in addresses):
-        raise PermissionDenied(
-            f"acceptance rule {sampling.acceptance!r} must believe the drafter's q; use a trusted drafter or the "
-            "coupled rule.",
-            reason="UNTRUSTED_DRAFTER",
-        )

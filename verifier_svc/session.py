@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.candidates import CandidateTree
+from slipstream.candidates import CandidateTree, Selection
 from slipstream.engine.history import History
 from slipstream.engine.sequence import Sequence
 from slipstream.sampling import Sampling
 from slipstream.v1 import verifier_pb2
 
+MOST_SOURCES = 64
+"""Whose names are remembered: every open on a drafter is a source of its own."""
 Reply = verifier_pb2.Round | verifier_pb2.DrafterEvent | verifier_pb2.SessionEnd
 
 
@@ -43,6 +45,11 @@ class Session:
     history: History
     say: Callable[[Reply], None]
     """To the session's gateway; never blocks, never raises."""
+    workload: str = ""
+    """The kind of work, for which acceptance is learned apart."""
+    prediction: tuple[int, ...] = ()
+    """Output the client expects; for the drafters."""
+    cache_salt: str = ""
     computed: int = 0
     """Leading committed tokens whose KV is in `sequence`."""
     sequence: Sequence | None = None
@@ -51,6 +58,9 @@ class Session:
     rewind: Rewind | None = None
     idle_since: float = field(default=0.0)
     """Monotonic seconds: the end of the session's last round."""
+    miss: verifier_pb2.MissCause = verifier_pb2.MISS_CAUSE_OPENING
+    """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
+    _sources: dict[int, str] = field(default_factory=dict)
 
     @property
     def pending(self) -> int:
@@ -74,7 +84,14 @@ class Session:
         self.tokens.extend(token_ids)
         self.computed = computed
         self.history.append(token_ids)
-        self.tree.commit(token_ids)
+        used = not self.tree.empty
+        diverged = self.tree.commit(token_ids)
+        if not self.tree.empty:
+            self.miss = verifier_pb2.MISS_CAUSE_UNSPECIFIED
+        elif diverged:
+            self.miss = verifier_pb2.MISS_CAUSE_DIVERGED
+        elif used:
+            self.miss = verifier_pb2.MISS_CAUSE_EXHAUSTED
         if self.credit is not None:
             self.credit -= len(token_ids)
 
@@ -85,3 +102,20 @@ class Session:
         self.computed = min(self.computed, length - 1)
         self.history.truncate(length)
         self.tree.rollback(length)
+        self.miss = verifier_pb2.MISS_CAUSE_OPENING
+
+    def name_source(self, source: int, drafter: str) -> None:
+        """Candidates from this source are that drafter's."""
+        self._sources[source] = drafter
+        if len(self._sources) > MOST_SOURCES:
+            del self._sources[next(iter(self._sources))]
+
+    def senders(self, chosen: Selection) -> list[tuple[str, ...]]:
+        """Of each node the names of the drafters that sent it, sorted; most often there is one."""
+        names = self._sources
+        return [
+            (names.get(sources[0], ""),)
+            if len(sources) == 1
+            else tuple(sorted({names.get(source, "") for source in sources}))
+            for sources in chosen.sources
+        ]

@@ -12,9 +12,13 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_UNSPECIFIED: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_COUPLED: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_REJECTION: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_BLOCK: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_RECURSIVE: _ClassVar[AcceptanceRule]
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
 ACCEPTANCE_RULE_COUPLED: AcceptanceRule
 ACCEPTANCE_RULE_REJECTION: AcceptanceRule
+ACCEPTANCE_RULE_BLOCK: AcceptanceRule
+ACCEPTANCE_RULE_RECURSIVE: AcceptanceRule
 
 class SessionKey(_message.Message):
     __slots__ = ("id", "epoch")
@@ -72,7 +76,7 @@ class Distribution(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Candidates(_message.Message):
-    __slots__ = ("session", "epoch", "base_length", "generation", "first_node", "token_ids", "parents", "log_probs", "distributions")
+    __slots__ = ("session", "epoch", "base_length", "generation", "first_node", "token_ids", "parents", "confidences", "distributions")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -80,7 +84,7 @@ class Candidates(_message.Message):
     FIRST_NODE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
-    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
@@ -89,9 +93,9 @@ class Candidates(_message.Message):
     first_node: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
-    log_probs: _containers.RepeatedScalarFieldContainer[float]
+    confidences: bytes
     distributions: _containers.RepeatedCompositeFieldContainer[Distribution]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., generation: _Optional[int] = ..., first_node: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ..., distributions: _Optional[_Iterable[_Union[Distribution, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., generation: _Optional[int] = ..., first_node: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., confidences: _Optional[bytes] = ..., distributions: _Optional[_Iterable[_Union[Distribution, _Mapping]]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "revision", "vocabulary_size", "vocabulary_fingerprint", "max_length", "eos_token_ids", "parameter_count", "dtype")

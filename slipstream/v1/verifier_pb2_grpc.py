@@ -62,7 +62,7 @@ class VerifierServiceServicer:
         RESOURCE_EXHAUSTED   no KV memory for the session: another verifier, or later.
         INVALID_ARGUMENT     the Open can never work (token out of range, prompt too long): tell the client.
         FAILED_PRECONDITION  the session asks for what this model cannot do: tell the client.
-        PERMISSION_DENIED    a ratio rule with a drafter that is not trusted: tell the client.
+        PERMISSION_DENIED    a ratio rule with a drafter that is not trusted, or with several: tell the client.
         ABORTED              fenced by a higher epoch: forget the session.
         INTERNAL             broken numbers in this session's logits: tell the client.
         """

@@ -173,7 +173,7 @@ def grafted(candidates: types_pb2.Candidates) -> Frame:
         candidates.generation,
         candidates.first_node,
         tuple(candidates.token_ids),
-        tuple(candidates.log_probs),
+        wire.confidences_from_wire(candidates.confidences),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -77,10 +76,7 @@ INVALID, AHEAD = grpc.StatusCode.INVALID_ARGUMENT.value[0], grpc.StatusCode.FAIL
 QUARANTINED: dict[str, tuple[int, list[Callable[[Command], drafter_pb2.DraftResponse]]]] = {
     "token out of range": (INVALID, [lambda c: frame(c, [256])]),
     "huge token": (INVALID, [lambda c: frame(c, [2**32 - 1])]),
-    "nan": (INVALID, [lambda c: frame(c, [1], log_probs=[math.nan])]),
-    "infinite": (INVALID, [lambda c: frame(c, [1], log_probs=[-math.inf])]),
-    "positive": (INVALID, [lambda c: frame(c, [1], log_probs=[0.5])]),
-    "no log_probs": (INVALID, [lambda c: frame(c, [1, 2], log_probs=[])]),
+    "no confidences": (INVALID, [lambda c: frame(c, [1, 2], confidences=b"")]),
     "its own parent": (INVALID, [lambda c: frame(c, [1, 2], parents=[0, 2])]),
     "parent from the future": (INVALID, [lambda c: frame(c, [1, 2], parents=[0, 9])]),
     "node zero": (INVALID, [lambda c: frame(c, [1], first_node=0)]),
@@ -116,7 +112,7 @@ IGNORED: dict[str, Trick] = {
     "nothing in it": on("commit", lambda c: frame(c, []), lambda c: drafter_pb2.DraftResponse()),
     "wrong guesses": on("commit", lambda c: frame(c, range(200, 208))),
     "repeats": on("commit", *[lambda c: frame(c, [1, 2, 3])] * 20),
-    "unlikely": on("commit", lambda c: frame(c, [1, 2], log_probs=[-3e38, -3e38])),
+    "unlikely": on("commit", lambda c: frame(c, [1, 2], confidences=b"\xff\xff")),
     "refuses others": on("commit", lambda c: refusal(Command(session=c.session + 1, epoch=1), 8)),
     "highest numbers": on("open", lambda c: frame(c, [1], generation=2**32 - 1, first_node=2**32 - 1)),
 }

@@ -148,7 +148,7 @@ def test_only_nodes_under_accepted_parents_give_evidence() -> None:
 
     logs = tuple(map(math.log, (0.9, 0.8, 0.7, 0.1)))
     chosen = Selection((1, 2, 3, 4), (ROOT, 0, 1, 0), (1, 2, 3, 2), logs, (0.0,) * 4, (None,) * 4)
-    Recorder().learn("draft", "", chosen, (0,))
+    Recorder().learn(["draft"] * len(chosen), "", chosen, (0,))
     assert seen == [(1, 0.9, True), (2, 0.8, False), (2, 0.1, False)]
 
 
@@ -161,10 +161,10 @@ def test_learning_from_chains_is_not_biased_by_where_they_break(acceptance: floa
         accepted = 0
         while accepted < 4 and random.random() < acceptance:
             accepted += 1
-        calibration.learn("draft", "", selection, range(accepted))
+        calibration.learn(["draft"] * len(selection), "", selection, range(accepted))
     for depth in (1, 2, 3):
         assert calibration.correct("draft", "", depth, 0.6) == pytest.approx(acceptance, abs=0.12)
-    paths = calibration.path_probabilities("draft", "", selection)
+    paths = calibration.path_probabilities(["draft"] * len(selection), "", selection)
     assert paths == pytest.approx([acceptance**depth for depth in (1, 2, 3, 4)], abs=0.15)
 
 
@@ -172,8 +172,10 @@ def test_path_probabilities_are_products_along_the_tree() -> None:
     calibration, _ = fresh()
     logs = tuple(map(math.log, (0.9, 0.5, 0.8, 0.25)))
     chosen = Selection((1, 2, 3, 4), (ROOT, 0, 1, 0), (1, 2, 3, 2), logs, (0.0,) * 4, (None,) * 4)
-    assert calibration.path_probabilities("draft", "", chosen) == pytest.approx([0.9, 0.45, 0.36, 0.225])
-    assert calibration.path_probabilities("draft", "", Selection()) == []
+    assert calibration.path_probabilities(["draft"] * len(chosen), "", chosen) == pytest.approx(
+        [0.9, 0.45, 0.36, 0.225]
+    )
+    assert calibration.path_probabilities([], "", Selection()) == []
 
 
 def test_labels_that_clients_invent_do_not_fill_the_memory() -> None:

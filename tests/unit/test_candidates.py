@@ -195,3 +195,23 @@ def test_a_frame_that_no_correct_drafter_sends_is_refused(frame: Frame) -> None:
 
 def test_rounding_above_zero_is_clamped() -> None:
     assert check(Frame(3, 0, 1, (1, 2), (1e-7, -1.0)), 10, Limits()).log_probs == (0.0, -1.0)
+
+
+def test_a_commit_tells_wrong_candidates_from_candidates_that_are_used_up() -> None:
+    tree = CandidateTree(PROMPT)
+    assert not tree.commit([9]), "nobody guessed, so nobody was wrong"
+    tree.graft(chain(4, 1, 2))
+    assert not tree.commit([1]) and not tree.commit([2, 7]), "all were right; the last token is beyond them"
+    tree.graft(chain(7, 1, 2, generation=1))
+    assert tree.commit([1, 3]), "2 was guessed, 3 came"
+
+
+def test_a_selection_tells_who_sent_each_node() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.graft(chain(3, 1, 2, source=7))
+    tree.graft(chain(3, 1, 5, source=8))
+    selection = tree.select(9)
+    senders = {selection.path(index): set(selection.sources[index]) for index in range(len(selection))}
+    assert senders == {(1,): {7, 8}, (1, 2): {7}, (1, 5): {8}}
+    tree.forget(8)
+    assert tree.select(9).sources == ((7,), (7,))

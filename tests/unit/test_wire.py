@@ -15,7 +15,7 @@ from slipstream import wire
 from slipstream.client import error_of
 from slipstream.engine.opening import open_engine
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.sampling import Sampling
+from slipstream.sampling import ACCEPTANCE_RULES, Sampling
 from slipstream.v1 import types_pb2
 
 SAMPLINGS = st.builds(
@@ -29,7 +29,7 @@ SAMPLINGS = st.builds(
     frequency_penalty=st.floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=5),
     seed=st.integers(0, 2**64 - 1),
-    acceptance=st.sampled_from(["coupled", "rejection"]),
+    acceptance=st.sampled_from(ACCEPTANCE_RULES),
 )
 
 
@@ -116,3 +116,11 @@ def test_status_details_of_a_lying_peer_are_ignored(details: bytes) -> None:
     error = error_of(failed_call(grpc.StatusCode.UNAVAILABLE, details))
     assert isinstance(error, Unavailable)
     assert error.message == "away"
+
+
+@given(st.lists(st.floats(-math.inf, 1.0)))
+def test_a_confidence_survives_in_one_byte_up_to_half_a_step(log_probs: list[float]) -> None:
+    read = wire.confidences_from_wire(wire.confidences_to_wire(log_probs))
+    assert len(read) == len(log_probs)
+    for log_prob, value in zip(log_probs, read, strict=True):
+        assert abs(value - min(0.0, max(log_prob, -255 / 32))) <= 0.5 / 32

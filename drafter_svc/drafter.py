@@ -1,0 +1,47 @@
+"""A drafter put together: a proposer on its own thread, the drafting loop, the services, one address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from drafter_svc.config import DrafterConfig
+from drafter_svc.proposers import Proposer
+from drafter_svc.proposers.opening import open_proposer
+from drafter_svc.scheduler import Scheduler
+from drafter_svc.service import Bounds, DrafterService
+from slipstream.engine.thread import ModelThread
+from slipstream.server import Server
+from slipstream.v1 import types_pb2, worker_pb2
+from slipstream.worker import Identity, WorkerService
+
+Opening = Callable[[DrafterConfig], tuple[types_pb2.ModelInfo, Proposer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A running drafter."""
+
+    address: str
+    scheduler: Scheduler
+    server: Server
+
+
+@asynccontextmanager
+async def running(config: DrafterConfig, opening: Opening = open_proposer) -> AsyncIterator[Drafter]:
+    """A drafter that listens; `opening` runs on the model's thread. At the end streams have `grace_s` to finish."""
+    async with ModelThread(config.threads, "draft-model") as thread:
+        model, proposer = await thread.run(opening, config)
+        scheduler = Scheduler(proposer, thread, config.step_tokens, config.expand)
+        service = DrafterService(scheduler, Bounds(model, config.max_sessions, config.max_nodes))
+        worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
+        server = Server([service.register, worker.register])
+        async with asyncio.TaskGroup() as tasks:
+            drafting = tasks.create_task(scheduler.run())
+            try:
+                yield Drafter(await server.start(config.listen), scheduler, server)
+            finally:
+                await server.stop(config.grace_s)
+                drafting.cancel()

@@ -1,0 +1,57 @@
+"""What a verifier refuses before it does any work: an Open that can never be served as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream import wire
+from slipstream.errors import InvalidArgument, PermissionDenied
+from slipstream.sampling import Sampling
+from slipstream.v1 import types_pb2, verifier_pb2
+
+
+def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.ModelInfo) -> None:
+    """Raises InvalidArgument with a sentence that says what to change."""
+    if request.key.epoch != epoch or epoch < 1:
+        raise InvalidArgument("the key's epoch must be the command's, and epochs start at 1.")
+    if not 1 <= len(request.key.id) <= 64:
+        raise InvalidArgument("a session id has 1 to 64 characters.")
+    if max(len(request.workload.encode()), len(request.cache_salt.encode())) > wire.MAX_LABEL_BYTES:
+        raise InvalidArgument(f"workload and cache_salt have at most {wire.MAX_LABEL_BYTES} bytes each.")
+    _check_tokens(request, model)
+
+
+def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) -> None:
+    prefix, prediction = request.prefix, request.prediction_token_ids
+    if not 0 < prefix.prompt_length <= len(prefix.token_ids):
+        raise InvalidArgument("the prefix must hold the whole prompt, which has at least one token.")
+    if not len(prefix.token_ids) < request.max_length <= model.max_length:
+        raise InvalidArgument(f"max_length must exceed the prefix and be at most the model's {model.max_length}.")
+    if len(prediction) > model.max_length:
+        raise InvalidArgument(f"the prediction has more tokens than the model's {model.max_length}; shorten it.")
+    named = {
+        "the prefix": max(prefix.token_ids),
+        "the prediction": max(prediction, default=0),
+        "logit_bias": max(request.sampling.logit_bias, default=0),
+    }
+    for where, highest in named.items():
+        if highest >= model.vocabulary_size:
+            raise InvalidArgument(f"{where} names a token outside the vocabulary of {model.vocabulary_size}.")
+
+
+def check_trust(sampling: Sampling, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
+    """Raises PermissionDenied where a rule would have to believe a q that it may not."""
+    if sampling.acceptance == "coupled":
+        return
+    if len(addresses) > 1:
+        raise PermissionDenied(
+            f"acceptance rule {sampling.acceptance!r} needs to know what each token was drawn from, so its sessions "
+            "have one drafter; name one, or use the coupled rule.",
+            reason="SEVERAL_DRAFTERS",
+        )
+    if not all(address.trusted for address in addresses):
+        raise PermissionDenied(
+            f"acceptance rule {sampling.acceptance!r} must believe the drafter's q; use a trusted drafter or the "
+            "coupled rule.",
+            reason="UNTRUSTED_DRAFTER",
+        )

@@ -1,0 +1,81 @@
+"""A verifier put together: an engine on its own thread, the loop, the drafters' links, the services, one address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from slipstream import wire
+from slipstream.engine.engine import Engine
+from slipstream.engine.opening import open_engine
+from slipstream.engine.thread import ModelThread
+from slipstream.server import Server
+from slipstream.v1 import worker_pb2
+from slipstream.worker import Identity, WorkerService
+from verifier_svc.config import VerifierConfig
+from verifier_svc.curve import CostCurve
+from verifier_svc.drafters import Drafters
+from verifier_svc.measurement import measure
+from verifier_svc.planner import Limits, Planner
+from verifier_svc.scheduler import Scheduler
+from verifier_svc.service import Bounds, VerifierService
+
+
+def open_target(config: VerifierConfig) -> Engine:
+    return open_engine(config.model, config.dtype, config.kv_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What tests and benchmarks replace."""
+
+    opening: Callable[[VerifierConfig], Engine] = open_target
+    """Runs on the model's thread."""
+    planner: type[Planner] = Planner
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """A running verifier."""
+
+    address: str
+    scheduler: Scheduler
+    engine: Engine
+    service: VerifierService
+    server: Server
+
+
+@asynccontextmanager
+async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIterator[Verifier]:
+    """A verifier that listens; at the end its streams have `grace_s` to finish."""
+    parts = parts or Parts()
+    async with ModelThread(config.threads, "target-model") as thread:
+        engine = await thread.run(parts.opening, config)
+        model = wire.model_to_wire(engine.model)
+        drafters = Drafters(model, config.min_path_probability)
+        curve = CostCurve()
+        await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
+        limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
+        scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
+        service = VerifierService(scheduler, drafters, Bounds(model, config.max_sessions, config.max_draft_tokens))
+        worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
+        server = Server([service.register, worker.register])
+        async with asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
+            try:
+                yield Verifier(await server.start(config.listen), scheduler, engine, service, server)
+            finally:
+                await server.stop(config.grace_s)
+                for loop in loops:
+                    loop.cancel()
+
+
+def load(scheduler: Scheduler, engine: Engine) -> worker_pb2.WatchResponse:
+    return worker_pb2.WatchResponse(
+        sessions=len(scheduler),
+        kv_blocks_total=engine.blocks_total,
+        kv_blocks_free=engine.blocks_free,
+        steps=scheduler.steps,
+    )
