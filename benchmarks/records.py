@@ -1,0 +1,39 @@
+"""Where benchmarks keep what they measured: `benchmarks/results/NAME.json`, `.md`, and plots beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "results"
+Row = dict[str, str | float | int | None]
+
+
+def write(name: str, command: str, rows: Sequence[Row]) -> None:
+    """One table: the command that made it, then its rows. Also printed."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
+    text = f"`{command}`\n\n{table(rows)}"
+    (RESULTS / f"{name}.md").write_text(text)
+    print(text, flush=True)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown. Columns are those of the first row."""
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row[column]) for column in columns) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: str | float | int | None) -> str:
+    if value is None:
+        return "-"
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and abs(value) < 100
+        else f"{value:.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )

@@ -1,0 +1,137 @@
+"""What drafters guess with all the time in the world: the tree of each position of a text, by the real proposers.
+
+Every tree starts from nothing on the true prefix and is grown best first until its `enough` likeliest nodes cannot
+change any more, so that a choice of up to `enough` nodes is that of an infinitely fast drafter.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+from benchmarks.simulation_texts import LOOKAHEAD, Key, Text
+from drafter_svc.proposers import Guess, Proposer, Turn
+from drafter_svc.session import Policy, Session
+from drafter_svc.tree import Node
+from slipstream.errors import SlipstreamError
+from slipstream.frame import Frame
+
+_LEAST = math.log(1e-4)
+"""Path probability of a guess that no choice would ever reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """The guesses of one drafter after one prefix, parents before children."""
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    """1 + index of the parent; 0 is the root."""
+    log_probs: tuple[float, ...]
+    """The drafter's confidence in each node given its parent."""
+    ranks: tuple[int, ...]
+    """0 for the first guess below a node, 1 for the next."""
+    passes: tuple[int, ...]
+    """The drafting pass that made each node, from 1."""
+
+    def frame(self, base_length: int, source: int) -> Frame:
+        """As the drafter would send it."""
+        return Frame(base_length, 1, 1, self.token_ids, self.log_probs, self.parents, source=source)
+
+
+def grow(proposer: Proposer, texts: list[Text], enough: int, expand: int) -> dict[Key, list[Grown]]:
+    """Of each text the trees at all its `rounds`. `expand` nodes of each tree are guessed on in one pass."""
+    sessions = [_session(text) for text in texts]
+    trees: list[list[Grown]] = [[] for _ in texts]
+    for step in range(max(len(text.rounds) for text in texts)):
+        live = [number for number, text in enumerate(texts) if step < len(text.rounds)]
+        passes = _grow(proposer, [sessions[number] for number in live], enough, expand)
+        for number in live:
+            session, text = sessions[number], texts[number]
+            trees[number].append(_snapshot(session, passes))
+            session.commit(len(session.tokens), [text.tokens[len(session.tokens)]])
+            session.tree.restart(len(session.tokens))
+    for session in sessions:
+        proposer.close(session)
+    return {text.key: grown for text, grown in zip(texts, trees, strict=True)}
+
+
+def _session(text: Text) -> Session:
+    policy = Policy(max_nodes=1 << 20, min_path_probability=0.0)
+    prefix = text.tokens[: text.prompt_length]
+    return Session(0, text.sampling, policy, prefix, text.prompt_length, len(text.tokens) + LOOKAHEAD)
+
+
+def _grow(proposer: Proposer, sessions: list[Session], enough: int, expand: int) -> dict[Node, int]:
+    """Grows the trees side by side; returns the pass that made each node."""
+    made: dict[Node, int] = {}
+    number = 0
+    while turns := [turn for session in sessions if (turn := _turn(session, enough, expand)) is not None]:
+        number += 1
+        for turn, answer in zip(turns, proposer.grow(turns), strict=True):
+            if isinstance(answer, SlipstreamError):
+                raise answer
+            for node in _add(turn.session, answer):
+                made.setdefault(node, number)
+    return made
+
+
+def _turn(session: Session, enough: int, expand: int) -> Turn | None:
+    """The next pass's share of a session; None once its `enough` likeliest nodes are known."""
+    starts = session.frontier(expand)
+    best = heapq.nlargest(enough, (node.path_log_prob for node in session.tree.nodes()))
+    if not starts or (len(best) == enough and starts[0].path_log_prob <= best[-1]):
+        return None
+    start, session.computed = session.computed, len(session.tokens) - 1
+    for node in starts:
+        node.expanded = True
+    # Leaves that are not guessed on would only cost time.
+    needed = {above for node in starts for above in _above(node)}
+    nodes = [node for node in session.tree.nodes() if node in needed]
+    index = {node: number for number, node in enumerate(nodes)}
+    return Turn(
+        session,
+        session.revision,
+        start,
+        session.tokens[start:],
+        nodes,
+        [node.token for node in nodes],
+        [index.get(node.parent, -1) if node.parent else -1 for node in nodes],
+        [index.get(node, -1) for node in starts],
+        starts,
+    )
+
+
+def _above(node: Node) -> list[Node]:
+    """The node and what stands above it, the root excluded."""
+    path: list[Node] = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path
+
+
+def _add(session: Session, guesses: list[Guess]) -> list[Node]:
+    added: list[Node | None] = []
+    for guess in guesses:
+        parent = added[guess.parent] if isinstance(guess.parent, int) else guess.parent
+        # A lookup guesses again what it guessed from further above: that node is there already.
+        added.append(parent and (session.tree.add(parent, guess.token, guess.log_prob) or parent.children[guess.token]))
+    return [node for node in added if node is not None]
+
+
+def _snapshot(session: Session, made: dict[Node, int]) -> Grown:
+    nodes = [node for node in session.tree.nodes() if node.path_log_prob >= _LEAST]
+    numbers = {node: number for number, node in enumerate(nodes, 1)}
+    parents = [node.parent for node in nodes]
+    return Grown(
+        tuple(node.token for node in nodes),
+        tuple(numbers.get(parent, 0) if parent else 0 for parent in parents),
+        tuple(node.log_prob for node in nodes),
+        tuple(
+            list(parent.children).index(node.token) if parent else 0
+            for node, parent in zip(nodes, parents, strict=True)
+        ),
+        tuple(made[node] for node in nodes),
+    )
