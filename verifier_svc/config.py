@@ -13,6 +13,8 @@ class VerifierConfig:
     """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.opening`)."""
     listen: str = "127.0.0.1:50071"
     dtype: str = "auto"
+    quantisation: str = ""
+    """Of the weights: empty, or one of `slipstream.engine.quantisation` that is fit for targets."""
     threads: int = 1
     """Of torch; never sized from the machine, whose cores are shared."""
     kv_tokens: int = 65_536
@@ -24,13 +26,15 @@ class VerifierConfig:
     """Most tokens of one forward pass."""
     prefill_tokens: int = 256
     """Most prompt tokens of one pass while other sessions decode, so that a long prompt does not stall them."""
-    min_path_probability: float = 0.02
+    min_path_probability: float = 0.04
     """Drafters stop below this: such a candidate does not pay for its verification."""
     max_wait_s: float = 0.25
     """The longest a step may wait for candidates, however much they promise."""
     measure_s: float = 3.0
     """Seconds at the start in which the cost of passes of all sizes is measured; it is refined while serving."""
+    silence_s: float = 3.0
+    """A drafter that owes a step and gives no sign of life for so long is given up."""
     grace_s: float = 5.0
 
     def __post_init__(self) -> None:
-        require_positive(self, "threads", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
+        require_positive(self, "silence_s", "threads", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from slipstream import wire
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
+from slipstream.engine.quantisation import for_target
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
 from slipstream.v1 import worker_pb2
@@ -24,7 +25,7 @@ from verifier_svc.service import Bounds, VerifierService
 
 
 def open_target(config: VerifierConfig) -> Engine:
-    return open_engine(config.model, config.dtype, config.kv_tokens)
+    return open_engine(config.model, config.dtype, config.kv_tokens, for_target(config.quantisation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
     async with ModelThread(config.threads, "target-model") as thread:
         engine = await thread.run(parts.opening, config)
         model = wire.model_to_wire(engine.model)
-        drafters = Drafters(model, config.min_path_probability)
+        drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s)
         curve = CostCurve()
         await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
         limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)

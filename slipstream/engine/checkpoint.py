@@ -14,6 +14,7 @@ from transformers.utils import logging as library_logging
 from slipstream.engine.attention import NAME, register
 from slipstream.engine.layers import Layer, probe_layers
 from slipstream.engine.model import ModelInfo
+from slipstream.engine.quantisation import convert, loading_options, quantisation_method
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
 
@@ -29,11 +30,13 @@ class Checkpoint:
     device: torch.device
 
 
-def load_checkpoint(name: str, dtype: str = "auto", device: str = "cpu", revision: str = "main") -> Checkpoint:
+def load_checkpoint(
+    name: str, dtype: str = "auto", device: str = "cpu", revision: str = "main", quantisation: str = ""
+) -> Checkpoint:
     """From a folder (never the network) or a hub id. Safetensors only, no remote code.
 
-    Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed or broken files,
-    InvalidArgument for an unknown dtype.
+    Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed, broken files or a
+    quantiser that is not installed, InvalidArgument for an unknown dtype or quantisation.
     """
     if dtype not in DTYPES:
         raise InvalidArgument(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
@@ -43,10 +46,15 @@ def load_checkpoint(name: str, dtype: str = "auto", device: str = "cpu", revisio
     source = str(model_folder(name)) if local else name
     options: dict[str, Any] = {"local_files_only": local, "revision": revision, "trust_remote_code": False}
     config = _load_config(source, options)
-    model = _load_model(source, config, options | {"dtype": dtype})
-    model.eval().requires_grad_(False).to(device)
-    layers = _layers(model, config)
-    return Checkpoint(model, layers, _info(name, revision, model, layers), torch.device(device))
+    model = _load_model(source, config, options | loading_options(quantisation, config, dtype, device))
+    parameters = model.num_parameters()  # now: the modules that replace others below have none
+    model = convert(quantisation, model).eval().requires_grad_(False)
+    quantised = quantisation or quantisation_method(config)
+    if not quantised:
+        model.to(device)
+    layers = _layers(model, config, quantised)
+    dtype = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
+    return Checkpoint(model, layers, _info(name, revision, model, dtype, parameters), torch.device(device))
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:
@@ -78,13 +86,22 @@ def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             source, config=config, attn_implementation=NAME, use_safetensors=True, **options
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise FailedPrecondition(f"{source} cannot be loaded: {error}", reason="MODEL_BROKEN") from error
 
 
-def _layers(model: Any, config: Any) -> list[Layer]:
+def _layers(model: Any, config: Any, quantised: str) -> list[Layer]:
     text = config.get_text_config(decoder=True)
-    layers = probe_layers(model)
+    try:
+        layers = probe_layers(model)
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        if not quantised:
+            raise
+        # Kernels of quantisers look at a model's shape only when they first see a token.
+        raise FailedPrecondition(
+            f"{quantised} cannot compute this {config.model_type} ({error}); choose another quantisation.",
+            reason="QUANTISER_UNFIT",
+        ) from error
     if sorted(layer.index for layer in layers) != list(range(text.num_hidden_layers)):
         raise _unsupported(config.model_type, "not every layer is one attention layer")
     types = getattr(text, "layer_types", None) or ["full_attention"] * len(layers)
@@ -94,9 +111,9 @@ def _layers(model: Any, config: Any) -> list[Layer]:
     return layers
 
 
-def _info(name: str, revision: str, model: Any, layers: list[Layer]) -> ModelInfo:
+def _info(name: str, revision: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
     config = model.config.get_text_config(decoder=True)
-    vocabulary_size = model.get_output_embeddings().weight.shape[0]
+    vocabulary_size = model.get_output_embeddings().out_features
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     return ModelInfo(
         name=Path(name).name if is_local(name) else name,
@@ -104,8 +121,8 @@ def _info(name: str, revision: str, model: Any, layers: list[Layer]) -> ModelInf
         vocabulary_size=vocabulary_size,
         fingerprint=_fingerprint(name, revision, vocabulary_size),
         max_length=_max_length(config),
-        dtype=str(layers[0].dtype).removeprefix("torch."),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        dtype=dtype,
+        parameters=parameters,
         eos_token_ids=as_ids(eos if eos is not None else config.eos_token_id),
     )
 

@@ -5,6 +5,7 @@ For load, scale and chaos tests. Nothing measured with it may be reported as a m
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,30 +21,36 @@ from slipstream.errors import InvalidArgument
 
 PEAK = 60.0
 """Logit of the chosen token, the others are 0. Gumbel noise of 24 bits spans less than 20."""
+ALTERNATIVES = (4 / 7, 2 / 7, 1 / 7)
+"""Where the truth stands among a drafter's further guesses, when it is among them."""
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """Seconds of one forward: base + per_token * tokens + per_segment * segments."""
+    """Seconds of one forward: base + per_token * (tokens beyond the free ones) + per_segment * segments."""
 
     base_s: float = 0.0
     per_token_s: float = 0.0
     per_segment_s: float = 0.0
+    free_tokens: int = 0
 
     def __call__(self, tokens: int, segments: int) -> float:
-        return self.base_s + self.per_token_s * tokens + self.per_segment_s * segments
+        charged = max(0, tokens - self.free_tokens)
+        return self.base_s + self.per_token_s * charged + self.per_segment_s * segments
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedModel:
-    """`acceptance` 1 is the target itself; a drafter agrees with it at that share of the positions."""
+    """`acceptance` 1 is the target itself; a drafter agrees with it at that share of the positions. Where it does not, the
+    truth is among its next guesses with probability `fanout`; its logits then say honestly how likely each guess is."""
 
     name: str = "emulated"
     vocabulary_size: int = 256
     max_length: int = 1 << 20
     acceptance: float = 1.0
+    fanout: float = 0.0
     seed: int = 0
     eos_token_ids: tuple[int, ...] = ()
 
@@ -89,7 +96,7 @@ class EmulatedEngine(Bookkeeping):
         logits = torch.zeros(len(positions), self._emulated.vocabulary_size)
         if positions:
             chosen = self.tokens(np.array(salts, np.uint64), np.array(positions, np.uint64))
-            logits[torch.arange(len(positions)), torch.from_numpy(chosen)] = PEAK
+            self._favour(logits, torch.from_numpy(chosen))
         end = start + self._cost(sum(segment.tokens for segment in segments), len(segments))
         if (left := end - self._clock()) > 0:
             self._sleep(left)
@@ -101,10 +108,27 @@ class EmulatedEngine(Bookkeeping):
         key = _hash(salts ^ _hash(np.full_like(salts, self._emulated.seed)))
         truth = _hash(key + positions * _STRIDE)
         other = _hash(truth ^ _STRIDE)
-        # 53 bits of the second hash decide whether a drafter is right here, the rest how far off it is.
-        wrong = (other >> np.uint64(11)) * 2.0**-53 >= self._emulated.acceptance
-        off = wrong * (np.uint64(1) + other % (size - np.uint64(1)))
+        # 53 bits of the second hash decide at which of the drafter's guesses the truth stands, the rest how far off the
+        # first guess is where it is wrong. The further guesses stand right below the first one.
+        place = np.searchsorted(np.cumsum(self._shares()), (other >> np.uint64(11)) * 2.0**-53, side="right")
+        anywhere = np.uint64(1 + len(ALTERNATIVES)) + other % (size - np.uint64(1 + len(ALTERNATIVES)))
+        off = np.where(place <= len(ALTERNATIVES), place.astype(np.uint64), anywhere)
         return ((truth % size + off) % size).astype(np.int64)
+
+    def _shares(self) -> list[float]:
+        """How often the truth is the first guess, the second, ..."""
+        right, fanout = self._emulated.acceptance, self._emulated.fanout
+        return [right, *((1.0 - right) * fanout * share for share in ALTERNATIVES)]
+
+    def _favour(self, logits: torch.Tensor, chosen: torch.Tensor) -> None:
+        """Writes each row's guesses, the first of which is `chosen`. Without fan-out the first is as good as sure."""
+        rows, size = torch.arange(len(chosen)), self._emulated.vocabulary_size
+        logits[rows, chosen] = PEAK
+        if self._emulated.fanout > 0.0:
+            shares = self._shares()
+            logits.fill_(math.log(max(1e-9, 1.0 - sum(shares)) / size))
+            for place, share in enumerate(shares):
+                logits[rows, (chosen - place) % size] = math.log(max(share, 1e-9))
 
     def _write(self, segment: Segment) -> None:
         size = self._emulated.vocabulary_size

@@ -11,6 +11,7 @@ from slipstream.engine.engine import Engine
 from slipstream.errors import InvalidArgument
 
 EMULATED = "emulated:"
+LEAST_VOCABULARY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +21,33 @@ class Emulation:
     base_ms: float = 0.0
     token_ms: float = 0.0
     session_ms: float = 0.0
+    flat: float = 0
+    """Tokens of a pass that cost nothing beyond its base."""
     acceptance: float = 1.0
+    fanout: float = 0.0
     vocabulary: float = 256
     seed: float = 0
 
 
-def open_engine(model: str, dtype: str = "auto", kv_tokens: int = 65_536) -> Engine:
-    """`model` on this machine, with KV room for `kv_tokens` tokens of all sessions together.
+def open_engine(model: str, dtype: str = "auto", kv_tokens: int = 65_536, quantisation: str = "") -> Engine:
+    """`model` on this machine, with KV room for `kv_tokens` tokens of all sessions together; `quantisation` is empty
+    or one of `slipstream.engine.quantisation`.
 
-    Raises NotFound or FailedPrecondition for a checkpoint that is not there or cannot be served.
+    Raises NotFound or FailedPrecondition for a checkpoint that is not there or cannot be served, InvalidArgument for
+    settings that do not go together.
     """
     if model.startswith(EMULATED):
+        if quantisation:
+            raise InvalidArgument(f"{model} has no weights to quantise; leave quantisation empty.")
         return _emulated(model.removeprefix(EMULATED), kv_tokens)
     # Loading transformers takes seconds; an emulated worker does without.
+    from slipstream.engine.quantisation import hush
+
+    hush()
     from slipstream.engine.checkpoint import load_checkpoint
     from slipstream.engine.packed import PackedEngine
 
-    return PackedEngine(load_checkpoint(model, dtype), kv_tokens)
+    return PackedEngine(load_checkpoint(model, dtype, quantisation=quantisation), kv_tokens)
 
 
 def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:
@@ -49,9 +60,16 @@ def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:
         raise InvalidArgument(
             f"{EMULATED}{settings} cannot be read; settings are {', '.join(sorted(known))}."
         ) from error
+    if emulation.vocabulary < LEAST_VOCABULARY:
+        raise InvalidArgument(f"{EMULATED}vocabulary={emulation.vocabulary:g}; give {LEAST_VOCABULARY} at least.")
     model = EmulatedModel(
-        vocabulary_size=int(emulation.vocabulary), acceptance=emulation.acceptance, seed=int(emulation.seed)
+        vocabulary_size=int(emulation.vocabulary),
+        acceptance=emulation.acceptance,
+        fanout=emulation.fanout,
+        seed=int(emulation.seed),
     )
-    cost = LinearCost(emulation.base_ms / 1e3, emulation.token_ms / 1e3, emulation.session_ms / 1e3)
+    cost = LinearCost(
+        emulation.base_ms / 1e3, emulation.token_ms / 1e3, emulation.session_ms / 1e3, int(emulation.flat)
+    )
     block_size = 32
     return EmulatedEngine(model, cost, BlockPool(kv_tokens // block_size, block_size))

@@ -120,3 +120,30 @@ def test_without_a_fake_the_engine_sleeps() -> None:
     begin = time.perf_counter()
     engine.forward([segment])
     assert time.perf_counter() - begin >= 0.02
+
+
+def test_where_a_drafter_is_wrong_the_truth_is_among_its_next_guesses_at_the_set_share() -> None:
+    model = EmulatedModel(vocabulary_size=64, acceptance=0.6, fanout=0.5)
+    drafter = EmulatedEngine(model, LinearCost(), BlockPool(256, 16))
+    truth = decode(build_sized(64), [7], 2000)
+    segment = Segment(drafter.open(2001), [7, *truth[:-1]])
+    rows = []
+    for token in segment.pending:
+        part = Segment(segment.sequence, [token])
+        rows.append(drafter.forward([part])[0])
+        drafter.keep(part, [])
+    log_q = torch.stack(rows).log_softmax(dim=-1)
+    places = (log_q.argsort(dim=-1, descending=True) == torch.tensor(truth)[:, None]).int().argmax(dim=-1)
+    first, further = float((places == 0).float().mean()), float(((places > 0) & (places < 4)).float().mean())
+    assert first == pytest.approx(0.6, abs=0.05) and further == pytest.approx(0.2, abs=0.04)
+    confidence = log_q.max(dim=-1).values.exp()
+    assert torch.allclose(confidence, torch.tensor(0.6), atol=0.01), "and says so"
+
+
+def build_sized(vocabulary_size: int) -> Engine:
+    return EmulatedEngine(EmulatedModel(vocabulary_size=vocabulary_size), LinearCost(), BlockPool(256, 16))
+
+
+def test_tokens_up_to_the_flat_part_cost_nothing_more() -> None:
+    cost = LinearCost(base_s=1.0, per_token_s=0.5, free_tokens=16)
+    assert [cost(tokens, 1) for tokens in (1, 16, 17, 20)] == [1.0, 1.0, 1.5, 3.0]

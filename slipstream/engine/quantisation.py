@@ -1,0 +1,154 @@
+"""Quantised weights as a choice at the start, made by the libraries' own quantisers while a checkpoint is loaded.
+
+    name          quantiser                                   weights       activations       for
+    int8          torchao, Int8WeightOnlyConfig               int8, a row   as `dtype` says   drafts and targets
+    int4          bitsandbytes, NF4 in blocks of 64           4 bits        as `dtype` says   drafts and targets
+    int8-dynamic  torch.ao.quantization.quantize_dynamic      int8, a row   7 bits, fp32      drafts, on a CPU only
+
+Linear layers are quantised. Embeddings and norms always stay, and so do the experts of mixtures, which the library
+keeps outside of linear layers. The output head stays too under int8 and int4 (the libraries' default: what is lost
+there is lost in every choice); int8-dynamic quantises it, because a draft model's head is much of what a guess reads.
+
+A target may only be quantised so that a row of logits does not depend on the other rows of its pass. int8-dynamic
+rounds all activations of a pass on one scale: the same token among other candidates gets other numbers, and there is
+no text that the target alone would have said. A draft's numbers only decide how often it is right.
+
+On a CPU int8 costs more than bf16 and only saves memory; int4 and int8-dynamic are faster. With
+AVX512-BF16, int4 multiplies in bf16 whatever `dtype` says, so its texts are promised what those of bf16 are.
+On CUDA int8 and int4 are the same two libraries' kernels. Nothing here was run on CUDA.
+
+bitsandbytes fetches a kernel from the hub if the package `kernels` is installed; it is not among our dependencies.
+
+A checkpoint that is quantised already needs no choice: transformers reads `quantization_config` by itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slipstream.errors import FailedPrecondition, InvalidArgument
+
+EXTRA = "pip install 'slipstream-serve[quantised]'"
+# On import and first use they tell of kernels for other machines; what goes wrong is raised.
+_TALKATIVE = ("torchao", "bitsandbytes", "torch.utils._pytree")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiser:
+    packages: tuple[str, ...] = ()
+    """What must be installed besides torch and transformers."""
+    steady: bool = True
+    """A row's numbers do not depend on the other rows of its pass."""
+    dtypes: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+QUANTISERS = {
+    "int8": Quantiser(packages=("torchao", "accelerate")),
+    "int4": Quantiser(packages=("bitsandbytes", "accelerate")),
+    "int8-dynamic": Quantiser(steady=False, dtypes=("auto", "float32"), devices=("cpu",)),
+}
+
+
+def find_quantiser(name: str) -> Quantiser:
+    """Raises InvalidArgument for a name that is not in the table."""
+    if name not in QUANTISERS:
+        raise InvalidArgument(f"quantisation {name!r} is unknown; choose {', '.join(QUANTISERS)}, or leave it empty.")
+    return QUANTISERS[name]
+
+
+def for_target(name: str) -> str:
+    """The name itself. Raises InvalidArgument for one under which a text depends on what shares its passes."""
+    if name and not find_quantiser(name).steady:
+        steady = [known for known, quantiser in QUANTISERS.items() if quantiser.steady]
+        raise InvalidArgument(
+            f"{name} is for draft models: a target's text would depend on who shares its passes; "
+            f"choose {' or '.join(steady)}."
+        )
+    return name
+
+
+def loading_options(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
+    """What `from_pretrained` is to be given: dtype, and how and where to quantise.
+
+    Raises InvalidArgument for a choice that cannot be, FailedPrecondition for a checkpoint that is quantised already
+    and for a quantiser that is not installed.
+    """
+    quantised_by = quantisation_method(config)
+    # The library quantises where the weights are to stay; `to` is refused afterwards.
+    placed = {"dtype": dtype, "device_map": {"": device}}
+    if not name:
+        return placed if quantised_by else {"dtype": dtype}
+    if quantised_by:
+        raise FailedPrecondition(
+            f"The checkpoint is quantised already ({quantised_by}); leave quantisation empty.", reason="QUANTISED"
+        )
+    _check(name, find_quantiser(name), dtype, device)
+    if name == "int8-dynamic":
+        return {"dtype": "float32"}
+    return placed | {"quantization_config": _int8() if name == "int8" else _int4(config, dtype)}
+
+
+def convert(name: str, model: Any) -> Any:
+    """What is left to do when the model is loaded: nothing, unless the quantiser replaces modules."""
+    if name != "int8-dynamic":
+        return model
+    try:
+        with warnings.catch_warnings():
+            # Deprecated in favour of torchao, whose int8 takes several times longer on a CPU.
+            warnings.simplefilter("ignore")
+            from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
+
+            return quantize_dynamic(model, {torch.nn.Linear: per_channel_dynamic_qconfig}, inplace=True)
+    except (ImportError, RuntimeError) as error:
+        raise FailedPrecondition(
+            f"This torch cannot quantise dynamically ({error}); choose int8 or int4.", reason="QUANTISER_MISSING"
+        ) from error
+
+
+def quantisation_method(config: Any) -> str:
+    """The library's name of what a checkpoint was quantised with, or nothing."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return ""
+    method = found.get("quant_method", "unknown") if isinstance(found, dict) else found.quant_method
+    return str(getattr(method, "value", method))
+
+
+def hush() -> None:
+    """To be called before transformers is imported: it imports torchao wherever that is installed."""
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _check(name: str, quantiser: Quantiser, dtype: str, device: str) -> None:
+    if dtype not in quantiser.dtypes:
+        raise InvalidArgument(f"{name} does not go with dtype {dtype}; choose {' or '.join(quantiser.dtypes)}.")
+    if torch.device(device).type not in quantiser.devices:
+        raise InvalidArgument(f"{name} does not run on {device}; choose {' or '.join(quantiser.devices)}.")
+    missing = [package for package in quantiser.packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise FailedPrecondition(
+            f"{name} needs {' and '.join(missing)}, which is not installed: {EXTRA}.", reason="QUANTISER_MISSING"
+        )
+
+
+def _int8() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+def _int4(config: Any, dtype: str) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    own = getattr(config, "dtype", None) or torch.float32
+    compute = own if dtype == "auto" else getattr(torch, dtype)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)

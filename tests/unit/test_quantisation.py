@@ -1,0 +1,228 @@
+"""Quantised weights: the quantiser's own numbers, rows that stand alone where a target needs it, and the same text."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchao.quantization
+import transformers
+
+from drafter_svc.config import DrafterConfig
+from drafter_svc.proposers.opening import open_proposer
+from slipstream.engine.checkpoint import load_checkpoint
+from slipstream.engine.opening import open_engine
+from slipstream.engine.packed import PackedEngine
+from slipstream.engine.quantisation import QUANTISERS, for_target
+from slipstream.engine.step import Segment
+from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.sampling import Sampling
+from tests.checkpoints import FAMILIES, VOCABULARY, save_checkpoint
+from tests.fleet import drafter, gateway, verifier
+from verifier_svc.config import VerifierConfig
+from verifier_svc.verifier import open_target
+
+STEADY = [name for name, quantiser in QUANTISERS.items() if quantiser.steady]
+TREE = [-1, -1, 0, 0, 1, 2, 3, 5]
+MIXTURES = ("mixtral", "gpt_oss")
+MODELS = Path(__file__).parents[2] / "models"
+# The NF4 kernel wants inputs in whole blocks of 64.
+SHAPE: dict[str, Any] = {"intermediate_size": 128}
+
+
+class Slow(PackedEngine):
+    """A target that costs several guesses, on whatever machine."""
+
+    def forward(self, segments: list[Segment]) -> torch.Tensor:
+        time.sleep(0.02)
+        return super().forward(segments)
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    return torch.randint(1, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_checkpoint("llama", tmp_path_factory.mktemp("llama"), **SHAPE))
+
+
+@pytest.fixture(scope="module")
+def opened(folder: str) -> Callable[..., PackedEngine]:
+    def build(quantisation: str, dtype: str = "float32") -> PackedEngine:
+        engine = open_engine(folder, dtype, 4096, quantisation)
+        assert isinstance(engine, PackedEngine)
+        return engine
+
+    return build
+
+
+def library_model(folder: str, quantisation: str) -> Any:
+    """The library's own attention on weights that its quantiser was asked for here, not through our code."""
+    configs: dict[str, Any] = {
+        "int8": transformers.TorchAoConfig(torchao.quantization.Int8WeightOnlyConfig()),
+        "int4": transformers.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+        ),
+    }
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype="float32", quantization_config=configs.get(quantisation)
+    ).eval()
+    if quantisation == "int8-dynamic":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
+
+            model = quantize_dynamic(model, {torch.nn.Linear: per_channel_dynamic_qconfig})
+    return model
+
+
+def last_logits(engine: PackedEngine, tokens: list[int]) -> torch.Tensor:
+    sequence = engine.open(len(tokens))
+    logits = engine.forward([Segment(sequence, tokens)])[0]
+    engine.close(sequence)
+    return logits
+
+
+def greedy(engine: PackedEngine, tokens: list[int], count: int) -> list[int]:
+    sequence = engine.open(len(tokens) + count)
+    pending, text = tokens, []
+    for _ in range(count):
+        segment = Segment(sequence, pending)
+        pending = [int(engine.forward([segment])[0].argmax())]
+        engine.keep(segment, [])
+        text += pending
+    engine.close(sequence)
+    return text
+
+
+@pytest.mark.parametrize("quantisation", QUANTISERS)
+def test_packed_numbers_are_the_quantised_models_own(quantisation: str, folder: str, opened: Any) -> None:
+    engine, full, reference = opened(quantisation), opened(""), library_model(folder, quantisation)
+    lost, apart = [], []
+    for length in (1, 7, 30):
+        tokens = prompt(length)
+        with torch.inference_mode():
+            expected = reference(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        packed = last_logits(engine, tokens)
+        apart.append(float((packed - expected).abs().max()))
+        lost.append(float((packed - last_logits(full, tokens)).abs().max()))
+    # What is rounded on the way (to bf16, to 7 bits) can fall to the other side for a difference of 1e-6.
+    tolerance = 1e-4 if quantisation == "int8" else 0.5 * max(lost)
+    assert max(apart) < tolerance < max(lost)
+
+
+@pytest.mark.parametrize("quantisation", QUANTISERS)
+def test_only_targets_quantisers_keep_rows_apart(quantisation: str, opened: Any) -> None:
+    """Chains, trees and prefill of others in one pass, against each text alone in a pass of its own."""
+    engine = opened(quantisation)
+    tokens, other = prompt(20), prompt(37, seed=2)
+    nodes = prompt(len(TREE), seed=3)
+    sequence, neighbour = engine.open(64), engine.open(64)
+    logits = engine.forward([Segment(neighbour, other), Segment(sequence, tokens, nodes, TREE)])[1:]
+    texts = [tokens]
+    for token, parent in zip(nodes, TREE, strict=True):
+        texts.append([*texts[parent + 1], token])
+    alone = torch.stack([last_logits(engine, text) for text in texts])
+    apart = float((logits - alone).abs().max())
+    lost = float((alone - torch.stack([last_logits(opened(""), text) for text in texts])).abs().max())
+    if QUANTISERS[quantisation].steady:
+        assert apart < (1e-4 if quantisation == "int8" else 0.05 * lost)
+        assert torch.equal(logits.argmax(dim=-1), alone.argmax(dim=-1))
+        assert for_target(quantisation) == quantisation
+    else:
+        assert apart > 0.2 * lost
+        with pytest.raises(InvalidArgument, match="choose int8 or int4"):
+            open_target(VerifierConfig(model="given", quantisation=quantisation))
+
+
+@pytest.mark.parametrize(("target", "draft"), [("", "int8"), ("", "int4"), ("", "int8-dynamic"), ("int8", "int4")])
+async def test_quantised_guesses_never_change_a_token(target: str, draft: str) -> None:
+    """The shipped pair in fp32, greedy and sampled."""
+    answers = Slow(load_checkpoint(str(MODELS / "target"), "float32", quantisation=target), 4096)
+    guesses = open_engine(str(MODELS / "draft"), "float32", 4096, draft)
+    drafted = accepted = 0
+    async with drafter(guesses) as address, verifier(answers) as server, gateway(server.address) as client:
+        for seed, tokens in enumerate(([262, 14, 339, 8], prompt(9))):
+            for sampling in (Sampling(temperature=0.0), Sampling(temperature=1.0, seed=seed)):
+                plain = await client.decode(tokens, tokens=16, sampling=sampling)
+                helped = await client.decode(tokens, tokens=16, sampling=sampling, drafters=[address])
+                assert helped.token_ids == plain.token_ids
+                assert plain.drafted == 0
+                drafted, accepted = drafted + helped.drafted, accepted + helped.accepted
+    assert 0 < accepted < drafted
+
+
+def test_drafters_and_verifiers_open_what_their_settings_say(folder: str) -> None:
+    model, _ = open_proposer(DrafterConfig(model=folder, quantisation="int4", kv_tokens=64))
+    assert model.dtype == "int4/float32"
+    assert open_target(VerifierConfig(model=folder, quantisation="int8", kv_tokens=64)).model.dtype == "int8/float32"
+
+
+@pytest.mark.parametrize("quantisation", STEADY)
+def test_a_quantised_target_says_what_the_library_generates(quantisation: str, folder: str, opened: Any) -> None:
+    reference = library_model(folder, quantisation)
+    tokens = prompt(9, 4)
+    with torch.inference_mode():
+        expected = reference.generate(torch.tensor([tokens]), max_new_tokens=16, do_sample=False)[0].tolist()
+    assert tokens + greedy(opened(quantisation), tokens, 16) == expected
+
+
+@pytest.mark.parametrize("quantisation", QUANTISERS)
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_the_model_says_what_it_computes_with(quantisation: str, dtype: str, folder: str, opened: Any) -> None:
+    if dtype not in QUANTISERS[quantisation].dtypes:
+        with pytest.raises(InvalidArgument, match="auto or float32"):
+            opened(quantisation, dtype)
+        return
+    info, full = opened(quantisation, dtype).model, load_checkpoint(folder).info
+    assert info.dtype == f"{quantisation}/{'float32' if dtype == 'auto' else dtype}"
+    assert (info.parameters, info.vocabulary_size) == (full.parameters, full.vocabulary_size)
+    assert (info.fingerprint, info.eos_token_ids) == (full.fingerprint, full.eos_token_ids)
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int8-dynamic"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_can_be_quantised(family: str, quantisation: str, tmp_path: Path) -> None:
+    name = str(save_checkpoint(family, tmp_path))
+    full = last_logits(PackedEngine(load_checkpoint(name), tokens=64), prompt(20))
+    quantised = last_logits(PackedEngine(load_checkpoint(name, quantisation=quantisation), tokens=64), prompt(20))
+    assert not torch.equal(full, quantised)
+    # Nought for unrelated numbers; random routers send near-ties to other experts.
+    assert torch.nn.functional.cosine_similarity(full, quantised, dim=0) > (0.5 if family in MIXTURES else 0.9)
+
+
+@pytest.mark.parametrize("quantisation", STEADY)
+def test_a_folder_that_is_quantised_already_needs_no_choice(
+    quantisation: str, folder: str, opened: Any, tmp_path: Path
+) -> None:
+    library_model(folder, quantisation).save_pretrained(tmp_path)
+    checkpoint = load_checkpoint(str(tmp_path))
+    method = {"int8": "torchao", "int4": "bitsandbytes"}[quantisation]
+    assert checkpoint.info.dtype == f"{method}/float32"
+    tokens = prompt(20)
+    stored = last_logits(PackedEngine(checkpoint, tokens=64), tokens)
+    assert torch.allclose(stored, last_logits(opened(quantisation), tokens), atol=1e-4)
+    with pytest.raises(FailedPrecondition, match="quantised already"):
+        load_checkpoint(str(tmp_path), quantisation=quantisation)
+
+
+def test_choices_that_cannot_be_are_refused(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="int3"):
+        load_checkpoint(folder, quantisation="int3")
+    with pytest.raises(InvalidArgument, match="does not run on cuda"):
+        load_checkpoint(folder, device="cuda", quantisation="int8-dynamic")
+    with pytest.raises(InvalidArgument, match="no weights"):
+        open_engine("emulated:", quantisation="int8")
+    with pytest.raises(FailedPrecondition, match="choose another quantisation"):
+        load_checkpoint(str(save_checkpoint("llama", tmp_path, intermediate_size=97)), quantisation="int4")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
+    with pytest.raises(FailedPrecondition, match=r"bitsandbytes, which .*slipstream-serve\[quantised\]"):
+        load_checkpoint(folder, quantisation="int4")
