@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.config import GatewayConfig
-from gateway.routing import Router
+from gateway.routing import Drafting, Router
+from gateway.rules import Case, Rule, choose
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
 from slipstream.errors import InvalidArgument, ResourceExhausted
@@ -30,6 +31,12 @@ class Plan:
     stop_token_ids: tuple[int, ...]
     drafters: tuple[verifier_pb2.DrafterAddress, ...]
     max_draft_tokens: int
+    workload: str = ""
+    cache_salt: str = ""
+    prediction: tuple[int, ...] = ()
+    """Output that is expected; empty without speculation."""
+    drafting: Drafting = field(default_factory=Drafting, compare=False)
+    """Who may take the place of a drafter that fails."""
 
     def params(self) -> bytes:
         """What the record keeps of it: the request that would ask for exactly this."""
@@ -48,7 +55,11 @@ class Plan:
                 max_draft_tokens=self.max_draft_tokens,
                 drafters=[drafter.name for drafter in self.drafters],
             ),
+            workload=self.workload,
+            cache_salt=self.cache_salt,
         )
+        if self.prediction:
+            request.prediction.token_ids.token_ids.extend(self.prediction)
         return request.SerializeToString(deterministic=True)
 
 
@@ -58,6 +69,7 @@ class Admission:
         self._router = router
         self._tokenizer = tokenizer
         self._random_bits = random_bits
+        self._rules = config.parsed_rules()
 
     async def plan(self, request: gateway_pb2.GenerateRequest, running: int) -> Plan:
         """Raises a typed error whose sentence says what to change."""
@@ -67,23 +79,34 @@ class Admission:
         stops = self._stops(request)
         sampling = self._sampling(request.sampling, model)
         stop_token_ids = self._stop_token_ids(request, model)
-        draft_tokens = self._draft_tokens(request.speculation)
-        drafters = (
-            self._router.pair(model, request.speculation.drafters, need_trust=sampling.acceptance != "coupled")
-            if draft_tokens
-            else []
-        )
+        _check_labels(request)
         prompt = await self._prompt(request, model)
+        prediction = await self._prediction(request.prediction, model)
+        max_length = min(len(prompt) + self._max_tokens(request), model.max_length)
+        rule = choose(self._rules, Case(request.workload, request.cache_salt, max_length - len(prompt), len(prompt)))
+        draft_tokens = self._draft_tokens(request.speculation, rule)
+        names, need_trust = tuple(request.speculation.drafters), sampling.acceptance != "coupled"
+        drafting = Drafting(names, need_trust, bool(prediction), rule.drafters)
         return Plan(
             model=model,
             prompt=prompt,
             sampling=sampling,
-            max_length=min(len(prompt) + self._max_tokens(request), model.max_length),
+            max_length=max_length,
             stops=stops,
             stop_token_ids=stop_token_ids,
-            drafters=tuple(drafter.as_address() for drafter in drafters),
+            drafters=self._drafters(drafting, model) if draft_tokens else (),
             max_draft_tokens=draft_tokens,
+            workload=request.workload,
+            cache_salt=request.cache_salt,
+            prediction=prediction if draft_tokens else (),
+            drafting=drafting,
         )
+
+    def _drafters(self, asked: Drafting, model: types_pb2.ModelInfo) -> tuple[verifier_pb2.DrafterAddress, ...]:
+        drafters = self._router.pair(
+            model, asked.names, need_trust=asked.need_trust, predicted=asked.predicted, among=asked.among
+        )
+        return tuple(drafter.as_address() for drafter in drafters)
 
     async def _prompt(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         if request.WhichOneof("input") == "prompt_token_ids":
@@ -99,6 +122,20 @@ class Admission:
                 reason="PROMPT_TOO_LONG",
             )
         _check_tokens("prompt_token_ids", max(tokens), model)
+        return tuple(tokens)
+
+    async def _prediction(self, asked: gateway_pb2.Prediction, model: types_pb2.ModelInfo) -> tuple[int, ...]:
+        """Empty where nothing is predicted."""
+        if asked.WhichOneof("content") == "text":
+            tokens = await self._tokenizer.encode(asked.text) if asked.text else []
+        else:
+            tokens = list(asked.token_ids.token_ids)
+        if len(tokens) > model.max_length:
+            raise InvalidArgument(
+                f"The prediction has {len(tokens)} tokens and {model.name} holds {model.max_length}; shorten it.",
+                reason="PREDICTION_TOO_LONG",
+            )
+        _check_tokens("prediction", max(tokens, default=0), model)
         return tuple(tokens)
 
     def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> Sampling:
@@ -137,11 +174,25 @@ class Admission:
         own = () if request.ignore_eos else model.eos_token_ids
         return tuple(dict.fromkeys([*own, *asked]))
 
-    def _draft_tokens(self, speculation: gateway_pb2.SpeculationOptions) -> int:
+    def _draft_tokens(self, speculation: gateway_pb2.SpeculationOptions, rule: Rule) -> int:
+        """What a request says for itself comes before the rule; a rule's `off` is for requests that say nothing."""
         if speculation.disabled:
             return 0
         limit = self._config.max_draft_tokens
-        return min(speculation.max_draft_tokens, limit) if speculation.HasField("max_draft_tokens") else limit
+        if speculation.HasField("max_draft_tokens"):
+            return min(speculation.max_draft_tokens, limit)
+        if rule.off and not speculation.drafters:
+            return 0
+        return min(rule.max_draft_tokens or limit, limit)
+
+
+def _check_labels(request: gateway_pb2.GenerateRequest) -> None:
+    for name in ("workload", "cache_salt"):
+        size = len(getattr(request, name).encode())
+        if size > wire.MAX_LABEL_BYTES:
+            raise InvalidArgument(
+                f"{name} has {size} bytes; send at most {wire.MAX_LABEL_BYTES}.", reason="LABEL_TOO_LONG"
+            )
 
 
 def _check_tokens(name: str, highest: int, model: types_pb2.ModelInfo) -> None:

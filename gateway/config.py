@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.rules import Rule, parse
 from slipstream.errors import InvalidArgument
 
 
@@ -32,7 +33,10 @@ class GatewayConfig:
     """Most candidates verified in one round; a request may ask for fewer."""
     credit_tokens: int = 512
     """Output tokens a verifier may be ahead of a session's client."""
+    rules: str = ""
+    """Which requests speculate, with whom and how far, by workload, salt and lengths: see `gateway.rules`."""
     max_prompt_bytes: int = 1_048_576
+    """Of a prediction too."""
     max_stop_strings: int = 16
     max_stop_bytes: int = 64
     max_stop_tokens: int = 64
@@ -42,6 +46,11 @@ class GatewayConfig:
     """How long a session waits for a verifier."""
     stall_s: float = 30.0
     """A verifier that takes no step for so long while a session waits on it is given up."""
+    breaker_window_s: float = 30.0
+    """Failures of a drafter within this time add up; enough of them, and sessions are no longer given to it."""
+    breaker_cool_down_s: float = 1.0
+    """Until one session may try it again; doubled by every failed try, up to the longest."""
+    breaker_longest_cool_down_s: float = 60.0
     grace_s: float = 20.0
     """How long running sessions may go on after SIGTERM."""
 
@@ -52,10 +61,20 @@ class GatewayConfig:
             raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
         if self.store != "memory" and not self.store.startswith(("redis://", "rediss://", "unix://")):
             raise InvalidArgument(f"GATEWAY_STORE={self.store!r}; choose memory or redis://HOST:PORT/DB.")
+        self._check_drafters()
+        if not 0.0 < self.breaker_cool_down_s <= self.breaker_longest_cool_down_s or not self.breaker_window_s > 0.0:
+            raise InvalidArgument("breaker times must be positive, and the first cool-down not above the longest.")
+        if min(self.credit_tokens, self.max_tokens_default, self.max_sessions) < 1:
+            raise InvalidArgument("credit_tokens, max_tokens_default and max_sessions must be positive.")
+
+    def parsed_rules(self) -> tuple[Rule, ...]:
+        """Raises InvalidArgument that names the rule and what is wrong with it."""
+        return parse(self.rules, [drafter.partition("=")[0] for drafter in self.drafters])
+
+    def _check_drafters(self) -> None:
         for drafter in self.drafters:
             if not all(drafter.partition("=")):
                 raise InvalidArgument(f"GATEWAY_DRAFTERS holds {drafter!r}; write NAME=HOST:PORT.")
         if unknown := set(self.trusted_drafters) - {drafter.partition("=")[0] for drafter in self.drafters}:
             raise InvalidArgument(f"GATEWAY_TRUSTED_DRAFTERS names {sorted(unknown)}, which GATEWAY_DRAFTERS does not.")
-        if min(self.credit_tokens, self.max_tokens_default, self.max_sessions) < 1:
-            raise InvalidArgument("credit_tokens, max_tokens_default and max_sessions must be positive.")
+        self.parsed_rules()

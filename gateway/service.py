@@ -105,7 +105,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         record = Record(name, 1, plan.params(), len(plan.prompt), plan.prompt)
         log = SessionLog(self._store, record, scribe=self._scribe, grace_s=self._stage.config.store_grace_s)
         transcript = Transcript(self._tokenizer.detokenizer(), plan.stops)
-        return Session(name, plan, self._stage, log, transcript, Ledger(self._chance.clock, arrived_at))
+        ledger = Ledger(self._chance.clock, arrived_at, plan.max_draft_tokens > 0, self._stage.router.predicts)
+        return Session(name, plan, self._stage, log, transcript, ledger)
 
     async def _read(self, session: str) -> Record:
         if not 1 <= len(session) <= MAX_ID_LENGTH:

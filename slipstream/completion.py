@@ -80,7 +80,13 @@ class Completion:
             "e2e_s": told.e2e_s,
             "wait_s": told.wait_s,
             "verify_s": told.verify_s,
+            "bubble_s": told.bubble_s,
             "rehomed": told.rehomed,
+            "hits": told.hits,
+            "misses": dict(told.misses),
+            "accepted_prediction_tokens": told.accepted_prediction_tokens,
+            "rejected_prediction_tokens": told.rejected_prediction_tokens,
+            "drafters": {share.name: {"drafted": share.drafted, "accepted": share.accepted} for share in told.drafters},
         }
 
 

@@ -32,6 +32,13 @@ class Load:
         """The sum of one of the statistics over all completions."""
         return sum(float(getattr(completion.finished.statistics, name)) for completion in self.completions)
 
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the rounds in which candidates were wanted, those that found some waiting when the round before ended."""
+        hits = self.total("hits")
+        missed = sum(sum(completion.finished.statistics.misses.values()) for completion in self.completions)
+        return hits / (hits + missed) if hits + missed else None
+
     def report(self) -> dict[str, float | None]:
         rounds, drafted, accepted = (self.total(name) for name in ("rounds", "drafted", "accepted"))
         with_drafts = self.total("rounds_with_drafts")
@@ -47,6 +54,9 @@ class Load:
             "accepted": accepted,
             "acceptance_rate": accepted / drafted if drafted else None,
             "acceptance_length": 1 + accepted / with_drafts if with_drafts else None,
+            "hit_rate": self.hit_rate,
+            "wait_s": self.total("wait_s"),
+            "bubble_s": self.total("bubble_s"),
             "ttft_p50_s": statistics.median(ttft),
             "ttft_p99_s": _percentile(ttft, 0.99),
             "tpot_p50_s": statistics.median(tpot) if tpot else None,

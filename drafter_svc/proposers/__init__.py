@@ -58,6 +58,9 @@ Answer = list[Guess] | SlipstreamError
 class Proposer(Protocol):
     """Called on the model's own thread only."""
 
+    draws: bool
+    """Whether it can draw its guesses and say from what, as the ratio rules need."""
+
     def grow(self, turns: list[Turn]) -> list[Answer]:
         """One step for many sessions."""
         ...

@@ -1,4 +1,4 @@
-"""What finished sessions wrote, so that the next one may find its words there; bounded, and apart for each tenant."""
+"""What sessions wrote, so that the next one may find its words there; bounded, and apart for each tenant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Corpus:
         return len(self._old) + len(self._young)
 
     def add(self, text: Sequence[int]) -> None:
-        """One finished text. Of one that is longer than a generation, the end is kept."""
+        """A text, or a part of one. Of one that is longer than a generation, the end is kept."""
         text = text[-self._half :]
         if len(self._young) + len(text) > self._half:
             self._old, self._young = self._young, SuffixAutomaton()
@@ -52,7 +52,8 @@ class Corpora:
     """One corpus for each salt, the least recently asked for dropped first: max_tenants * max_tokens bounds them all.
 
     Apart by default, for how well a guess goes is seen from outside as speed, and would tell one tenant what another
-    one wrote. `shared` is for deployments where everyone may know that.
+    one wrote. So sessions without a salt have none: all strangers would meet in it. A salt must be hard to guess, or be
+    set by whoever knows the tenants. `shared` is for deployments where everyone may know what everyone wrote.
     """
 
     def __init__(self, max_tokens: int, max_tenants: int = 16, shared: bool = False) -> None:
@@ -61,7 +62,9 @@ class Corpora:
         self._max_tokens, self._max_tenants, self._shared = max_tokens, max_tenants, shared
         self._corpora: OrderedDict[str, Corpus] = OrderedDict()
 
-    def of(self, salt: str) -> Corpus:
+    def of(self, salt: str) -> Corpus | None:
+        if not salt and not self._shared:
+            return None
         key = "" if self._shared else salt
         corpus = self._corpora.get(key)
         if corpus is None:

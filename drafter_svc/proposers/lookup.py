@@ -1,21 +1,26 @@
-"""Guess without a model: what followed the last tokens before, in this session (`ngram`, `suffix`) or in finished ones.
+"""Guess without a model: what followed the last tokens before, in this session (`ngram`, `suffix`), in others' output
+where that may be shared (`suffix`), or in a text that the client expects (`prediction`).
 
-Both look up every node they are asked about with what stands before it, so they need no memory of their own guesses.
+All look up every node they are asked about with what stands before it, so they need no memory of their own guesses.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from drafter_svc.proposers import Answer, Guess, Turn
-from drafter_svc.proposers.corpus import Corpus
+from drafter_svc.proposers.corpus import REACH, Corpus
 from drafter_svc.proposers.growth import Node as Grown
 from drafter_svc.proposers.growth import grow
 from drafter_svc.proposers.ngram_index import NgramIndex
 from drafter_svc.proposers.suffix_automaton import Matcher, SuffixAutomaton
 from drafter_svc.session import Session
+
+CHUNK = 256
+"""Tokens of output after which a corpus gets them, while the session goes on."""
 
 
 class Text(Protocol):
@@ -37,7 +42,9 @@ class Text(Protocol):
 class LookupProposer:
     """A session's text is made by `text` when it first takes a turn. `count` bounds the guesses below one node."""
 
-    def __init__(self, text: Callable[[], Text], count: int) -> None:
+    draws = False
+
+    def __init__(self, text: Callable[[Session], Text], count: int) -> None:
         self._text = text
         self._count = count
         self._texts: dict[Session, Text] = {}
@@ -53,7 +60,7 @@ class LookupProposer:
     def _answer(self, turn: Turn) -> Answer:
         text = self._texts.get(turn.session)
         if text is None:
-            text = self._texts[turn.session] = self._text()
+            text = self._texts[turn.session] = self._text(turn.session)
         text.read(turn.computed, turn.pending)
         guesses: list[Guess] = []
         for place, start in zip(turn.expand, turn.starts, strict=True):
@@ -82,13 +89,25 @@ class NgramText:
         """Nothing outlives a session."""
 
 
-class SuffixText:
-    """A tree from the suffix automaton of the session, and of finished sessions where the operator shares them."""
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Bounds of the tree that `SuffixText` guesses."""
 
-    def __init__(self, corpus: Corpus | None, width: int, min_probability: float) -> None:
+    width: int
+    """Guesses below one node."""
+    min_probability: float
+    """Of a path."""
+
+
+class SuffixText:
+    """A tree from the suffix automaton of the session, and of what others wrote where a corpus is shared."""
+
+    def __init__(self, corpus: Corpus | None, bounds: Growth, first: int) -> None:
+        """The corpus is given what comes after the first `first` tokens: a prompt is not ours to tell, and output that
+        a session is opened with was told before."""
         self._corpus = corpus
-        self._width = width
-        self._min_probability = min_probability
+        self._bounds = bounds
+        self._first = self._given = first
         self._tokens: list[int] = []
         self._automaton = SuffixAutomaton()
 
@@ -96,12 +115,15 @@ class SuffixText:
         known = self._tokens[start:]
         if known != tokens[: len(known)]:  # an automaton cannot forget: it is made anew
             self._tokens = [*self._tokens[:start], *tokens]
+            self._given = min(self._given, max(self._first, start))
             self._automaton = SuffixAutomaton()
             self._automaton.extend(self._tokens)
-            return
-        fresh = tokens[len(known) :]
-        self._tokens += fresh
-        self._automaton.extend(fresh)
+        else:
+            fresh = tokens[len(known) :]
+            self._tokens += fresh
+            self._automaton.extend(fresh)
+        if len(self._tokens) - self._given >= CHUNK:
+            self._give()
 
     def propose(self, path: list[int], count: int) -> list[Grown]:
         matchers = [Matcher(self._automaton, self._automaton.tail())]
@@ -110,8 +132,13 @@ class SuffixText:
         for matcher in matchers:
             for token in path:
                 matcher.advance(token)
-        return grow(matchers, count, self._width, self._min_probability)
+        return grow(matchers, count, self._bounds.width, self._bounds.min_probability)
 
     def finish(self) -> None:
-        if self._corpus is not None:
-            self._corpus.add(self._tokens)
+        self._give()
+
+    def _give(self) -> None:
+        """What was written since the last time, with some of what stands before it so that no match ends there."""
+        if self._corpus is not None and len(self._tokens) > self._given:
+            self._corpus.add(self._tokens[max(self._first, self._given - REACH) :])
+            self._given = len(self._tokens)

@@ -23,6 +23,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Of the first request; the others count up.")] = 0,
     repeats: Annotated[int, typer.Option(help="Pairs of runs.", min=1)] = 3,
     max_draft_tokens: Annotated[int | None, typer.Option(help="Most candidates in one round.")] = None,
+    workload: Annotated[str, typer.Option(help="Kind of work: acceptance and rules are kept apart by it.")] = "",
 ) -> None:
     """Run the prompts with and without speculation, in turn, and print one JSON line for each run."""
     texts = [line.replace("\\n", "\n") for line in prompts.read_text().splitlines() if line]
@@ -35,6 +36,7 @@ def bench(
                 prompt=text,
                 max_tokens=max_tokens,
                 ignore_eos=True,
+                workload=workload,
                 sampling=gateway_pb2.SamplingOptions(temperature=temperature, seed=seed + index),
                 speculation=gateway_pb2.SpeculationOptions(disabled=plain, max_draft_tokens=max_draft_tokens),
             )

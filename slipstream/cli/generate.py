@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,7 +31,11 @@ def generate(
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Plain decoding.")] = False,
     max_draft_tokens: Annotated[int | None, typer.Option(help="Most candidates in one round.")] = None,
     drafter: Annotated[list[str] | None, typer.Option(help="Drafter to use; may be given again.")] = None,
-    acceptance: Annotated[str, typer.Option(help="coupled or rejection.")] = "coupled",
+    acceptance: Annotated[str, typer.Option(help="coupled, rejection, block or recursive.")] = "coupled",
+    workload: Annotated[str, typer.Option(help="Kind of work: acceptance and rules are kept apart by it.")] = "",
+    cache_salt: Annotated[str, typer.Option(help="Share caches with sessions of the same salt alone.")] = "",
+    prediction: Annotated[str | None, typer.Option(help="Output that is expected, as of a text to edit.")] = None,
+    prediction_file: Annotated[Path | None, typer.Option(help="The same, from a file; - is standard input.")] = None,
     model: Annotated[str, typer.Option(help="Model name; default: the only one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
 ) -> None:
@@ -53,6 +59,9 @@ def generate(
             speculation=gateway_pb2.SpeculationOptions(
                 disabled=no_speculation, max_draft_tokens=max_draft_tokens, drafters=drafter or []
             ),
+            workload=workload,
+            cache_salt=cache_salt,
+            prediction=_prediction(prediction, prediction_file),
         )
         completion = asyncio.run(_run(server, request, echo=not as_json))
     except ValueError as error:  # protobuf's own range checks: a negative or too large number
@@ -61,6 +70,17 @@ def generate(
         typer.echo(f"slipstream generate: {error.message} [{error.reason}]", err=True)
         raise typer.Exit(1) from error
     typer.echo(json.dumps(completion.report()) if as_json else "")
+
+
+def _prediction(text: str | None, file: Path | None) -> gateway_pb2.Prediction | None:
+    if file is None:
+        return None if text is None else gateway_pb2.Prediction(text=text)
+    if text is not None:
+        raise typer.BadParameter("give --prediction or --prediction-file, not both.")
+    try:
+        return gateway_pb2.Prediction(text=sys.stdin.read() if str(file) == "-" else file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"--prediction-file {file} cannot be read: {error}.") from error
 
 
 async def _run(server: str, request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:

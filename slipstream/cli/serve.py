@@ -19,7 +19,9 @@ from slipstream.server import END_WITH_PARENT
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
-DRAFTERS = ("model", "ngram", "suffix")
+DRAFTERS = ("model", "ngram", "suffix", "prediction")
+OWN_CORPUS = {"CORPUS_TOKENS": "100000", "CORPUS_SHARED": "true"}
+"""On one's own machine everybody may know what everybody wrote."""
 END_GRACE_S = 10.0
 RESTART_S = 1.0
 # Freed memory that goes back to the kernel at every step costs more than the mathematics on small models.
@@ -66,13 +68,28 @@ class Role:
 class Fleet:
     """Verifier and drafters first, both at once, then the gateway that knows them."""
 
-    def __init__(self, target: str, draft: str, kinds: Sequence[str], dtype: str, threads: int) -> None:
+    def __init__(
+        self,
+        target: str,
+        draft: str,
+        kinds: Sequence[str],
+        dtype: str,
+        threads: int,
+        target_quantisation: str = "",
+        draft_quantisation: str = "",
+        translate: bool = False,
+    ) -> None:
         both = {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
-        verifier = both | {"MODEL": target, "THREADS": str(threads)}
+        verifier = both | {"MODEL": target, "THREADS": str(threads), "QUANTISATION": target_quantisation}
         self._target = target
         self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier))
-        drafter = both | {"MODEL": draft}
-        self.drafters = {kind: Role("drafter_svc", _prefixed("DRAFTER_", drafter | {"METHOD": kind})) for kind in kinds}
+        drafter = both | {"MODEL": draft, "QUANTISATION": draft_quantisation}
+        methods = {kind: drafter | {"METHOD": kind} for kind in kinds}
+        if "suffix" in methods:
+            methods["suffix"] |= {name: os.environ.get(f"DRAFTER_{name}", value) for name, value in OWN_CORPUS.items()}
+        if translate and "model" in methods:
+            methods["model"]["TRANSLATE_FOR"] = target
+        self.drafters = {kind: Role("drafter_svc", _prefixed("DRAFTER_", methods[kind])) for kind in kinds}
         self._addresses: dict[str, str] = {}
         self.gateway: Role | None = None
 
@@ -127,7 +144,8 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
         if model.vocabulary_fingerprint not in ("", target.vocabulary_fingerprint):
             raise FailedPrecondition(
                 f"draft model {model.name} has vocabulary {model.vocabulary_fingerprint}, target {target.name} has "
-                f"{target.vocabulary_fingerprint}; choose a pair with one tokenizer.",
+                f"{target.vocabulary_fingerprint}; choose a pair with one tokenizer, or let the drafter translate "
+                "(`slipstream serve --translate`).",
                 reason="VOCABULARY_MISMATCH",
             )
 
@@ -172,19 +190,32 @@ def serve(
     target: Annotated[str, typer.Option(help="Target model: a folder or a hub id. Default: the shipped one.")] = "",
     draft: Annotated[str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.")] = "",
     drafter: Annotated[
-        list[str] | None, typer.Option(help="model, ngram or suffix; may be given again. `none`: plain decoding.")
+        list[str] | None,
+        typer.Option(help="model, ngram, suffix or prediction; may be given again. `none`: plain decoding."),
     ] = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.")] = "127.0.0.1:50051",
     store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.")] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
+    target_quantisation: Annotated[str, typer.Option(help="int8 or int4; the text is then that model's.")] = "",
+    draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; changes the speed alone.")] = "",
+    translate: Annotated[bool, typer.Option("--translate", help="The draft model has another tokenizer.")] = False,
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT` when they can serve."""
     kinds = drafter or ["model"]
     if unknown := set(kinds) - {*DRAFTERS, "none"}:
         raise typer.BadParameter(f"no such drafter: {', '.join(unknown)}; choose {', '.join(DRAFTERS)} or none.")
     kinds = [] if "none" in kinds else list(dict.fromkeys(kinds))
-    fleet = Fleet(target or shipped("target"), draft or shipped("draft"), kinds, dtype, threads or default_threads())
+    fleet = Fleet(
+        target or shipped("target"),
+        draft or shipped("draft"),
+        kinds,
+        dtype,
+        threads or default_threads(),
+        target_quantisation,
+        draft_quantisation,
+        translate,
+    )
     try:
         asyncio.run(run(fleet, listen, store))
     except SlipstreamError as error:

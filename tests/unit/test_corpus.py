@@ -41,14 +41,25 @@ def test_texts_of_a_corpus_do_not_run_into_each_other() -> None:
     assert grow(corpus.matchers([1, 2]), 4, 2, 0.0) == []
 
 
+def of(corpora: Corpora, salt: str) -> Corpus:
+    corpus = corpora.of(salt)
+    assert corpus is not None
+    return corpus
+
+
 def test_tenants_are_apart_unless_sharing_is_asked_for() -> None:
     corpora = Corpora(100)
-    corpora.of("red").add([1, 2, 3])
-    assert grow(corpora.of("red").matchers([1, 2]), 4, 2, 0.0)
-    assert grow(corpora.of("blue").matchers([1, 2]), 4, 2, 0.0) == []
+    of(corpora, "red").add([1, 2, 3])
+    assert grow(of(corpora, "red").matchers([1, 2]), 4, 2, 0.0)
+    assert grow(of(corpora, "blue").matchers([1, 2]), 4, 2, 0.0) == []
     shared = Corpora(100, shared=True)
-    shared.of("red").add([1, 2, 3])
-    assert grow(shared.of("blue").matchers([1, 2]), 4, 2, 0.0)
+    of(shared, "red").add([1, 2, 3])
+    assert grow(of(shared, "").matchers([1, 2]), 4, 2, 0.0)
+
+
+def test_sessions_without_a_salt_share_nothing_unless_all_do() -> None:
+    assert Corpora(100).of("") is None
+    assert Corpora(100, shared=True).of("") is not None
 
 
 def test_the_tenant_that_was_away_longest_is_dropped() -> None:

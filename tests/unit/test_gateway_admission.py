@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -15,7 +16,7 @@ from gateway.admission import Admission, Plan
 from gateway.config import GatewayConfig
 from gateway.routing import Router
 from gateway.tokenizer import Tokenizer
-from slipstream.errors import ResourceExhausted
+from slipstream.errors import InvalidArgument, ResourceExhausted
 from slipstream.v1 import gateway_pb2, types_pb2
 
 CONFIG = GatewayConfig(verifiers=("x:1",), tokenizer="x", max_tokens_default=16, max_draft_tokens=6)
@@ -27,9 +28,9 @@ class OneModel(Router):
         return MODEL
 
 
-async def plan(request: gateway_pb2.GenerateRequest, running: int = 0) -> Plan:
+async def plan(request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG) -> Plan:
     encoder = Encoder(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
-    admission = Admission(CONFIG, OneModel(), Tokenizer(encoder, 1000), random.Random(1).getrandbits)
+    admission = Admission(config, OneModel(), Tokenizer(encoder, 1000), random.Random(1).getrandbits)
     return await admission.plan(request, running)
 
 
@@ -54,6 +55,64 @@ async def test_above_the_limit_of_sessions_nothing_is_planned() -> None:
         await plan(request(), running=CONFIG.max_sessions)
 
 
+RULES = "max_tokens<8: off; workload=long max_tokens>=16: max_draft_tokens=50; any: max_draft_tokens=3"
+WITH_RULES = dataclasses.replace(CONFIG, rules=RULES)
+Speculation = gateway_pb2.SpeculationOptions
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ({"max_tokens": 7}, 0),
+        ({"max_tokens": 8}, 3),
+        ({}, 3),  # the default is 16
+        ({"workload": "long"}, 6),  # never above the gateway's own limit
+        ({"workload": "long", "max_tokens": 15}, 3),
+        ({"max_tokens": 7, "speculation": Speculation(max_draft_tokens=2)}, 2),
+        ({"max_tokens": 8, "speculation": Speculation(max_draft_tokens=5)}, 5),
+        ({"workload": "long", "speculation": Speculation(disabled=True)}, 0),
+        ({"max_tokens": 8, "speculation": Speculation(disabled=True, max_draft_tokens=5)}, 0),
+    ],
+)
+async def test_a_request_speaks_for_itself_before_the_rules_do(asked: dict[str, Any], given: int) -> None:
+    assert (await plan(request(**asked), config=WITH_RULES)).max_draft_tokens == given
+
+
+async def test_a_rule_sees_what_is_left_of_the_models_length() -> None:
+    long_prompt = gateway_pb2.GenerateRequest(
+        prompt_token_ids=gateway_pb2.TokenIds(token_ids=[1] * 95), max_tokens=1000
+    )
+    assert (await plan(long_prompt, config=WITH_RULES)).max_draft_tokens == 0
+
+
+async def test_a_prediction_is_tokenized_and_dropped_where_nothing_is_drafted() -> None:
+    text, ids = (
+        gateway_pb2.Prediction(text="b"),
+        gateway_pb2.Prediction(token_ids=gateway_pb2.TokenIds(token_ids=[7, 49])),
+    )
+    assert (await plan(request(prediction=text))).prediction == (1,)
+    assert (await plan(request(prediction=ids))).prediction == (7, 49)
+    assert (await plan(request(prediction=ids, speculation=Speculation(disabled=True)))).prediction == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"prediction": {"token_ids": {"token_ids": [1, 50]}}}, "TOKEN_OUT_OF_RANGE"),
+        ({"prediction": {"token_ids": {"token_ids": [1] * 101}}}, "PREDICTION_TOO_LONG"),
+        ({"prediction": {"text": "x" * 1001}}, "TEXT_TOO_LONG"),
+        ({"workload": "é" * 33}, "LABEL_TOO_LONG"),
+        ({"cache_salt": "x" * 65}, "LABEL_TOO_LONG"),
+    ],
+)
+@pytest.mark.parametrize("disabled", [False, True])
+async def test_hints_that_cannot_be_right_are_refused(asked: dict[str, Any], reason: str, disabled: bool) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await plan(request(**asked, speculation=Speculation(disabled=disabled)))
+    assert caught.value.reason == reason
+
+
+TOKENS = st.lists(st.integers(0, 49), max_size=4)
 SAMPLINGS = st.builds(
     gateway_pb2.SamplingOptions,
     temperature=st.none() | st.floats(0, 100),
@@ -78,6 +137,11 @@ SPECULATIONS = st.builds(
     stop=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
     stop_token_ids=st.lists(st.integers(0, 49), max_size=4),
     ignore_eos=st.booleans(),
+    workload=st.text(max_size=16),
+    cache_salt=st.text(max_size=16),
+    prediction=st.none()
+    | st.builds(gateway_pb2.Prediction, text=st.sampled_from(["", "a", "b"]))
+    | st.builds(gateway_pb2.Prediction, token_ids=st.builds(gateway_pb2.TokenIds, token_ids=TOKENS)),
 )
 async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None:
     made = await plan(request(**fields))

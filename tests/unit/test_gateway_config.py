@@ -28,6 +28,8 @@ def test_lists_are_split_and_defaults_kept() -> None:
         ("TRUSTED_DRAFTERS", "ngram"),
         ("MAX_TOKENS_DEFAULT", "many"),
         ("CREDIT_TOKENS", "0"),
+        ("RULES", "any: drafters=nobody"),
+        ("RULES", "any off"),
         ("COLOUR", "red"),
     ],
 )

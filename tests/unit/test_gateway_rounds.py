@@ -29,3 +29,36 @@ def test_without_a_token_the_first_is_as_late_as_the_end() -> None:
     ledger = Ledger(clock=lambda: 11.0, arrived_at=9.0)
     told = ledger.statistics()
     assert told.ttft_s == told.e2e_s == 2.0
+
+
+def test_misses_are_told_by_their_cause_and_what_is_no_miss_is_a_hit() -> None:
+    ledger = Ledger(clock=lambda: 0.0, arrived_at=0.0)
+    causes = [1, 2, 3, 3, 4, 0, 0, 99]  # the last one of a newer contract
+    for cause in causes:
+        ledger.add(verifier_pb2.Round.FromString(b"\x48" + bytes([cause])))
+    told = ledger.statistics()
+    assert told.hits == 2
+    assert dict(told.misses) == {"no_drafter": 1, "opening": 1, "diverged": 2, "exhausted": 1, "other": 1}
+    assert told.hits + sum(told.misses.values()) == told.rounds
+
+
+def test_without_speculation_there_are_neither_hits_nor_misses() -> None:
+    ledger = Ledger(clock=lambda: 0.0, arrived_at=0.0, speculates=False)
+    ledger.add(verifier_pb2.Round(token_ids=[1]))
+    assert (ledger.statistics().hits, dict(ledger.statistics().misses)) == (0, {})
+
+
+def test_drafters_have_their_own_sums_and_predictions_are_those_of_predicting_ones() -> None:
+    ledger = Ledger(clock=lambda: 0.0, arrived_at=0.0, predicts=lambda name: name.startswith("known"))
+    share = verifier_pb2.DrafterShare
+    shares = [
+        [share(drafter="model", drafted=4, accepted=1), share(drafter="known-text", drafted=5, accepted=5)],
+        [share(drafter="known-text", drafted=3, accepted=1)],
+        [],
+    ]
+    for one in shares:
+        ledger.add(verifier_pb2.Round(drafters=one, bubble_us=250_000))
+    told = ledger.statistics()
+    assert [(one.name, one.drafted, one.accepted) for one in told.drafters] == [("known-text", 8, 6), ("model", 4, 1)]
+    assert (told.accepted_prediction_tokens, told.rejected_prediction_tokens) == (6, 2)
+    assert told.bubble_s == 0.75

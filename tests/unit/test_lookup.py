@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from drafter_svc.proposers import Guess
+from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers.corpus import Corpus
-from drafter_svc.proposers.lookup import LookupProposer, NgramText, SuffixText, Text
+from drafter_svc.proposers.lookup import CHUNK, Growth, LookupProposer, NgramText, SuffixText, Text
 from drafter_svc.proposers.model import ModelProposer
+from drafter_svc.proposers.opening import open_proposer
 from drafter_svc.scheduler import Scheduler, Subscriber
 from drafter_svc.session import Policy, Session
 from drafter_svc.tree import Node
 from slipstream.engine.thread import ModelThread
 from slipstream.sampling import Sampling
 
+BOUNDS = Growth(4, 0.05)
 LOOP = [5, 6, 7, 8, 9] * 3
 
 
@@ -26,7 +30,7 @@ class Drafting:
 
     def __init__(self, proposer: LookupProposer | ModelProposer, one: Session) -> None:
         self.session = one
-        self.grown: list[tuple[Node, Guess]] = []
+        self.grown: list[Node] = []
         self.thread = ModelThread()
         self.scheduler = Scheduler(proposer, self.thread, 512)
         self.scheduler.add(Subscriber(one, self.grown.extend, pytest.fail))
@@ -46,17 +50,17 @@ def chain(one: Session) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("text", [NgramText, lambda: SuffixText(None, 4, 0.05)])
-async def test_a_loop_is_guessed_on(text: type[Text]) -> None:
+@pytest.mark.parametrize("text", [lambda _: NgramText(), lambda _: SuffixText(None, BOUNDS, 0)])
+async def test_a_loop_is_guessed_on(text: Callable[[Session], Text]) -> None:
     drafting = Drafting(LookupProposer(text, 8), session(LOOP))
     drafting.step()
     assert chain(drafting.session)[:8] == [5, 6, 7, 8, 9, 5, 6, 7]
-    numbers = [node.number for node, _ in drafting.grown]
+    numbers = [node.number for node in drafting.grown]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-@pytest.mark.parametrize("text", [NgramText, lambda: SuffixText(None, 4, 0.05)])
-async def test_commits_rollbacks_and_new_prefixes_are_followed(text: type[Text]) -> None:
+@pytest.mark.parametrize("text", [lambda _: NgramText(), lambda _: SuffixText(None, BOUNDS, 0)])
+async def test_commits_rollbacks_and_new_prefixes_are_followed(text: Callable[[Session], Text]) -> None:
     drafting = Drafting(LookupProposer(text, 4), session(LOOP))
     drafting.step()
     drafting.session.commit(len(LOOP), [5, 6])
@@ -71,13 +75,59 @@ async def test_commits_rollbacks_and_new_prefixes_are_followed(text: type[Text])
     assert chain(drafting.session)[:1] == [3]
 
 
-async def test_finished_sessions_feed_the_corpus_only_where_there_is_one() -> None:
-    corpus = Corpus(1000)
-    for shared in (corpus, None):
-        proposer = LookupProposer(lambda shared=shared: SuffixText(shared, 4, 0.05), 4)  # type: ignore[misc]
-        first = Drafting(proposer, session([11, 12, 13, 14, 15, 16, 17, 18]))
-        first.step()
-        proposer.close(first.session)
-        second = Drafting(proposer, session([99, 11, 12, 13, 14]))
-        second.step()
-        assert (chain(second.session)[:2] == [15, 16]) == (shared is not None)
+def guesses(text: SuffixText, tokens: list[int]) -> list[int]:
+    """The first guess, and those on its path."""
+    text.read(0, tokens)
+    return [node.token for index, node in enumerate(text.propose([], 4)) if node.parent == index]
+
+
+def test_sessions_feed_their_corpus_with_output_but_not_with_prompts() -> None:
+    corpus = Corpus(10_000)
+    first = SuffixText(corpus, BOUNDS, first=3)
+    first.read(0, [1, 2, 3, 11, 12, 13, 14, 15, 16])
+    assert guesses(SuffixText(corpus, BOUNDS, 0), [99, 12, 13]) == []
+    first.finish()
+    assert guesses(SuffixText(corpus, BOUNDS, 0), [99, 12, 13])[:3] == [14, 15, 16]
+    assert guesses(SuffixText(corpus, BOUNDS, 0), [99, 1, 2]) == []
+    assert guesses(SuffixText(None, BOUNDS, 0), [99, 12, 13]) == []
+
+
+def test_a_corpus_grows_while_a_session_runs_and_its_parts_hang_together() -> None:
+    corpus = Corpus(10_000)
+    writing = SuffixText(corpus, BOUNDS, first=1)
+    writing.read(0, [99])
+    written = list(range(1000, 1000 + 2 * CHUNK))
+    for index, token in enumerate(written):
+        writing.read(1 + index, [token])
+    assert guesses(SuffixText(corpus, BOUNDS, 0), written[CHUNK - 3 : CHUNK])[:1] == [written[CHUNK]]
+    held = len(corpus)
+    writing.finish()
+    assert len(corpus) == held  # nothing is given twice
+    writing.read(5, [7])  # a rollback; what comes anew is given anew
+    writing.read(6, [8, 9, 10])
+    writing.finish()
+    assert guesses(SuffixText(corpus, BOUNDS, 0), [99, 7, 8])[:2] == [9, 10]
+
+
+async def test_sessions_meet_in_a_corpus_only_under_one_salt_unless_sharing_is_asked_for() -> None:
+    for settings, salts, meet in (
+        ({}, ("red", "red"), True),
+        ({}, ("red", "blue"), False),
+        ({}, ("", ""), False),
+        ({"corpus_shared": True}, ("red", ""), True),
+        ({"corpus_tokens": 0}, ("red", "red"), False),
+    ):
+        config = DrafterConfig(method="suffix", **{"corpus_tokens": 1000, **settings})
+        _, proposer = open_proposer(config)
+        assert isinstance(proposer, LookupProposer)
+        one, other = (session([1]), session([99]))
+        one.cache_salt, other.cache_salt = salts
+        writing, reading = Drafting(proposer, one), Drafting(proposer, other)
+        writing.step()
+        one.commit(1, [11, 12, 13, 14, 15, 16])
+        writing.step()
+        proposer.close(one)
+        reading.step()
+        other.commit(1, [11, 12, 13])
+        reading.step()
+        assert (chain(other)[:2] == [14, 15]) == meet, (settings, salts)
