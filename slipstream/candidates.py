@@ -80,6 +80,10 @@ class CandidateTree:
         """Of the deepest candidate; 0 when empty."""
         return max((node.length for node in _descendants(self._root)), default=self.base_length) - self.base_length
 
+    def follows(self, source: int) -> bool:
+        """Whether the last committed token was a candidate of this drafter: if not, its tree was left."""
+        return any(name[0] == source for name in self._root.names)
+
     def graft(self, frame: Frame) -> Grafted:
         """Adds a checked frame's nodes. Raises FailedPrecondition when it stands on tokens that are not committed, and
         InvalidArgument when it moves its generation's root; the tree is unchanged then."""
@@ -173,6 +177,18 @@ class CandidateTree:
             node = next(iter(node.children.values()))
             score += node.log_prob
             picked.append((node, score))
+        return self._pack(picked)
+
+    def select_drawn(self, budget: int) -> Selection:
+        """The `budget` nodes that were created first: of one drafter's tree, siblings in the order of drawing, and a
+        connected piece, cut by count alone. So whether a node is in it depends on what was created before it, never on
+        its own token or on what is below or after it.
+        """
+        picked: list[tuple[_Node, float]] = []
+        scores = {id(self._root): 0.0}
+        for node in sorted(_descendants(self._root), key=lambda node: node.order)[:budget]:
+            scores[id(node)] = scores[id(node.parent)] + node.log_prob
+            picked.append((node, scores[id(node)]))
         return self._pack(picked)
 
     @property

@@ -7,6 +7,7 @@ ratio rules.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from slipstream.errors import InvalidArgument
@@ -22,6 +23,11 @@ class Proposal:
     token_ids: tuple[int, ...]
     weights: tuple[int, ...]
     """uint16, at least 1 each."""
+
+    def without(self, tokens: Collection[int]) -> Proposal:
+        """The law of a draw given that it is none of these tokens. Nothing may be left."""
+        kept = [pair for pair in zip(self.token_ids, self.weights, strict=True) if pair[0] not in tokens]
+        return Proposal(tuple(token for token, _ in kept), tuple(weight for _, weight in kept))
 
 
 def check(proposal: Proposal, vocabulary_size: int) -> None:

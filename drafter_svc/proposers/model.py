@@ -26,6 +26,8 @@ from slipstream.proposal import Proposal
 class ModelProposer:
     """`width` guesses below each expanded node; `proposal_tokens` bounds the support of the honest q."""
 
+    draws = True
+
     def __init__(self, engine: Engine, *, width: int, max_nodes: int, proposal_tokens: int) -> None:
         self._engine = engine
         self._width = width
@@ -72,9 +74,12 @@ class ModelProposer:
             expanded = zip(turn.expand, turn.starts, strict=True)
             places += [Place(index, turn, node, start, row + 1 + node) for node, start in expanded]
             row += segment.logit_rows
-        if not places:
-            return
-        processed = logits.process(output[[place.row for place in places]], [place.context for place in places])
+        if places:
+            self._choose(places, output[[place.row for place in places]], answers)
+
+    def _choose(self, places: list[Place], rows: torch.Tensor, answers: list[Answer]) -> None:
+        """Guesses below every place from its log q, float32 [places, V], unprocessed."""
+        processed = logits.process(rows, [place.context for place in places])
         for coupled in (True, False):
             chosen = [i for i, place in enumerate(places) if place.coupled == coupled]
             if chosen:
@@ -97,12 +102,18 @@ class ModelProposer:
         ]
 
     def _drawn(self, places: list[Place], processed: torch.Tensor) -> list[list[Guess]]:
-        """For the ratio rules: one token, really drawn from the sparse q that is sent along."""
+        """For the ratio rules: tokens really drawn from the sparse q that is sent along, siblings without replacement.
+
+        The session's stream is read while its loop may move it on: then the nodes of these places are dead, and so is
+        what was drawn for them.
+        """
         ids, weights = proposal.quantise(processed, self._proposal_tokens)
-        seeds = [place.turn.session.sampling.seed for place in places]
-        tokens = proposal.draw(ids, weights, seeds, [place.position for place in places]).tolist()
+        sessions = [place.turn.session for place in places]
+        weights[[session.sampling.greedy for session in sessions], 1:] = 0  # p is one-hot: so be q
+        streams, nodes = [session.stream for session in sessions], [place.start.number for place in places]
+        tokens = proposal.draw(ids, weights, streams, nodes, self._width).tolist()
         rows = zip(places, tokens, proposal.pack(ids, weights), strict=True)
-        return [[] if q is None else [Guess(place.start, token, _log_share(q, token), q)] for place, token, q in rows]
+        return [[] if q is None else siblings(place, drawn, q) for place, drawn, q in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,19 @@ def _gather(answers: list[Answer], place: Place, guesses: list[Guess]) -> None:
         answers[place.index] = Internal(
             "the draft model's numbers are broken for this session.", reason="BROKEN_NUMBERS"
         )
+
+
+def siblings(place: Place, tokens: list[int], q: Proposal) -> list[Guess]:
+    """The drawn tokens in the order of drawing, each with what it was drawn from: q without those before it.
+
+    So whatever the first ones have met with, the next one's law given them is what it says. `recursive` takes any
+    number of siblings; the other rules judge a chain.
+    """
+    count = len(q.token_ids) if place.turn.session.sampling.acceptance == "recursive" else 1
+    drawn = tokens[: min(count, len(q.token_ids))]
+    return [
+        Guess(place.start, token, _log_share(q, token), q.without(drawn[:index])) for index, token in enumerate(drawn)
+    ]
 
 
 def _log_share(q: Proposal, token: int) -> float:

@@ -1,4 +1,9 @@
-"""The drafter's half of the honest sparse q: truncate, quantise, and only then draw from exactly what is sent."""
+"""The drafter's half of the honest sparse q: truncate, quantise, and only then draw from exactly what is sent.
+
+Draws below one node are without replacement: the largest of log w + g, with one Gumbel noise g for each token, come in
+the law and in the order of drawing one after the other, each from what the ones before it left (Gumbel top-k: Vieira
+2014; Kool, van Hoof and Welling 2019, arXiv 1903.06059).
+"""
 
 from __future__ import annotations
 
@@ -23,16 +28,17 @@ def quantise(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
     return ids, weights.clamp_(min=1).masked_fill_(~values.isfinite(), 0)
 
 
-def draw(ids: Tensor, weights: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """Draws one token of each row with probability weights / sum(weights), keyed by (seed, position, DRAFT) -> int64
-    [R].
+def draw(ids: Tensor, weights: Tensor, streams: Sequence[int], nodes: Sequence[int], count: int = 1) -> Tensor:
+    """Up to `count` different tokens of each row, in the order of drawing: the first with probability weights /
+    sum(weights), each further one from what is left -> int64 [R, min(count, m)].
 
-    -1 where a row has no weights.
+    The noise is that of (stream, node, DRAFT). -1 where no possible token is left, so everywhere in a row without
+    weights.
     """
-    keys = noise.keys(seeds, positions, Purpose.DRAFT).to(ids.device)
+    keys = noise.keys(streams, nodes, Purpose.DRAFT).to(ids.device)
     scores = weights.double().log_() + noise.gumbel(keys[:, None], ids)
-    best, winner = scores.max(dim=-1)
-    return ids.gather(-1, winner[:, None]).squeeze(-1).masked_fill_(best.isneginf(), -1)
+    best, winners = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    return ids.gather(-1, winners).masked_fill_(best.isneginf(), -1)
 
 
 def pack(ids: Tensor, weights: Tensor) -> list[Proposal | None]:

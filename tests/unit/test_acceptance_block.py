@@ -121,6 +121,16 @@ def test_for_a_deterministic_draft_it_is_rejection(length: int, zeros: bool) -> 
     assert gain == pytest.approx(0.0, abs=1e-12)
 
 
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**6), length=st.integers(1, 3), support=st.integers(0, VOCABULARY), zeros=st.booleans())
+def test_a_replacement_is_never_what_it_replaces(seed: int, length: int, support: int, zeros: bool) -> None:
+    """So a commit that ends a block early leaves the drafter's chain: what was looked at is not judged again."""
+    target, draft = target_of(seed, VOCABULARY, zeros), draft_of(seed + 1, VOCABULARY, support)
+    for selection, verdict, weight in rounds(block, target, draft, length, draft):
+        if len(verdict.path) < length and weight > 0.0:
+            assert verdict.next_token != selection.token_ids[len(verdict.path)]
+
+
 def test_to_stop_at_the_first_failure_is_biased() -> None:
     target, draft = target_of(5, VOCABULARY), draft_of(6, VOCABULARY, 3)
     assert bias(block, target, draft, 2) < 1e-12

@@ -214,6 +214,20 @@ def test_independent_siblings_and_siblings_that_stay_in_q_are_biased(same_p: boo
     assert bias(functools.partial(mutant, same_p=same_p), target, families, 1) > 1e-3
 
 
+@pytest.mark.parametrize("reduced", [True, False])
+def test_a_lost_sibling_is_no_matter_where_each_says_what_it_was_drawn_from(reduced: bool) -> None:
+    """Sent with the full q, a second sibling whose first never arrived would pass for a draw from all of it."""
+    target, draft = target_of(12, VOCABULARY), draft_of(13, VOCABULARY, VOCABULARY)
+
+    def families(path: Path) -> Iterator[tuple[Family, float]]:
+        for family, weight in without_replacement(draft, 2)(path):
+            second = list(family)[1]
+            yield {second: family[second] if reduced else draft(path)}, weight
+
+    found = bias(recursive, target, families, 1)
+    assert found < 1e-12 if reduced else found > 1e-3
+
+
 def test_a_drafter_that_lies_about_q_changes_the_output() -> None:
     target, honest, lying = target_of(5, VOCABULARY), *(draft_of(seed, VOCABULARY, 3) for seed in (6, 7))
 

@@ -154,6 +154,21 @@ def test_a_selection_prefers_likely_paths_and_a_chain_only_the_first_born() -> N
     assert tree.select(0) == Selection() == tree.select_chain(0)
 
 
+def test_a_drawn_selection_takes_the_first_created_whatever_they_are() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.graft(Frame(3, 0, 1, (5, 4, 3, 2, 6), (-3.0, -0.5, -9.0, -0.1, -0.2), (0, 0, 1, 2, 1)))
+    assert tree.select_drawn(9).token_ids == (5, 4, 3, 2, 6)
+    for budget in range(6):
+        selection = tree.select_drawn(budget)
+        assert selection == tree.select_drawn(9).head(budget)
+        assert all(parent < index for index, parent in enumerate(selection.parents))
+    assert tree.select_drawn(9).path_log_probs == pytest.approx((-3.0, -0.5, -12.0, -0.6, -3.2))
+    tree.commit([5])
+    assert tree.select_drawn(1).token_ids == (3,)
+    tree.graft(Frame(3, 0, 6, (1,), (0.0,), (1,)))
+    assert tree.select_drawn(9).token_ids == (3, 6, 1)
+
+
 def test_a_selection_carries_the_distributions() -> None:
     tree, proposal = CandidateTree(PROMPT), Proposal((1, 2), (3, 4))
     tree.graft(replace(chain(3, 1, 2), distributions=(proposal, None)))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from drafter_svc.proposers import Turn
+from drafter_svc.proposers.model import ModelProposer
+from drafter_svc.session import Policy, Session
+from drafter_svc.telling import join
 from slipstream.engine.proposal import draw, pack, quantise
+from slipstream.engine.sequence import Sequence
+from slipstream.engine.step import Segment
 from slipstream.errors import InvalidArgument
 from slipstream.proposal import MAX_WEIGHT, Proposal, check
+from slipstream.sampling import Sampling
 
 
 def test_kept_tokens_weigh_at_least_one_and_impossible_ones_nothing() -> None:
@@ -27,7 +36,7 @@ def test_a_broken_row_has_no_weights_and_draws_nothing(poison: float) -> None:
     logits[1] = poison
     ids, weights = quantise(logits, 3)
     assert weights[1].tolist() == [0, 0, 0]
-    assert draw(ids, weights, [1, 1], [0, 1])[1] == -1
+    assert draw(ids, weights, [1, 1], [0, 1], 2)[1].tolist() == [-1, -1]
     assert pack(ids, weights)[1] is None
 
 
@@ -41,12 +50,117 @@ def test_packed_proposals_pass_the_check() -> None:
 def test_draws_follow_the_quantised_weights() -> None:
     ids, weights = quantise(torch.tensor([[0.3, 1.0, -1.0, 0.0, 2.0, -3.0]]), 4)
     size = 30_000
-    tokens = draw(ids.expand(size, -1), weights.expand(size, -1), [2] * size, range(size)).numpy()
+    tokens = draw(ids.expand(size, -1), weights.expand(size, -1), [2] * size, range(size))[:, 0].numpy()
     observed = np.bincount(tokens, minlength=6)
     q = np.zeros(6)
     q[ids[0].numpy()] = weights[0].numpy() / int(weights.sum())
     assert observed[q == 0].sum() == 0
     assert stats.chisquare(observed[q > 0], q[q > 0] * size).pvalue > 1e-4
+
+
+def test_siblings_are_drawn_one_after_the_other_from_what_is_left() -> None:
+    ids, weights = torch.tensor([[7, 3, 9]]), torch.tensor([[60_000, 20_000, 5_000]])
+    size, q = 30_000, Proposal((7, 3, 9), (60_000, 20_000, 5_000))
+    tokens = draw(ids.expand(size, -1), weights.expand(size, -1), range(size), [2] * size, 4).tolist()
+    observed = Counter(tuple(row) for row in tokens)
+    expected = {
+        order: math.prod(share(q.without(order[:index]), token) for index, token in enumerate(order))
+        for order in itertools.permutations(q.token_ids)
+    }
+    assert set(observed) <= set(expected), "all three, each once"
+    found = stats.chisquare([observed[order] for order in expected], [size * weight for weight in expected.values()])
+    assert found.pvalue > 1e-4
+
+
+def share(q: Proposal, token: int) -> float:
+    return q.weights[q.token_ids.index(token)] / sum(q.weights)
+
+
+def test_the_first_of_several_draws_is_the_one_draw() -> None:
+    ids, weights = quantise(torch.randn(50, 9, generator=torch.Generator().manual_seed(3)), 9)
+    one, many = (draw(ids, weights, [5] * 50, range(50), count) for count in (1, 3))
+    assert torch.equal(one[:, 0], many[:, 0])
+
+
+def test_where_few_tokens_are_possible_there_are_few_siblings() -> None:
+    ids, weights = quantise(torch.tensor([[0.0, -math.inf, 2.0, -math.inf]]), 4)
+    tokens = draw(ids, weights, [3], [0], 3)[0].tolist()
+    assert {*tokens[:2]} == {0, 2} and tokens[2] == -1
+
+
+class Saying:
+    """An engine whose model says the same at every place."""
+
+    def __init__(self, logits: list[float]) -> None:
+        self._row = torch.tensor(logits)
+
+    def open(self, capacity: int) -> Sequence:
+        return Sequence([], 1, capacity)
+
+    def rollback(self, sequence: Sequence, length: int) -> None:
+        pass
+
+    def forward(self, segments: list[Segment]) -> torch.Tensor:
+        return self._row.repeat(sum(segment.logit_rows for segment in segments), 1)
+
+    def keep(self, segment: Segment, path: list[int]) -> None:
+        pass
+
+
+def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] = (0.0, 1.0, -2.0)) -> Session:
+    """A session after some steps of the drafting loop."""
+    sampling = Sampling(temperature=temperature, seed=11, acceptance=rule)
+    session = Session(1, sampling, Policy(12, 0.0), [1, 2], 2, 100, number=7)
+    proposer = ModelProposer(Saying(list(logits)), width=3, max_nodes=12, proposal_tokens=32)  # type: ignore[arg-type]
+    for _ in range(steps):
+        (start,) = session.frontier(1)
+        start.expanded = True
+        nodes = session.tree.above([start])
+        index = {node: number for number, node in enumerate(nodes)}
+        parents = [index.get(node.parent, -1) if node.parent else -1 for node in nodes]
+        turn = Turn(session, 0, 0, [1, 2], nodes, [n.token for n in nodes], parents, [index.get(start, -1)], [start])
+        (answer,) = proposer.grow([turn])
+        assert isinstance(answer, list)
+        join(session, answer)
+    return session
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
+def test_each_node_says_what_it_was_drawn_from_given_its_earlier_siblings(rule: str) -> None:
+    session = grown(rule, 1.0, 3)
+    nodes = list(session.tree.nodes())
+    assert len(nodes) == (9 if rule == "recursive" else 3)
+    for parent in (session.tree.root, *nodes):
+        before: list[int] = []
+        for child in parent.children.values():
+            assert child.proposal is not None
+            check(child.proposal, 3)
+            assert set(child.proposal.token_ids) == {0, 1, 2} - set(before)
+            before.append(child.token)
+            assert child.token in child.proposal.token_ids
+    assert [node.number for node in sorted(nodes, key=lambda node: node.number)] == [*range(1, len(nodes) + 1)]
+
+
+def test_draws_have_noise_of_their_own_at_every_node_and_in_every_generation_and_opening() -> None:
+    """With the q of all places the same, only noise makes draws differ."""
+    many = tuple(0.0 for _ in range(30))
+    session = grown("block", 1.0, 6, logits=many)
+    chain = [node.token for node in session.tree.nodes()]
+    assert len(set(chain)) > 4
+    streams = {session.stream}
+    session.commit(2, [chain[0], (chain[1] + 1) % 30])
+    streams.add(session.stream)
+    session.number = 8
+    streams.add(session.stream)
+    session.epoch = 2
+    streams.add(session.stream)
+    assert len(streams) == 4
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
+def test_where_p_is_one_hot_so_is_q(rule: str) -> None:
+    session = grown(rule, 0.0, 3)
+    assert [(node.token, node.proposal) for node in session.tree.nodes()] == [(1, Proposal((1,), (MAX_WEIGHT,)))] * 3
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,11 @@ failure is biased. Exact iff q is honest and the selection did not look at token
 
 Coins and tokens beyond tau have been looked at (in `rejection` they are not), and a later round that met them again
 would know that they had failed. So the coins belong to the round (`RoundChance`), and what a drafter redraws after a
-round must not come from the noise it drew from before.
+round does not come from the noise it drew from before (`drafter_svc.session.Session.stream`).
+
+Nor is a judged token judged again: y is never x_{tau+1}. For y to be it takes p_tau p(x_{tau+1}) > q(x_{tau+1}); then
+p_{tau+1} = 1, in floating point too, hence h_{tau+1} = 1, and the block does not end at tau. So after a round that ends
+early the commit leaves the chain, whose only token for that place was x_{tau+1}, and the drafter begins a new one.
 """
 
 from __future__ import annotations
@@ -52,10 +56,13 @@ class _Stop:
     token: int
 
     def replacement(self) -> FloatArray:
-        """max(p_i p - q, 0), not normalised. Where nothing is left p_i is 1 and p = q, so that the next p_i is 1 too
-        and the block never ends here; should rounding do it after all, p takes its place.
+        """max(p_i p - q, 0), not normalised, without the draft token, for which it is 0 where the block ends. Where
+        nothing is left the block does not end here; should rounding do it after all, p takes its place.
         """
-        return residual(self.ratio * self.p, self.proposal, self.token)
+        left = residual(self.ratio * self.p, self.proposal, self.token)
+        others = left.copy()
+        others[self.token] = 0.0
+        return others if others.any() else left
 
 
 def block(selection: Selection, chance: Chance) -> Generator[Distribution, FloatArray, Verdict]:

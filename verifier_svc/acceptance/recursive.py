@@ -81,7 +81,4 @@ def _without(proposal: Proposal | None, tokens: Sequence[int]) -> Proposal | Non
     """The proposal given that it is none of these tokens. Nothing is left of a dishonest one only: a sibling's own
     token is not among those before it.
     """
-    if proposal is None or not tokens:
-        return proposal
-    kept = [pair for pair in zip(proposal.token_ids, proposal.weights, strict=True) if pair[0] not in tokens]
-    return Proposal(tuple(token for token, _ in kept), tuple(weight for _, weight in kept))
+    return proposal.without(tokens) if proposal is not None and tokens else proposal

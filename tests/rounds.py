@@ -1,0 +1,258 @@
+"""Several rounds between a drafter and a verifier, enumerated with all their randomness.
+
+Every outcome is visited and weighted, so what comes out is the law of the text itself, with all that keys of noise
+share or do not (`tests/keyed.py`). What holds trees, moves roots, grows, cuts, grafts, selects, judges and names keys
+is the real thing; the networks are tables, and the schedule is the test's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from unittest import mock
+
+from drafter_svc import scheduler
+from drafter_svc.proposers import Answer, Guess, Turn
+from drafter_svc.proposers.model import Place, siblings
+from drafter_svc.service import Bounds, Peer, Reply
+from drafter_svc.session import Session as Drafting
+from drafter_svc.tree import Node
+from slipstream import noise, wire
+from slipstream.candidates import CandidateTree
+from slipstream.engine.history import History
+from slipstream.noise import Purpose
+from slipstream.sampling import Sampling
+from slipstream.selection import Selection
+from slipstream.v1 import drafter_pb2, types_pb2
+from tests.enumeration import Draft, Law, Path, Target
+from tests.keyed import Noise, kept
+from verifier_svc.acceptance.judge import RULES, Case
+from verifier_svc.acceptance.verdict import Verdict
+from verifier_svc.planner import drawn
+from verifier_svc.reading import read
+from verifier_svc.session import Session
+
+PROMPT = [0, 1]
+LIMIT = 60
+SEED = 5
+HOPE = -1.0
+"""Path log-probability of a candidate that makes it worth while to wait for another one."""
+
+
+def by_node(session: Drafting, start: Node) -> int:
+    """The key of the draws below a node."""
+    return noise.key(session.stream, start.number, Purpose.DRAFT)
+
+
+Keying = Callable[[Drafting, Node], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happens from one commit to the next; nothing of it looks at tokens that are not yet there."""
+
+    passes: int = 2
+    """Of the drafter, before the step is planned."""
+    meanwhile: int = 0
+    """Passes while the verifier judges."""
+    budget: int = 2
+    late_commits: bool = False
+    """The drafter hears of the commits before only after its passes."""
+    crossing: bool = False
+    """They reach it while its last pass runs."""
+    late_frames: bool = False
+    """What the drafter sent before the step arrives while the step runs."""
+    waits: bool = False
+    """As the planner does: for one more pass where the likeliest leaf makes it worth while."""
+    reopens: bool = False
+    """The session is opened anew while the step runs, on another drafter."""
+    rolls_back_to: int | None = None
+    """Output tokens that are kept after the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    rule: str
+    target: Target
+    drafts: Sequence[Draft]
+    """Of the drafters, one after the other."""
+    rounds: Sequence[Round]
+    tokens: int
+    """Output tokens that are looked at."""
+    last: Round = Round(passes=0)
+    """What happens after `rounds` for as long as it takes."""
+    width: int = 2
+    expand: int = 2
+    max_nodes: int = 4
+    least: float = 0.0
+    """Path probability below which nothing is guessed on from."""
+    keying: Keying = by_node
+
+
+class Table:
+    """A proposer whose network is a table."""
+
+    draws = True
+
+    def __init__(self, world: World, chances: Noise) -> None:
+        self._world, self._chances = world, chances
+
+    def grow(self, turns: list[Turn]) -> list[Answer]:
+        return [self._answer(turn) for turn in turns]
+
+    def _answer(self, turn: Turn) -> Answer:
+        places = zip(turn.expand, turn.starts, strict=True)
+        return [guess for node, start in places for guess in self._below(turn, node, start)]
+
+    def _below(self, turn: Turn, node: int, start: Node) -> list[Guess]:
+        session, drafts = turn.session, self._world.drafts
+        known = [*session.tokens[: turn.computed], *turn.pending][len(PROMPT) :]
+        q = drafts[(session.number - 1) % len(drafts)]((*known, *turn.path(node)))
+        assert q is not None
+        key, tokens = self._world.keying(session, start), list[int]()
+        while len(tokens) < min(self._world.width, len(q.token_ids)):
+            left = q.without(tokens)
+            shares = [weight / sum(left.weights) for weight in left.weights]
+            tokens.append(left.token_ids[self._chances.choose((key, len(tokens)), shares)])
+        return siblings(Place(0, turn, node, start, 0), tokens, q)
+
+    def close(self, session: Drafting) -> None:
+        pass
+
+
+class Mailbox(list[Reply]):
+    put = list.append
+
+
+class Run:
+    """One outcome."""
+
+    def __init__(self, world: World, chances: Noise) -> None:
+        self._world, self._chances = world, chances
+        sampling = Sampling(seed=SEED, acceptance=world.rule)
+        self.session = Session(
+            id="s",
+            number=1,
+            epoch=1,
+            sampling=sampling,
+            tokens=list(PROMPT),
+            prompt_length=len(PROMPT),
+            max_length=LIMIT,
+            stop_token_ids=frozenset(),
+            max_draft_tokens=8,
+            credit=None,
+            tree=CandidateTree(PROMPT),
+            history=History(PROMPT),
+            say=lambda reply: None,
+        )
+        self._loop = scheduler.Scheduler(Table(world, chances), mock.Mock(), 512, world.expand)
+        model = types_pb2.ModelInfo(vocabulary_size=len(world.target(())), max_length=LIMIT)
+        self._peer = Peer(self._loop, Bounds(model, 4, world.max_nodes))
+        self._frames = Mailbox()
+        self._peer.outbox = self._frames  # type: ignore[assignment]
+        self._commands: list[drafter_pb2.DraftCommand] = []
+        self._number = 0
+        self._open()
+
+    def text(self) -> Path:
+        """All rounds happen, for where the text is cut must not depend on how much of it was accepted."""
+        for now in self._world.rounds:
+            self._round(now)
+        while len(self.session.tokens) < len(PROMPT) + self._world.tokens:
+            self._round(self._world.last)
+        return tuple(self.session.tokens[len(PROMPT) :][: self._world.tokens])
+
+    def _round(self, now: Round) -> None:
+        if not now.late_commits and not now.crossing:
+            self._hear()
+        for left in reversed(range(now.passes)):
+            self._pass(crossed=now.crossing and left == 0)
+        if not now.late_frames:
+            self._arrive()
+        chosen = drawn(self.session, now.budget)
+        if now.waits and max(chosen.path_log_probs, default=0.0) > HOPE:
+            self._pass()
+            self._arrive()
+            chosen = drawn(self.session, now.budget)
+        self._hear()
+        if now.reopens:
+            self._open()
+        for _ in range(now.meanwhile):
+            self._pass()
+        self._arrive()
+        self._judge(chosen)
+        if now.rolls_back_to is not None:
+            length = min(len(PROMPT) + now.rolls_back_to, len(self.session.tokens))
+            self.session.roll_back(self.session.epoch + 1, length)
+            self._hear()
+            self._open()
+
+    def _judge(self, chosen: Selection) -> None:
+        """The round's end: a verdict, and the commit."""
+        base = len(self.session.tokens)
+        walk = RULES[self._world.rule](Case(chosen, 0, self.session.sampling, base))
+        request = next(walk)
+        output = tuple(self.session.tokens[len(PROMPT) :])
+        while True:
+            try:
+                request = walk.send(self._world.target(output + chosen.path(request.node)).copy())
+            except StopIteration as stop:
+                verdict: Verdict = stop.value
+                break
+        assert not verdict.dishonest
+        tokens = [*(chosen.token_ids[node] for node in verdict.path), verdict.next_token]
+        self.session.commit(tokens, base)
+        self._say(commit=drafter_pb2.DraftCommit(base_length=base, token_ids=tokens))
+
+    def _open(self) -> None:
+        """As the verifier's end of the link does it: under a number of its own, and nothing older counts."""
+        if self._number:
+            self._say(close=drafter_pb2.DraftClose())
+            self.session.tree.forget(self._number)
+        self._number += 1
+        self._say(
+            open=drafter_pb2.DraftOpen(
+                prefix=types_pb2.Prefix(token_ids=self.session.tokens, prompt_length=len(PROMPT)),
+                sampling=wire.sampling_to_wire(self.session.sampling),
+                policy=drafter_pb2.DraftPolicy(max_nodes=100, min_path_probability=self._world.least),
+                max_length=LIMIT,
+            )
+        )
+        self._hear()
+
+    def _say(self, **command: object) -> None:
+        self._commands.append(
+            drafter_pb2.DraftCommand(session=self._number, epoch=self.session.epoch, **command)  # type: ignore[arg-type]
+        )
+
+    def _hear(self) -> None:
+        self._peer.receive(drafter_pb2.DraftRequest(commands=self._commands))
+        self._commands = []
+
+    def _pass(self, crossed: bool = False) -> None:
+        turns = self._loop._turns()
+        answers = self._loop._step(turns, [])
+        if crossed:
+            self._hear()
+        for turn, answer in zip(turns, answers, strict=True):
+            self._loop._deliver(turn, answer)
+
+    def _arrive(self) -> None:
+        for candidates in self._frames:
+            assert isinstance(candidates, types_pb2.Candidates), candidates
+            if candidates.session == self._number:
+                tree = self.session.tree
+                tree.graft(read(candidates, self._number, len(self._world.target(())), tree.limits))
+        self._frames.clear()
+
+
+def law(world: World) -> Law:
+    """Of the first output tokens."""
+    found: Law = defaultdict(float)
+    waiting: list[Path] = [()]
+    while waiting:
+        chances = Noise(waiting.pop())
+        with kept(chances):
+            found[Run(world, chances).text()] += chances.weight
+        waiting += chances.alternatives
+    return found

@@ -1,0 +1,139 @@
+"""The ratio rules through several rounds with the real trees on both sides: whatever the schedule, the text's law is
+the target's. All randomness is enumerated, with what keys share (`tests/rounds.py`).
+"""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafter_svc import telling
+from drafter_svc.proposers import Guess
+from drafter_svc.session import Session as Drafting
+from drafter_svc.tree import Node
+from slipstream import noise
+from slipstream.candidates import CandidateTree
+from slipstream.noise import Purpose
+from tests.enumeration import draft_of, error, target_of
+from tests.rounds import SEED, Keying, Round, World, by_node, law
+
+RULES = ("rejection", "block", "recursive")
+
+
+def bias(world: World) -> float:
+    return error(world.target, law(world), world.tokens)
+
+
+def world(rule: str, *rounds: Round, seed: int = 3, tokens: int = 3, **options: object) -> World:
+    """With two drafters that differ. Two tokens for long texts; three where fewer are looked at."""
+    vocabulary = 2 if tokens > 2 else 3
+    drafts = [draft_of(seed + number, vocabulary, vocabulary) for number in (1, 2)]
+    return World(rule, target_of(seed, vocabulary), drafts, rounds, tokens, **options)  # type: ignore[arg-type]
+
+
+SCHEDULES = st.lists(
+    st.builds(
+        Round,
+        passes=st.integers(0, 2),
+        meanwhile=st.integers(0, 1),
+        budget=st.integers(0, 3),
+        late_commits=st.booleans(),
+        crossing=st.booleans(),
+        late_frames=st.booleans(),
+        waits=st.booleans(),
+        reopens=st.booleans(),
+        rolls_back_to=st.sampled_from([None, None, 1, 2]),
+    ),
+    min_size=1,
+    max_size=3,
+).filter(lambda rounds: 0 < sum(now.passes + now.meanwhile for now in rounds) <= 4)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    rule=st.sampled_from(RULES),
+    seed=st.integers(0, 10**6),
+    rounds=SCHEDULES,
+    max_nodes=st.integers(1, 4),
+    least=st.sampled_from([0.0, 0.4]),
+)
+def test_the_law_of_the_text_is_the_targets_under_any_schedule(
+    rule: str, seed: int, rounds: list[Round], max_nodes: int, least: float
+) -> None:
+    """Working ahead, cut by the budget, by the drafter's bounds and by its doubts; late, crossing, waited for,
+    reopened, rolled back."""
+    assert bias(world(rule, *rounds, seed=seed, max_nodes=max_nodes, least=least, expand=1)) < 1e-12
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_siblings_among_three_tokens_and_several_nodes_at_a_time(budget: int) -> None:
+    """The budget cuts families in the middle; what it leaves is judged in the next round where it lives on."""
+    rounds = Round(passes=2, budget=budget), Round(passes=0, budget=4)
+    assert bias(world("recursive", *rounds, tokens=2, max_nodes=3)) < 1e-12
+
+
+AHEAD = Round(passes=3, budget=2), Round(passes=1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_drafter_may_work_rounds_ahead(rule: str, ahead: int) -> None:
+    rounds = Round(passes=1 + ahead, budget=1), Round(passes=0, budget=1), Round(passes=1, budget=2)
+    assert bias(world(rule, *rounds, width=1)) < 1e-12
+
+
+# What would be wrong.
+
+
+def by_position(session: Drafting, start: Node) -> int:
+    return noise.key(SEED, session.tree.base_length + start.depth, Purpose.DRAFT)
+
+
+def by_base(session: Drafting, start: Node) -> int:
+    return noise.key(noise.key(SEED, session.tree.base_length, Purpose.DRAFT), start.number, Purpose.DRAFT)
+
+
+REPLACED = Round(passes=2, meanwhile=2, budget=2, reopens=True), Round(passes=0, budget=2)
+
+
+@pytest.mark.parametrize(
+    ("keying", "rounds", "exact"),
+    [(by_node, AHEAD, True), (by_position, AHEAD, False), (by_node, REPLACED, True), (by_base, REPLACED, False)],
+    ids=["new generation", "new generation, noise of positions", "new drafter", "new drafter, noise of the base"],
+)
+def test_block_needs_noise_of_its_own_for_every_generation_and_opening(
+    keying: Keying, rounds: tuple[Round, ...], exact: bool
+) -> None:
+    """A drafter that takes another one's place while a step runs begins on as many tokens as the generation in it."""
+    found = bias(world("block", *rounds, keying=keying))
+    assert found < 1e-12 if exact else found > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["rejection", "recursive"])
+def test_the_rules_that_look_no_further_than_they_go_may_share_noise_among_generations(rule: str) -> None:
+    for rounds in (AHEAD, REPLACED):
+        assert bias(world(rule, *rounds, keying=by_position, width=1)) < 1e-12
+
+
+def test_siblings_must_not_be_dropped_for_what_they_are() -> None:
+    """As the coupled rule's growth may do it: what finds no room is what is unlikely."""
+    rounds = Round(passes=1, budget=2), Round(passes=0)
+    fits = world("recursive", *rounds, tokens=2, max_nodes=1)
+    assert bias(fits) < 1e-12
+    in_order = telling._join_drawn
+
+    def likeliest_first(session: Drafting, guesses: list[Guess]) -> None:
+        in_order(session, sorted(guesses, key=lambda guess: -guess.log_prob))
+
+    with mock.patch.object(telling, "_join_drawn", likeliest_first):
+        assert bias(fits) > 1e-3
+
+
+def test_a_selection_must_not_prefer_the_likely() -> None:
+    cut = world("recursive", Round(passes=1, budget=1), Round(passes=0, budget=1), tokens=2)
+    assert bias(cut) < 1e-12
+    with mock.patch.object(CandidateTree, "select_drawn", CandidateTree.select):
+        assert bias(cut) > 1e-3
