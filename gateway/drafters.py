@@ -6,19 +6,31 @@ from collections.abc import Callable
 
 import grpc
 
+from gateway.breaker import Breaker, Tolerance
 from gateway.presence import Presence
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 
 class Drafter:
+    """A worker as it says it is, and whether sessions may have it."""
+
     def __init__(
-        self, name: str, address: str, trusted: bool, channel: grpc.aio.Channel, changed: Callable[[], None]
+        self,
+        name: str,
+        address: str,
+        trusted: bool,
+        channel: grpc.aio.Channel,
+        changed: Callable[[], None],
+        tolerance: Tolerance | None = None,
     ) -> None:
         self.name = name
         self.address = address
         self.trusted = trusted
         self._channel = channel
         self._presence = Presence(address, channel, changed)
+        self.breaker = Breaker(tolerance)
+        self.users = 0
+        """Sessions of this gateway that have the drafter now."""
 
     @property
     def present(self) -> bool:
@@ -30,11 +42,17 @@ class Drafter:
 
     @property
     def sessions(self) -> int:
-        return self._presence.load.sessions
+        """Those of other gateways as far as known; a crowd of our own that comes at once is counted at once."""
+        return max(self.users, self._presence.load.sessions)
 
     @property
     def draining(self) -> bool:
         return self._presence.load.draining
+
+    def holds(self, length: int) -> bool:
+        """Whether a session of so many tokens is not too long for it."""
+        model = self._presence.model
+        return model is None or not model.max_length or length < model.max_length
 
     def mismatch(self, target: types_pb2.ModelInfo) -> str:
         """The sentence that says why the drafter cannot serve a target; empty when it can or was never reached."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from gateway.breaker import Tolerance
 from gateway.config import GatewayConfig
 from gateway.drafters import Drafter
 from gateway.log import Scribe
@@ -103,10 +104,11 @@ def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
 def _router(config: GatewayConfig, dial: Dial, fingerprint: str) -> Router:
     router = Router()
     router.verifiers = [Verifier(address, dial, fingerprint, router.changed) for address in config.verifiers]
+    tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
     for entry in config.drafters:
         name, _, address = entry.partition("=")
         trusted = name in config.trusted_drafters
-        router.drafters.append(Drafter(name, address, trusted, dial(address), router.changed))
+        router.drafters.append(Drafter(name, address, trusted, dial(address), router.changed, tolerance))
     return router
 
 

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
+from gateway.breaker import State
 from gateway.drafters import Drafter
 from gateway.verifiers import Verifier
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2
 
+DRAWS = "model"
+"""The method whose guesses can be drawn from a distribution that is sent along."""
+PREDICTS = "prediction"
+"""The method that guesses from the request's prediction, and has nothing to say without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Who may draft for a session, for as long as it runs."""
+
+    names: tuple[str, ...] = ()
+    """Those that the request named: then it gets no others."""
+    need_trust: bool = False
+    predicted: bool = False
+    """Whether there is a prediction to guess from."""
+    among: tuple[str, ...] = ()
+    """Those that a rule chose; empty: all."""
+
 
 class Router:
     """Knows every worker; workers call `changed` when a choice might now be another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.verifiers: list[Verifier] = []
         self.drafters: list[Drafter] = []
         self._news = asyncio.Event()
@@ -60,10 +82,33 @@ class Router:
         ]
         return min(able, key=lambda verifier: verifier.sessions, default=None)
 
-    def pair(self, target: types_pb2.ModelInfo, names: Sequence[str], *, need_trust: bool) -> list[Drafter]:
-        """The drafters of a request: those it names, else the least loaded of every method that fits."""
+    def pair(
+        self,
+        target: types_pb2.ModelInfo,
+        names: Sequence[str],
+        *,
+        need_trust: bool,
+        predicted: bool = False,
+        among: Collection[str] = (),
+    ) -> list[Drafter]:
+        """The drafters of a request: those it names, else the least loaded of every method that fits, of all or, where
+        a rule says so, `among` these. One that predicts only where something is `predicted`; none that failed of late.
+
+        A rule that needs trust needs to know what each token was drawn from: it has one drafter, with a model.
+        """
+        if need_trust and len(set(names)) > 1:
+            raise InvalidArgument(
+                "This acceptance rule takes one drafter; name one, or use the rule coupled.", reason="SEVERAL_DRAFTERS"
+            )
         if names:
-            return [self._named(name, target, need_trust) for name in dict.fromkeys(names)]
+            named = [self._named(name, target, need_trust) for name in dict.fromkeys(names)]
+            if not predicted and (idle := next((drafter for drafter in named if drafter.method == PREDICTS), None)):
+                raise InvalidArgument(
+                    f"Drafter {idle.name} guesses from a prediction, and the request has none; send `prediction`, "
+                    "or name another drafter.",
+                    reason="NO_PREDICTION",
+                )
+            return named
         able = [drafter for drafter in self.drafters if drafter.trusted or not need_trust]
         if need_trust and not able:
             raise PermissionDenied(
@@ -71,9 +116,32 @@ class Router:
                 "coupled or have the operator list one in GATEWAY_TRUSTED_DRAFTERS.",
                 reason="NO_TRUSTED_DRAFTER",
             )
-        return _best_of_each_method(
-            drafter for drafter in able if drafter.present and not drafter.draining and not drafter.mismatch(target)
-        )
+        now = self.clock()
+        able = self.able(target, Drafting((), need_trust, predicted, tuple(among)))
+        return best_of_each_method(drafter for drafter in able if drafter.breaker.state(now) is State.CLOSED)
+
+    def able(self, target: types_pb2.ModelInfo, drafting: Drafting) -> list[Drafter]:
+        """Who could draft for a session now, whatever their breakers say. Those that it named need not be there yet:
+        the verifier goes on dialling them."""
+        fit = [drafter for drafter in self.drafters if not drafter.mismatch(target)]
+        if drafting.names:
+            return [drafter for drafter in fit if drafter.name in drafting.names]
+        return [
+            drafter
+            for drafter in fit
+            if drafter.present
+            and not drafter.draining
+            and (not drafting.among or drafter.name in drafting.among)
+            and (drafting.predicted or drafter.method != PREDICTS)
+            and (not drafting.need_trust or (drafter.trusted and drafter.method == DRAWS))
+        ]
+
+    def drafter(self, name: str) -> Drafter | None:
+        return next((drafter for drafter in self.drafters if drafter.name == name), None)
+
+    def predicts(self, name: str) -> bool:
+        """Whether the drafter of this name guesses from predictions."""
+        return any(drafter.name == name and drafter.method == PREDICTS for drafter in self.drafters)
 
     def served(self) -> gateway_pb2.ListModelsResponse:
         """Raises Unavailable while no verifier is known."""
@@ -89,7 +157,7 @@ class Router:
         )
 
     def _named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> Drafter:
-        drafter = next((known for known in self.drafters if known.name == name), None)
+        drafter = self.drafter(name)
         if drafter is None:
             known = ", ".join(sorted(drafter.name for drafter in self.drafters)) or "none at all"
             raise NotFound(f"There is no drafter {name!r}; known are {known}.", reason="NO_DRAFTER")
@@ -99,12 +167,18 @@ class Router:
                 "coupled or have the operator list the drafter in GATEWAY_TRUSTED_DRAFTERS.",
                 reason="NO_TRUSTED_DRAFTER",
             )
+        if need_trust and drafter.method not in ("", DRAWS):  # empty: not reached yet
+            raise FailedPrecondition(
+                f"Drafter {name} draws nothing, as this acceptance rule needs it; choose the rule coupled, which "
+                f"accepts as much of its guesses, or a drafter with the method {DRAWS}.",
+                reason="NO_DISTRIBUTION",
+            )
         if mismatch := drafter.mismatch(target):
             raise FailedPrecondition(mismatch, reason="VOCABULARY_MISMATCH")
         return drafter
 
 
-def _best_of_each_method(drafters: Iterable[Drafter]) -> list[Drafter]:
+def best_of_each_method(drafters: Iterable[Drafter]) -> list[Drafter]:
     """Replicas of one method share the load; different methods feed the same tree."""
     best: dict[str, Drafter] = {}
     for drafter in drafters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from slipstream import wire
@@ -13,6 +13,8 @@ from slipstream.v1 import verifier_pb2
 from slipstream.v1.verifier_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 Send = Callable[[verifier_pb2.DecodeCommand], None]
+
+MOST_EVENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class News:
     """What came since the last time; rounds are contiguous."""
 
     rounds: list[verifier_pb2.Round] = field(default_factory=list)
+    events: list[verifier_pb2.DrafterEvent] = field(default_factory=list)
+    """The latest MOST_EVENTS of them."""
     end: End | None = None
 
 
@@ -58,6 +62,10 @@ class Seat:
         self._credit += tokens
         self._say(verifier_pb2.DecodeCommand(credit=verifier_pb2.DecodeCredit(tokens=tokens)))
 
+    def attach(self, drafters: Iterable[verifier_pb2.DrafterAddress]) -> None:
+        """The session's drafters are these from now on."""
+        self._say(verifier_pb2.DecodeCommand(attach=verifier_pb2.DecodeAttach(drafters=drafters)))
+
     def roll_back(self, epoch: int, length: int) -> None:
         self._epoch, self._length = epoch, length
         self._say(verifier_pb2.DecodeCommand(rollback=verifier_pb2.DecodeRollback(length=length)))
@@ -85,6 +93,13 @@ class Seat:
         self._credit -= len(done.token_ids)
         self._news.rounds.append(done)
         self._filled.set()
+
+    def hear(self, event: verifier_pb2.DrafterEvent) -> None:
+        """A drafter was lost or came back."""
+        if self._news.end is None and event.epoch >= self._epoch:
+            self._news.events.append(event)
+            del self._news.events[:-MOST_EVENTS]
+            self._filled.set()
 
     def finished(self, message: verifier_pb2.SessionEnd) -> None:
         """The verifier ended the session; an end under a lower epoch is not this one's."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gateway.admission import Plan
 from gateway.config import GatewayConfig
+from gateway.crew import Crew
 from gateway.log import SessionLog
 from gateway.rounds import Ledger
 from gateway.routing import Router
@@ -50,6 +51,7 @@ class Session:
         self._config = stage.config
         self._log = log
         self._transcript = transcript
+        self._crew = Crew(plan, stage.router)
         self._output: list[int] = []
         self._verifier: Verifier | None = None
         self._seat: Seat | None = None
@@ -79,6 +81,7 @@ class Session:
             raise
         finally:
             self._leave()
+            self._crew.disband()
             await self._record(finished)
         await deliver(gateway_pb2.GenerateResponse(finished=finished))
 
@@ -89,6 +92,9 @@ class Session:
             if seat is None:
                 continue
             news = await self._hear(seat)
+            self._crew.learn(news)
+            if self._crew.look(self._length, hurry=bool(news.events)):
+                seat.attach(self._crew.addresses)
             await self._show(news.rounds, seat, deliver)
             if self._transcript.stop:
                 return FINISH_REASON_STOP
@@ -112,6 +118,8 @@ class Session:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
         seat = verifier.seat()
         self._verifier, self._seat = verifier, seat
+        self._crew.moved()
+        self._crew.look(self._length, hurry=True)
         try:
             seat.open(self._opening())
         except SlipstreamError as error:
@@ -166,10 +174,14 @@ class Session:
             raise end.error  # waiting in line is the client's choice
         return FINISH_REASON_UNSPECIFIED
 
+    @property
+    def _length(self) -> int:
+        return len(self._plan.prompt) + len(self._output)
+
     def _complete(self) -> FinishReason:
         if self._output and self._output[-1] in self._plan.stop_token_ids:
             return FINISH_REASON_STOP
-        if len(self._plan.prompt) + len(self._output) >= self._plan.max_length:
+        if self._length >= self._plan.max_length:
             return FINISH_REASON_LENGTH
         return FINISH_REASON_UNSPECIFIED
 
@@ -214,8 +226,11 @@ class Session:
             max_length=plan.max_length,
             stop_token_ids=plan.stop_token_ids,
             policy=verifier_pb2.DecodePolicy(max_draft_tokens=plan.max_draft_tokens),
-            drafters=plan.drafters,
+            drafters=self._crew.addresses,
             credit=self._config.credit_tokens,
+            prediction_token_ids=plan.prediction,
+            cache_salt=plan.cache_salt,
+            workload=plan.workload,
         )
 
     def _started(self) -> gateway_pb2.GenerateResponse:

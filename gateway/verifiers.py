@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import grpc
 
@@ -98,12 +99,20 @@ class Verifier:
         for done in frame.rounds:
             if seat := self._seats.get(done.session):
                 seat.receive(done)
-        for event in frame.drafter_events:
-            if event.HasField("failure"):
-                log.warning("%s lost drafter %s: %s", self.address, event.drafter, event.failure.message)
+        self._told(frame.drafter_events)
         for end in frame.ends:
             if seat := self._seats.pop(end.session, None):
                 seat.finished(end)
+
+    def _told(self, events: Iterable[verifier_pb2.DrafterEvent]) -> None:
+        failures: Counter[tuple[str, str, str]] = Counter()
+        for event in events:
+            if event.HasField("failure"):
+                failures[event.drafter, event.failure.reason, event.failure.message] += 1
+            if seat := self._seats.get(event.session):
+                seat.hear(event)
+        for (drafter, reason, message), count in failures.items():
+            log.warning("%s: %d sessions lost drafter %s (%s): %s", self.address, count, drafter, reason, message)
 
     def lost(self, error: SlipstreamError) -> None:
         log.warning("lost the stream to %s: %s", self.address, error.message)

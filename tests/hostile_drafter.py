@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 
-from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
+from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
+from slipstream.worker import Identity, WorkerService
 
 Command = drafter_pb2.DraftCommand
-Answer = Callable[["HostileDrafter", Command], Iterable[drafter_pb2.DraftResponse | Exception]]
+Responses = Iterable[drafter_pb2.DraftResponse | Exception]
+Answer = Callable[["HostileDrafter", Command], Responses]
 
 
 class HostileDrafter(drafter_pb2_grpc.DrafterServiceServicer):
@@ -22,6 +25,8 @@ class HostileDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.commands: list[Command] = []
         self.streams = 0
         self.address = ""
+        self.steps = 0
+        """What its WorkerService says, where it has one."""
         self.ends: Callable[[Any], None] | None = None
         """Set: called with the context of each stream, which then ends without a word."""
 
@@ -41,13 +46,20 @@ class HostileDrafter(drafter_pb2_grpc.DrafterServiceServicer):
                     if isinstance(response, Exception):
                         raise response
                     await context.write(response)
+                    await asyncio.sleep(0)  # writing to a stream that was broken off returns at once, for ever
 
 
 @asynccontextmanager
-async def hostile(answer: Answer) -> AsyncIterator[HostileDrafter]:
+async def hostile(answer: Answer, model: types_pb2.ModelInfo | None = None) -> AsyncIterator[HostileDrafter]:
+    """With a `model` it says of itself that it is a drafter, so that gateways take it for one."""
     drafter = HostileDrafter(answer)
     server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)
+    if model is not None:
+        worker = WorkerService(
+            Identity(model, worker_pb2.ROLE_DRAFTER, "model"), lambda: worker_pb2.WatchResponse(steps=drafter.steps)
+        )
+        worker.register(server)
     drafter.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

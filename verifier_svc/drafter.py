@@ -6,59 +6,49 @@ it longer than the waiting rule says.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from dataclasses import dataclass
+import math
 from typing import TYPE_CHECKING
 
 import grpc
 
-from slipstream import proposal, wire
+from slipstream import wire
 from slipstream.client import channel
-from slipstream.errors import ResourceExhausted, SlipstreamError
-from slipstream.frame import Frame, check
+from slipstream.errors import DeadlineExceeded, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.links import Link
-from slipstream.proposal import Proposal
-from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, verifier_pb2
+from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
+from verifier_svc.allowance import BYTES, Allowance, Rate
+from verifier_svc.attachment import Attachment
 from verifier_svc.pace import Average, Pace
+from verifier_svc.price import PAUSE
+from verifier_svc.reading import read
 from verifier_svc.session import Session
+from verifier_svc.vigil import Vigil
 
 if TYPE_CHECKING:
     from verifier_svc.drafters import Drafters
 
+LEAST_NODES = 16
+"""What a drafter is believed to be able to answer with, whatever its policy says: frames of an older one are late."""
+AHEAD = 6
+"""Nodes that a drafter may be ahead by, for each that a step may take: in verification, after it, and replacements."""
 MAX_REOPENS = 3
 """How often a session is opened again because its drafter missed a commit; a drafter that always does is no use."""
-
-
-@dataclass(slots=True, eq=False)
-class Attachment:
-    """One session on one drafter. Each open gets a number and a source of its own, so that frames sent before it, which
-    stand on something else, name nothing."""
-
-    session: Session
-    drafter: Drafter
-    number: int
-    source: int
-    since: float
-    """Monotonic seconds: when the drafter was asked, or its last candidate came."""
-    fresh: bool = True
-    """Whether nothing came yet since the drafter's tree was left."""
-    reopens: int = 0
-    """How often the drafter said that it missed a commit."""
-
-    def expected_s(self, now: float) -> float | None:
-        return self.drafter.pace.expected_s(now, self.since, self.fresh)
 
 
 class Drafter:
     """The link to one drafter and the sessions on it."""
 
-    def __init__(self, name: str, address: str, pool: Drafters) -> None:
-        self.name = name
+    def __init__(self, address: str, pool: Drafters) -> None:
+        self.address = address
         self.pace = Pace(Average(), Average())
         self._pool = pool
         self._attached: dict[int, Attachment] = {}
         self._by_session: dict[Session, Attachment] = {}
+        self._allowance, self._rate = Allowance(), Rate(pool.clock())
         self._channel = channel(address)
+        self._vigil = Vigil(pool.silence_s, pool.clock, self._channel)
         stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
         self._link: Link[drafter_pb2.DraftCommand, drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = Link(
             stub.Draft, lambda commands: drafter_pb2.DraftRequest(commands=commands), self
@@ -66,7 +56,9 @@ class Drafter:
 
     async def run(self) -> None:
         try:
-            await self._link.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._link.run())
+                tasks.create_task(self._vigil.run(self._unreached, self._owed, self._silent))
         finally:
             await self._channel.close()
 
@@ -81,21 +73,26 @@ class Drafter:
     def attachment(self, session: Session) -> Attachment | None:
         return self._by_session.get(session)
 
-    def open(self, session: Session, reopens: int = 0) -> None:
-        """Start drafting for a session, or start again on its present prefix."""
-        self.close(session)
-        number = self._pool.next_number()
-        attachment = Attachment(session, self, number, number, self._pool.clock(), reopens=reopens)
-        self._attached[number] = self._by_session[session] = attachment
-        session.name_source(number, self.name)
-        self._send(attachment, open=self._open_request(session))
+    def attach(self, session: Session, name: str) -> None:
+        """Draft for the session from now on, under the name that its gateway gives to this drafter."""
+        known = self._by_session.get(session)
+        if known is None:
+            self._open(session, name)
+        elif known.name != name:
+            known.name = name
+            session.name_source(known.source, name)
+
+    def reopen(self, session: Session) -> None:
+        """Start again on the session's present prefix."""
+        self._open(session, self._by_session[session].name)
 
     def commit(self, session: Session, base: int, token_ids: list[int]) -> None:
         attachment = self._by_session.get(session)
         if attachment is None:
             return
-        if session.tree.empty:  # the drafter's tree was left or used up: a new first candidate is on its way
-            attachment.since, attachment.fresh = self._pool.clock(), True
+        attachment.asked(self._pool.clock())
+        if not session.tree.follows(attachment.source):
+            self._expect(attachment)
         self._send(attachment, commit=drafter_pb2.DraftCommit(base_length=base, token_ids=token_ids))
 
     def policy(self, session: Session) -> None:
@@ -113,69 +110,122 @@ class Drafter:
 
     def quarantine(self, session: Session, error: SlipstreamError) -> None:
         """What else this drafter sends for the session is not looked at, until the gateway attaches it again."""
+        attachment = self._by_session[session]
         self.close(session)
-        self._give_up(session, error)
+        self._give_up(attachment, error)
 
     # What the link reports.
 
     def connected(self) -> None:
+        self._vigil.restarted()
         for session in list(self._by_session):
-            self.open(session)
-            self._event(session, None)
+            self.reopen(session)
+            self._by_session[session].attached()
 
     def lost(self, error: SlipstreamError) -> None:
-        for session in self._by_session:
-            self._event(session, error)
+        self._vigil.restarted()
+        for attachment in self._by_session.values():
+            attachment.unlinked(error)
 
     def receive(self, frame: drafter_pb2.DraftResponse) -> None:
+        self._vigil.alive()
+        work = 1 + frame.ByteSize() // BYTES + len(frame.candidates) + len(frame.refusals)
+        if not (self._rate.admit(self._pool.clock()) and self._allowance.spend(work)):
+            self._flooded()
+            return
+        news = False
         for candidates in frame.candidates:
             attachment = self._attached.get(candidates.session)
-            if attachment is None or candidates.epoch != attachment.session.epoch:
-                continue
-            try:
-                self._graft(attachment, candidates)
-            except SlipstreamError as error:
-                self.quarantine(attachment.session, error)
+            if attachment is not None and candidates.epoch == attachment.session.epoch:
+                news = self._take(attachment, candidates) or news
+            elif not self._allowance.spend(len(candidates.token_ids)):  # late, or for nobody
+                self._flooded()
+                return
         for refusal in frame.refusals:
             refused = self._attached.get(refusal.session)
             if refused is not None and refusal.epoch == refused.session.epoch:
                 self._refused(refused, wire.failure_from_wire(refusal.failure))
-        self._pool.arrived()
+                news = True
+        if news:  # a frame that says nothing is no reason to plan a step
+            self._pool.arrived()
 
-    def _graft(self, attachment: Attachment, candidates: types_pb2.Candidates) -> None:
+    def _take(self, attachment: Attachment, candidates: types_pb2.Candidates) -> bool:
+        """Whether they changed anything."""
+        try:
+            news = self._graft(attachment, candidates)
+            if not attachment.allowance.spend(1 + len(candidates.token_ids)):
+                raise _flood("the drafter sends more candidates than a session can use.")
+            return news
+        except SlipstreamError as error:
+            if error.reason == error.code.name:
+                error.reason = "PROTOCOL"
+            self.quarantine(attachment.session, error)
+            return True
+
+    def _graft(self, attachment: Attachment, candidates: types_pb2.Candidates) -> bool:
         """Raises InvalidArgument for what no correct drafter sends, FailedPrecondition for a base from the future."""
-        tree, now = attachment.session.tree, self._pool.clock()
-        frame = check(_frame(candidates, attachment.source), self._pool.vocabulary_size, tree.limits)
-        for distribution in frame.distributions:
-            if distribution is not None:
-                proposal.check(distribution, self._pool.vocabulary_size)
+        tree = attachment.session.tree
+        frame = read(candidates, attachment.source, self._pool.vocabulary_size, tree.limits)
         if not tree.graft(frame).added:
-            return
-        average = self.pace.first if attachment.fresh else self.pace.between
-        average.add((now - attachment.since) / max(1, len(candidates.token_ids)))
-        attachment.since, attachment.fresh = now, False
+            return False
+        attachment.arrived(self._pool.clock())
+        return True
 
     def _refused(self, attachment: Attachment, error: SlipstreamError) -> None:
         missed = error.code is grpc.StatusCode.OUT_OF_RANGE  # a commit: the prefix says all
         if missed and attachment.reopens < MAX_REOPENS:
-            self.open(attachment.session, attachment.reopens + 1)
+            self._open(attachment.session, attachment.name, attachment.reopens + 1)
             return
         self._forget(attachment)
-        self._give_up(attachment.session, error)
+        self._give_up(attachment, error)
+
+    def _flooded(self) -> None:
+        """It sends more than all its sessions together can use: none keeps it, and the stream is broken off."""
+        for session in list(self._by_session):
+            self.quarantine(session, _flood("the drafter floods its stream."))
+        self._link.drop()
+
+    # What the vigil reports.
+
+    def _silent(self) -> None:
+        for session in list(self._by_session):
+            message = f"the drafter took no step for {self._pool.silence_s:g} s although it was asked to."
+            self.quarantine(session, DeadlineExceeded(message, reason="SILENT"))
+
+    def _unreached(self) -> None:
+        """A link that does not come up is told of as one that broke."""
+        latest = self._pool.clock() - self._pool.silence_s
+        for attachment in self._by_session.values():
+            if not self._link.up and not attachment.told and attachment.opened <= latest:
+                attachment.unlinked(Unavailable("the drafter cannot be reached from the verifier."))
+
+    def _open(self, session: Session, name: str, reopens: int = 0) -> None:
+        self.close(session)
+        number = self._pool.next_number()
+        now = self._pool.clock()
+        attachment = Attachment(session, self.pace, name, number, number, now, reopens=reopens, opened=now)
+        self._attached[number] = self._by_session[session] = attachment
+        session.name_source(number, name)
+        self._send(attachment, open=self._open_request(session))
+        self._expect(attachment)
+
+    def _expect(self, attachment: Attachment) -> None:
+        """A live drafter takes a step for what it is told now, unless it has nothing to do for the session."""
+        able = len(attachment.session.tokens) < self._vigil.max_length
+        if self._link.up and attachment.nodes and able and attachment.owed <= self._vigil.sign_at:
+            attachment.owed = self._pool.clock()
+
+    def _owed(self) -> float:
+        signed = self._vigil.sign_at
+        return min((each.owed for each in self._by_session.values() if each.owed > signed), default=math.inf)
 
     def _forget(self, attachment: Attachment) -> None:
         del self._attached[attachment.number], self._by_session[attachment.session]
         attachment.session.tree.forget(attachment.source)
 
-    def _give_up(self, session: Session, error: SlipstreamError) -> None:
-        self._pool.gave_up(session, self)
-        self._event(session, error)
-
-    def _event(self, session: Session, error: SlipstreamError | None) -> None:
-        failure = None if error is None else wire.failure_to_wire(error)
-        session.say(
-            verifier_pb2.DrafterEvent(session=session.number, epoch=session.epoch, drafter=self.name, failure=failure)
-        )
+    def _give_up(self, attachment: Attachment, error: SlipstreamError) -> None:
+        self._pool.gave_up(attachment.session, self)
+        attachment.given_up(error)
 
     def _send(
         self,
@@ -188,6 +238,14 @@ class Drafter:
     ) -> None:
         if not self._link.up:
             return  # `connected` opens every session again
+        told = policy or (open.policy if open is not None else None)
+        if told is not None:
+            attachment.nodes = told.max_nodes
+            attachment.owed = attachment.owed if told.max_nodes else -math.inf
+        if close is None:
+            nodes = max(LEAST_NODES, attachment.nodes)
+            attachment.allowance.earn(nodes)
+            self._allowance.earn(2 * nodes, 1 + len(self._by_session))
         number, epoch = attachment.number, attachment.session.epoch
         with contextlib.suppress(ResourceExhausted):  # it does not read: the link breaks the stream and dials again
             self._link.send(
@@ -209,21 +267,9 @@ class Drafter:
         )
 
     def _policy(self, session: Session) -> drafter_pb2.DraftPolicy:
-        most = session.max_draft_tokens
-        return drafter_pb2.DraftPolicy(
-            max_nodes=3 * most + 1 if most else 0,  # in verification, ahead, and replacements
-            min_path_probability=self._pool.min_path_probability,
-        )
+        wanted = session.max_draft_tokens if self._pool.threshold < PAUSE else 0
+        return drafter_pb2.DraftPolicy(max_nodes=AHEAD * wanted, min_path_probability=self._pool.threshold)
 
 
-def _frame(candidates: types_pb2.Candidates, source: int) -> Frame:
-    return Frame(
-        base_length=candidates.base_length,
-        generation=candidates.generation,
-        first_node=candidates.first_node,
-        token_ids=tuple(candidates.token_ids),
-        log_probs=wire.confidences_from_wire(candidates.confidences),
-        parents=tuple(candidates.parents),
-        distributions=tuple(Proposal(tuple(d.token_ids), tuple(d.weights)) for d in candidates.distributions),
-        source=source,
-    )
+def _flood(message: str) -> ResourceExhausted:
+    return ResourceExhausted(message, reason="FLOODING")

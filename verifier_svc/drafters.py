@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.v1 import types_pb2, verifier_pb2
@@ -23,13 +23,16 @@ class Drafters:
         target: types_pb2.ModelInfo,
         min_path_probability: float,
         clock: Callable[[], float] = time.monotonic,
+        silence_s: float = 3.0,
     ) -> None:
         self.target = target
         self.vocabulary_size = target.vocabulary_size
-        self.min_path_probability = min_path_probability
+        self.threshold = min_path_probability
+        """Path probability that candidates must have; 1: none are wanted."""
         self.arrived: Callable[[], None] = lambda: None
         """Called whenever candidates came: a step may be worth starting. The scheduler puts itself here."""
         self.clock = clock
+        self.silence_s = silence_s
         self._drafters: dict[str, Drafter] = {}
         self._of_session: dict[Session, list[Drafter]] = {}
         self._numbers = 0
@@ -50,18 +53,16 @@ class Drafters:
 
     def attach(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
         """The session's drafters are now these. Raises ResourceExhausted when there are too many different ones."""
-        wanted: list[Drafter] = []
+        names: dict[Drafter, str] = {}
         for address in addresses:
-            drafter = self._drafter(address, wanted)
-            if drafter not in wanted:
-                wanted.append(drafter)
+            names.setdefault(self._drafter(address, names), address.name or address.address)
+        wanted = list(names)
         for drafter in self._of_session.get(session, []):
             if drafter not in wanted:
                 drafter.close(session)
         self._of_session[session] = wanted
-        for drafter in wanted:
-            if drafter.attachment(session) is None:
-                drafter.open(session)
+        for drafter, name in names.items():
+            drafter.attach(session, name)
 
     def detach(self, session: Session) -> None:
         for drafter in self._of_session.pop(session, []):
@@ -70,6 +71,12 @@ class Drafters:
     def policy(self, session: Session) -> None:
         for drafter in self._of_session.get(session, ()):
             drafter.policy(session)
+
+    def demand(self, threshold: float) -> None:
+        """Candidates below this path probability do not pay now."""
+        self.threshold = threshold
+        for session in self._of_session:
+            self.policy(session)
 
     def gave_up(self, session: Session, drafter: Drafter) -> None:
         """The drafter is not asked again for this session, whatever happens to its prefix."""
@@ -83,19 +90,19 @@ class Drafters:
     def disbelieve(self, session: Session, error: SlipstreamError) -> None:
         """A draft token lay outside its own q: nobody who drafts for this session can be believed."""
         for drafter in self._of_session.get(session, ()):
-            drafter.quarantine(session, error)
+            drafter.quarantine(session, InvalidArgument(error.message, reason="DISHONEST"))
 
     def reopen(self, session: Session) -> None:
         """The prefix changed otherwise than by a commit (rollback)."""
         for drafter in self._of_session.get(session, ()):
-            drafter.open(session)
+            drafter.reopen(session)
 
     def working(self, session: Session) -> bool:
         """Whether anybody drafts for the session."""
         return any(drafter.up for drafter in self._of_session.get(session, ()))
 
     def expected_s(self, session: Session, now: float) -> float | None:
-        """Seconds until the session's next candidate; None when none is to be waited for."""
+        """Seconds until the session's next candidates; None when none are to be waited for."""
         expected = [
             attachment.expected_s(now)
             for drafter in self._of_session.get(session, ())
@@ -103,7 +110,7 @@ class Drafters:
         ]
         return min((seconds for seconds in expected if seconds is not None), default=None)
 
-    def _drafter(self, address: verifier_pb2.DrafterAddress, wanted: list[Drafter]) -> Drafter:
+    def _drafter(self, address: verifier_pb2.DrafterAddress, wanted: Collection[Drafter]) -> Drafter:
         if not address.address:
             raise InvalidArgument("a drafter needs an address.")
         known = self._drafters.get(address.address)
@@ -111,12 +118,12 @@ class Drafters:
             return known
         if len(self._drafters) >= MAX_DRAFTERS:
             self._release(wanted)
-        drafter = self._drafters[address.address] = Drafter(address.name or address.address, address.address, self)
+        drafter = self._drafters[address.address] = Drafter(address.address, self)
         if self._tasks is not None:
             self._links[drafter] = self._tasks.create_task(drafter.run())
         return drafter
 
-    def _release(self, wanted: list[Drafter]) -> None:
+    def _release(self, wanted: Collection[Drafter]) -> None:
         """Gives up a drafter that no session uses. Raises ResourceExhausted when all are used."""
         unused = (address for address, known in self._drafters.items() if known.idle and known not in wanted)
         address = next(unused, None)

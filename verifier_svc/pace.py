@@ -8,6 +8,8 @@ WEIGHT = 0.2
 """Of a new measurement in each average."""
 PATIENCE = 3.0
 """Candidates this many times later than usual are no longer believed in."""
+LATE = 0.25
+"""Of the usual time, that candidates which are due or late are still expected to take: nothing comes to the second."""
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class Pace:
     """From one candidate of a chain to the next."""
 
     def expected_s(self, now: float, since: float, fresh: bool) -> float | None:
-        """Seconds until the next candidate, 0 when it is late but believed in, None when it is not to be waited for.
+        """Seconds until the next candidates; None when they are not to be waited for.
 
         `since` is when the session was asked (`fresh`), or when its last candidate came.
         """
@@ -38,4 +40,4 @@ class Pace:
         if usual is None:
             return None
         passed = now - since
-        return max(0.0, usual - passed) if passed < PATIENCE * usual else None
+        return max(LATE * usual, usual - passed) if passed < PATIENCE * usual else None

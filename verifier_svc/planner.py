@@ -13,6 +13,7 @@ from verifier_svc.calibration import Calibration
 from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
 from verifier_svc.pace import Average
+from verifier_svc.price import Price
 from verifier_svc.session import Session
 from verifier_svc.step import Turn
 from verifier_svc.waiting import Arrival, wait_s
@@ -59,6 +60,8 @@ class Planner:
         self._clock = clock
         self._calibration = Calibration(clock)
         self._acceptance = Average(FIRST_GUESS)
+        self._tokens, self._seconds = Average(), Average()
+        self._price = Price(drafters.threshold)
 
     def plan(self, sessions: Iterable[Session]) -> Plan:
         """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody starves: those
@@ -87,13 +90,22 @@ class Planner:
         now = self._clock()
         most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * plan.seconds) - waited_s
         arrivals = [arrival for turn in plan.turns if (arrival := self._arrival(turn, plan, now)) is not None]
-        return wait_s(plan.tokens, plan.seconds, arrivals, most_s)
+        return wait_s(self._rate(plan), arrivals, most_s)
 
-    def timed(self, plan: Plan, seconds: float) -> None:
-        """The plan's step took so long. Only steps without prefill tell what decoding costs."""
+    def timed(self, plan: Plan, seconds: float, waited: float) -> None:
+        """The plan's step took so long, after it was held back for `waited` seconds. Only steps without prefill tell
+        what decoding costs."""
         if plan.decoding:
             tokens = sum(1 + len(turn.selection) for turn in plan.turns)
             self._curve.observe(tokens, len(plan.turns), seconds)
+            self._tokens.add(plan.tokens)
+            self._seconds.add(seconds + waited)
+            if self._price.observe(self._rate(plan), self._curve.of(len(plan.turns)), tokens):
+                self._drafters.demand(self._price.threshold)
+
+    def _rate(self, plan: Plan) -> float:
+        """Tokens committed a second lately, waiting included; before the first step, by this one."""
+        return (self._tokens.value or plan.tokens) / max(self._seconds.value or plan.seconds, 1e-9)
 
     def judged(self, turn: Turn, verdict: Verdict) -> None:
         """What became of the turn's candidates."""
@@ -111,7 +123,7 @@ class Planner:
             # Under the ratio rules the number of nodes must not depend on the tokens that were drawn, so these sessions
             # do not compete: each has its share of the room, set aside before anybody's candidates are looked at.
             if session.sampling.acceptance != "coupled":
-                chosen[session] = session.tree.select_chain(min(session.draft_limit, room // len(sessions)))
+                chosen[session] = drawn(session, min(session.draft_limit, room // len(sessions)))
         aside = sum(map(len, chosen.values()))
         competing = [session for session in sessions if session.sampling.acceptance == "coupled"]
         paths: dict[Session, list[float]] = {}
@@ -130,17 +142,25 @@ class Planner:
         return self._calibration.path_probabilities(_drafters(session, chosen), session.workload, chosen)
 
     def _arrival(self, turn: Turn, plan: Plan, now: float) -> Arrival | None:
-        """The session's next candidates: when, and how many tokens they add if they hang below its likeliest leaf."""
+        """The session's next candidates: when, and how many tokens the best of them is worth if it hangs below the
+        likeliest leaf: beyond its price, or beyond the candidate that a full selection would have to give for it."""
         session, chosen = turn.session, turn.selection
-        if len(chosen) >= session.draft_limit:
-            return None
         after = self._drafters.expected_s(session, now)
-        if after is None:
+        if after is None or not session.draft_limit:
             return None
         paths = plan.paths.get(session) or self._paths(session, chosen)
         leaves = (paths[node] for node in range(len(chosen)) if chosen.first_child(node) is None)
-        leaf = max(leaves, default=1.0)
-        return Arrival(after, leaf * (self._acceptance.value or 0.0))
+        gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self._price.average
+        if len(chosen) >= session.draft_limit or len(paths) > len(chosen):
+            cost = max(cost, paths[min(len(chosen), len(paths) - 1)])
+        gain -= cost
+        return Arrival(after, gain) if gain > 0.0 else None
+
+
+def drawn(session: Session, budget: int) -> Selection:
+    """What a ratio rule judges: a choice that looks at no token, only at the order in which they were drawn."""
+    tree = session.tree
+    return tree.select_drawn(budget) if session.sampling.acceptance == "recursive" else tree.select_chain(budget)
 
 
 def _drafters(session: Session, chosen: Selection) -> list[str]:

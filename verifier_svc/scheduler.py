@@ -45,7 +45,8 @@ class Scheduler:
         self._closing: list[Session] = []
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
-        self.steps = 0
+        self.steps = self.tokens = 0
+        """Steps taken, tokens committed."""
         drafters.arrived = self.wake
 
     def __len__(self) -> int:
@@ -118,7 +119,7 @@ class Scheduler:
         ended = self._clock()
         self.steps += 1
         if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
-            self._planner.timed(plan, ended - started)
+            self._planner.timed(plan, ended - started, waited)
         for turn, outcome in zip(turns, outcomes, strict=True):
             self._finish(turn, outcome, Timing(started, ended, waited))
 
@@ -150,6 +151,7 @@ class Scheduler:
         token_ids, reason = _clip(session, [*path, verdict.next_token])
         miss = self._miss(session)
         session.commit(token_ids, turn.base + len(path))
+        self.tokens += len(token_ids)
         self._planner.judged(turn, verdict)
         if verdict.dishonest:
             self._drafters.disbelieve(session, InvalidArgument("a draft token lay outside its own distribution."))

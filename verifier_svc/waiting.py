@@ -1,12 +1,18 @@
 """When a step should wait for candidates that are on their way. One function, one formula.
 
-A step that starts now commits N tokens in expectation and takes t_v seconds. If it first waits t seconds for candidates
-that arrive by then and add G(t) tokens, it commits N + G(t) in t + t_v. Waiting pays iff
+A step that starts now commits N tokens in expectation. If it first waits t seconds for candidates that arrive by then
+and add G(t) tokens, it commits N + G(t), t seconds later. Whatever comes after comes t seconds later too, and a
+verifier that commits R tokens a second in the long run commits R * t fewer in that time. So waiting pays iff
 
-    (N + G(t)) / (t + t_v)  >  N / t_v,     that is     G(t) * t_v  >  N * t,
+    G(t) > R * t,     and among the moments at which something arrives the best one maximises G(t) - R * t.
 
-and among the moments at which something arrives the best one maximises the left-hand side. The decision is taken again
-at every arrival, so a chain that comes token by token is waited for exactly as long as each next token pays.
+This is the renewal-reward argument: a policy whose long-run ratio of tokens to seconds is the largest possible, R,
+takes in every state what maximises tokens - R * seconds (Dinkelbach, "On nonlinear fractional programming", 1967). To
+compare (N + G) / (t + step) with N / step instead looks at one step alone. It waits too long after a miss, where N is
+1: a plain step loses nothing there, for the candidates that it did not wait for are the next step's.
+
+The decision is taken again at every arrival, so a chain that comes token by token is waited for exactly as long as each
+next token pays.
 """
 
 from __future__ import annotations
@@ -20,20 +26,20 @@ class Arrival:
     """Candidates expected on one session."""
 
     after_s: float
-    """Seconds from now; 0 when overdue but still believed in."""
+    """Seconds from now."""
     gain: float
     """Tokens that they add to the step in expectation."""
 
 
-def wait_s(tokens: float, step_s: float, arrivals: Iterable[Arrival], most_s: float) -> float:
-    """Seconds to wait before a step that would commit `tokens` in expectation and takes `step_s`; 0 is to start now."""
-    best, best_rate = 0.0, tokens / max(step_s, 1e-9)
+def wait_s(rate: float, arrivals: Iterable[Arrival], most_s: float) -> float:
+    """Seconds to wait before a step, where `rate` tokens are committed a second; 0 is to start now."""
+    best, best_profit = 0.0, 0.0
     gain = 0.0
     for arrival in sorted(arrivals, key=lambda arrival: arrival.after_s):
         if arrival.after_s > most_s:
             break
         gain += arrival.gain
-        rate = (tokens + gain) / max(arrival.after_s + step_s, 1e-9)
-        if rate > best_rate:
-            best, best_rate = arrival.after_s, rate
+        profit = gain - rate * arrival.after_s
+        if profit > best_profit:
+            best, best_profit = arrival.after_s, profit
     return best

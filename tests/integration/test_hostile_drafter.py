@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from slipstream import wire
 from slipstream.engine.opening import open_engine
-from slipstream.frame import Limits
 from slipstream.sampling import Sampling
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, Verifier, drafter, emulated_text, gateway, until, verifier
@@ -236,46 +236,90 @@ async def test_late_frames_are_walked_along_the_committed_tokens(expected: list[
     assert decoded.accepted > 5
 
 
-async def test_a_flood_stays_within_its_bounds(expected: list[int]) -> None:
-    """Bushes and chains that nobody asked for, generation after generation."""
+async def test_each_gateway_hears_of_a_drafter_by_its_own_name() -> None:
+    """One address, three sessions, three names; a fourth is given by attaching it again."""
+    silent = on("open", lambda c: frame(c, [1, 2]), lambda c: refusal(c, 8))
+    async with fleet(silent) as (enemy, server, client, friend), gateway(server.address) as other:
+        names = {"one": (client, enemy.address), "two": (other, enemy.address), "three": (other, friend)}
+        for name, (speaker, address) in names.items():
+            number, decoded = await speaker.open(PROMPT, tokens=20_000, session_id=name)
+            named = verifier_pb2.DrafterAddress(address=address, name=name)
+            await speaker.command(number, attach=verifier_pb2.DecodeAttach(drafters=[named]))
+            if address == friend:
+                await until(lambda decoded=decoded: decoded.accepted > 10)
+                named.name = "four"
+                await speaker.command(number, attach=verifier_pb2.DecodeAttach(drafters=[named]))
+                await until(lambda decoded=decoded: shares(decoded) == {"three", "four"})
+                assert len([event for event in decoded.events if event.HasField("failure")]) == 0
+            else:
+                await until(lambda decoded=decoded: bool(codes(decoded)))
+                assert {event.drafter for event in decoded.events} == {name}
+            await speaker.command(number, close=CLOSE)
+            await until(decoded.done.is_set)
 
-    def trick(drafter: HostileDrafter, command: Command) -> Responses:
-        if frame(command, []).candidates[0].base_length == len(PROMPT) + 1:  # where the credit ends
-            for generation in range(100):
-                tokens = [(generation + node) % 256 for node in range(200)]
-                yield frame(command, tokens, generation=generation, parents=[0] * 200)
-                yield frame(command, tokens, generation=generation, first_node=201)
 
-    async with fleet(trick) as (enemy, server, client, friend):
-        number, decoded = await client.open(PROMPT, tokens=TOKENS, drafters=[enemy.address], credit=1)
-        await until(lambda: bool(decoded.rounds))
-        (session,) = server.scheduler._sessions
-        sizes: list[int] = []
+def shares(decoded: Decoded) -> set[str]:
+    return {share.drafter for done in decoded.rounds for share in done.drafters}
 
-        def full() -> bool:
-            sizes.append(session.tree.node_count)
-            (source,) = session.tree._sources.values() or [None]
-            return source is not None and source.generation == 99 and sizes[-1] >= 256
 
-        await until(full)
-        assert max(sizes) == Limits().nodes
-        await client.command(number, credit=verifier_pb2.DecodeCredit(tokens=1000))
+async def test_a_link_that_does_not_come_up_is_told_of_once() -> None:
+    async with (
+        verifier(open_engine("emulated:base_ms=2"), silence_s=0.2) as server,
+        gateway(server.address) as client,
+    ):
+        number, decoded = await client.open(PROMPT, tokens=20_000, drafters=["127.0.0.1:1"])
+        await until(lambda: bool(decoded.events))
+        rounds = len(decoded.rounds)
+        await until(lambda: len(decoded.rounds) > rounds + 200)
+        await client.command(number, close=CLOSE)
         await until(decoded.done.is_set)
-        await undisturbed(client, friend)
-    assert decoded.token_ids == expected
-    assert max(done.drafted for done in decoded.rounds) <= 8
+    assert [event.failure.reason for event in decoded.events] == ["LINK_LOST"]
 
 
-async def test_a_flood_without_end_stops_nobody(expected: list[int]) -> None:
-    def trick(drafter: HostileDrafter, command: Command) -> Responses:
-        while True:
-            yield frame(command, [1] * 50)
-
-    async with fleet(trick) as (enemy, _, client, friend):
-        decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=[enemy.address])
-        await undisturbed(client, friend)
-    assert decoded.token_ids == expected
+@pytest.mark.parametrize("why", ["paused", "paused later", "too long", "none"])
+async def test_who_owes_nothing_is_not_silent(why: str) -> None:
+    """Control: the same drafter, of which something is wanted, is."""
+    engine = open_engine("emulated:base_ms=2")
+    model = wire.model_to_wire(engine.model)
+    model.max_length = 5 if why == "too long" else model.max_length
+    async with (
+        hostile(lambda *_: [], model) as mute,
+        verifier(engine, silence_s=0.3) as server,
+        gateway(server.address) as client,
+    ):
+        most = 0 if why == "paused" else 8
+        number, decoded = await client.open(PROMPT, tokens=20_000, drafters=[mute.address], max_draft_tokens=most)
+        await until(lambda: bool(mute.kinds("open")))
+        if why == "paused later":
+            await client.command(number, policy=verifier_pb2.DecodePolicy(max_draft_tokens=0))
+        if why == "none":
+            await until(lambda: failures_of(decoded) == ["SILENT"])
+        rounds = len(decoded.rounds)
+        await until(lambda: sum(done.wait_us + done.verify_us for done in decoded.rounds[rounds:]) > 1_000_000)
+        await client.command(number, close=CLOSE)
+        await until(decoded.done.is_set)
+    assert failures_of(decoded) == (["SILENT"] if why == "none" else [])
     no_step_waited_long(decoded)
+
+
+async def test_a_drafter_far_slower_than_the_verifier_costs_nothing(expected: list[int]) -> None:
+    """A target pass is 5 ms, a draft pass 100: what comes is late. No more steps, and hardly any waiting."""
+    async with (
+        drafter(open_engine("emulated:base_ms=100&acceptance=0.5")) as slow,
+        verifier(open_engine("emulated:base_ms=5")) as server,
+        gateway(server.address) as client,
+    ):
+        plain = await client.decode(PROMPT, tokens=400)
+        slowed = await client.decode(PROMPT, tokens=400, drafters=[slow])
+    assert slowed.token_ids == plain.token_ids
+    assert len(slowed.rounds) <= len(plain.rounds)
+    wall_us = sum(done.wait_us + done.verify_us for done in slowed.rounds)
+    assert sum(done.bubble_us for done in slowed.rounds) < 0.1 * wall_us
+    assert failures_of(slowed) == []
+
+
+def failures_of(decoded: Decoded) -> list[str]:
+    return [event.failure.reason for event in decoded.events if event.HasField("failure")]
 
 
 async def test_drafters_that_nobody_uses_make_room_for_others(

@@ -1,0 +1,124 @@
+"""Whether a drafter is given sessions: a circuit breaker. Pure; time is an argument, in monotonic seconds.
+
+    closed ──── failures within the window weigh LIMIT or more ───▶ open
+    open ────── the cool-down is over ────────────────────────────▶ half-open
+    half-open ─ the one session that tries got candidates ────────▶ closed
+    half-open ─ it failed again ──────────────────────────────────▶ open, twice as long up to a bound
+
+Half-open is a matter of time, not an event: whoever asks next may try. A try that is never decided (the session ended,
+or had nothing to draft) goes to the next who asks, at the latest after PROBE_S, so no breaker stays open for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+import grpc
+
+from slipstream.v1 import types_pb2
+
+LIMIT = 3.0
+"""Weight of recent failures that opens a breaker."""
+BURST_S = 0.5
+"""Failures of one kind so close together are one: a lost link is told of by each of its sessions."""
+PROBE_S = 10.0
+"""A try that was not decided for so long stands in nobody's way."""
+
+# What no correct drafter does, and verifiers judged by themselves.
+_AT_ONCE = frozenset({"PROTOCOL", "CANDIDATES_AHEAD", "DISHONEST", "FLOODING"})
+_SERIOUS = frozenset({grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.DEADLINE_EXCEEDED.value[0]})
+_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE.value[0], grpc.StatusCode.OUT_OF_RANGE.value[0]})
+
+
+def weight(failure: types_pb2.Failure) -> float:
+    """How much a DrafterEvent's failure says against the drafter itself.
+
+    Broken numbers and silence are two thirds of a verdict, a lost link is a third. A refusal is a sixth: most often the
+    drafter is only full, or cannot hold this one session.
+    """
+    if failure.reason in _AT_ONCE:
+        return LIMIT
+    if failure.reason == "LINK_LOST" or failure.code in _AWAY:
+        return 1.0
+    return 2.0 if failure.code in _SERIOUS else 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Seconds, all of them."""
+
+    window_s: float = 30.0
+    """Older failures are forgotten; a breaker that stayed closed for so long starts from the first cool-down again."""
+    cool_down_s: float = 1.0
+    longest_cool_down_s: float = 60.0
+
+
+class State(enum.Enum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class Breaker:
+    """Of one drafter. An owner is whoever would be given the drafter: compared by identity, never looked at."""
+
+    def __init__(self, tolerance: Tolerance | None = None) -> None:
+        self._tolerance = tolerance or Tolerance()
+        self._failures: list[tuple[float, str, float]] = []
+        """Time, kind and weight of each within the window."""
+        self._until: float | None = None
+        """The end of the cool-down; None while closed."""
+        self._cool_down_s = 0.0
+        self._closed_at = -math.inf
+        self._probe: object | None = None
+        self._probe_until = 0.0
+
+    def state(self, now: float) -> State:
+        if self._until is None:
+            return State.CLOSED
+        return State.OPEN if now < self._until else State.HALF_OPEN
+
+    def admits(self, owner: object, now: float) -> bool:
+        """Whether the owner may have the drafter, or keep it."""
+        if self._until is None or self._probe is owner:
+            return True
+        return now >= self._until and (self._probe is None or now >= self._probe_until)
+
+    def enter(self, owner: object, now: float) -> None:
+        """The owner, who was admitted, takes the drafter: while half-open, this is the one try."""
+        if self._until is not None and self._probe is not owner:
+            self._probe, self._probe_until = owner, now + PROBE_S
+
+    def leave(self, owner: object) -> None:
+        """The owner gave the drafter back; if it tried, nothing was learned."""
+        if self._probe is owner:
+            self._probe = None
+
+    def succeeded(self, owner: object, now: float) -> None:
+        """Candidates of the drafter were verified for the owner; counts if it is the one that tries."""
+        if self._until is not None and self._probe is owner:
+            self._until = self._probe = None
+            self._closed_at = now
+            self._failures.clear()
+
+    def failed(self, owner: object, failure: types_pb2.Failure, now: float) -> None:
+        """The drafter failed the owner. While open only the one that tries is heard: the others bring old news."""
+        if self._until is not None:
+            if self._probe is owner:
+                self._trip(now, again=True)
+            return
+        kind = f"{failure.code}/{failure.reason}"
+        self._failures = [old for old in self._failures if now - old[0] < self._tolerance.window_s]
+        if any(kind == known and now - then < BURST_S for then, known, _ in self._failures):
+            return
+        self._failures.append((now, kind, weight(failure)))
+        if sum(each for _, _, each in self._failures) >= LIMIT:
+            self._trip(now, again=now - self._closed_at < self._tolerance.window_s)
+
+    def _trip(self, now: float, *, again: bool) -> None:
+        doubled = 2.0 * self._cool_down_s if again else 0.0
+        self._cool_down_s = min(self._tolerance.longest_cool_down_s, max(self._tolerance.cool_down_s, doubled))
+        self._until, self._probe = now + self._cool_down_s, None
+        self._failures.clear()

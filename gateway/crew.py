@@ -1,0 +1,142 @@
+"""The drafters of one session: who guesses for it now, who failed it, and who replaces whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.admission import Plan
+from gateway.breaker import State
+from gateway.drafters import Drafter
+from gateway.routing import Router, best_of_each_method
+from gateway.seat import News
+from slipstream.v1 import verifier_pb2
+
+LINK_LOST = "LINK_LOST"
+"""Reason of a verifier's event after which it opens the session again by itself, as soon as the link is back."""
+LOOK_S = 0.25
+"""How often a session looks for drafters that it lacks. Only while it hears of rounds; nothing waits for this."""
+AWAY_S = 1.0
+LONGEST_AWAY_S = 60.0
+
+
+@dataclass(slots=True)
+class Absence:
+    """Of a drafter that refused this session or was quarantined for it."""
+
+    times: int = 0
+    until: float = -math.inf
+
+
+class Crew:
+    """Owns the session's place in every drafter's breaker. Plain functions: nothing here waits."""
+
+    def __init__(self, plan: Plan, router: Router) -> None:
+        self._router = router
+        self._wants = plan.max_draft_tokens > 0
+        self._model = plan.model
+        self._drafting = plan.drafting
+        self._members: list[Drafter] = []
+        self._broken: set[Drafter] = set()
+        """Members without a link to the verifier, which mends it if it can."""
+        self._absent: dict[Drafter, Absence] = {}
+        self._looked_at = -math.inf
+        for address in plan.drafters:
+            drafter = router.drafter(address.name)
+            if drafter is not None and drafter.breaker.admits(self, router.clock()):
+                self._join(drafter)
+
+    @property
+    def addresses(self) -> list[verifier_pb2.DrafterAddress]:
+        return [member.as_address() for member in self._members]
+
+    def learn(self, news: News) -> None:
+        """What the verifier says of the drafters."""
+        for event in news.events:
+            drafter = self._router.drafter(event.drafter)
+            if drafter is None:
+                continue
+            if event.HasField("failure"):
+                self._failed(drafter, event)
+            else:
+                self._broken.discard(drafter)
+        now = self._router.clock()
+        trying = [member for member in self._members if member.breaker.state(now) is not State.CLOSED]
+        if trying:
+            delivered = {share.drafter for done in news.rounds for share in done.drafters if share.drafted}
+            for member in trying:
+                if member.name in delivered:
+                    member.breaker.succeeded(self, now)
+
+    def look(self, length: int, *, hurry: bool) -> bool:
+        """Whether the session, now `length` tokens long, should have other drafters from now on: `addresses` has them.
+
+        Looks again only after a while, unless there is reason to `hurry`.
+        """
+        now = self._router.clock()
+        if not self._wants or not (hurry or now - self._looked_at >= LOOK_S):
+            return False
+        self._looked_at = now
+        working = [m for m in self._members if m not in self._broken and not m.draining and m.holds(length)]
+        others = [
+            drafter
+            for drafter in self._router.able(self._model, self._drafting)
+            if drafter not in self._members and self._may(drafter, length, now)
+        ]
+        crew = self._fill(working, others)
+        # A member that cannot work now is better than none: its link may come back, it may drain for long.
+        crew = self._fill(crew, [m for m in self._members if m not in working and self._may(m, length, now)])
+        if set(crew) == set(self._members):
+            return False
+        for member in list(self._members):
+            if member not in crew:
+                self._part(member)
+        for drafter in crew:
+            if drafter not in self._members:
+                self._join(drafter)
+        return True
+
+    def moved(self) -> None:
+        """The session is opened on another verifier, whose links may be up."""
+        self._broken.clear()
+
+    def disband(self) -> None:
+        """The session is over."""
+        for member in list(self._members):
+            self._part(member)
+
+    def _fill(self, crew: Sequence[Drafter], others: Sequence[Drafter]) -> list[Drafter]:
+        """The crew and the least loaded other for everything that it lacks: a named drafter, or a method."""
+        if self._drafting.names:
+            return [*crew, *others]
+        methods = {member.method for member in crew}
+        return [*crew, *best_of_each_method(other for other in others if other.method not in methods)]
+
+    def _may(self, drafter: Drafter, length: int, now: float) -> bool:
+        absence = self._absent.get(drafter)
+        return drafter.holds(length) and (absence is None or now >= absence.until) and drafter.breaker.admits(self, now)
+
+    def _failed(self, drafter: Drafter, event: verifier_pb2.DrafterEvent) -> None:
+        now = self._router.clock()
+        drafter.breaker.failed(self, event.failure, now)
+        if drafter not in self._members:
+            return
+        if event.failure.reason == LINK_LOST:
+            self._broken.add(drafter)
+            return
+        self._part(drafter)
+        absence = self._absent.setdefault(drafter, Absence())
+        absence.until = now + min(LONGEST_AWAY_S, AWAY_S * 2.0**absence.times)
+        absence.times += 1
+
+    def _join(self, drafter: Drafter) -> None:
+        drafter.breaker.enter(self, self._router.clock())
+        drafter.users += 1
+        self._members.append(drafter)
+
+    def _part(self, drafter: Drafter) -> None:
+        drafter.breaker.leave(self)
+        drafter.users -= 1
+        self._members.remove(drafter)
+        self._broken.discard(drafter)

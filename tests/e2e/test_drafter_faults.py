@@ -1,0 +1,174 @@
+"""Real processes: one of two drafters is killed or frozen in the middle of a text; nobody sees it but in speed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from slipstream.cli.serve import Role
+from slipstream.client import channel
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tests.e2e.conftest import ROOT
+from tests.fleet import emulated_text
+
+SESSIONS = 4
+TOKENS = 20_000
+SILENCE_S = 1.0
+PROMPTS = [[number, 8, 9] for number in range(SESSIONS)]
+
+
+class Text:
+    """One request, and what came of it so far."""
+
+    def __init__(self, stub: Any, prompt: list[int]) -> None:
+        self.prompt = prompt
+        self.tokens: list[int] = []
+        self._stub = stub
+        self._session_id = ""
+        self.reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        request = gateway_pb2.GenerateRequest(
+            prompt_token_ids=gateway_pb2.TokenIds(token_ids=self.prompt),
+            max_tokens=TOKENS,
+            sampling=gateway_pb2.SamplingOptions(temperature=0.0),
+        )
+        async for event in self._stub.Generate(request):
+            if event.HasField("started"):
+                self._session_id = event.started.session_id
+            elif event.HasField("delta"):
+                assert event.delta.offset == len(self.tokens)
+                self.tokens += event.delta.token_ids
+
+    async def drafted(self) -> int:
+        record = await self._stub.GetSession(gateway_pb2.GetSessionRequest(session_id=self._session_id))
+        return int(record.statistics.drafted)
+
+    async def end(self) -> None:
+        """Every token is what the target alone would have said."""
+        await self._stub.Cancel(gateway_pb2.CancelRequest(session_id=self._session_id))
+        await self.reading
+        assert self.tokens == emulated_text(self.prompt, len(self.tokens))
+
+
+@dataclass
+class System:
+    stub: Any
+    drafters: dict[str, tuple[Role, Any]]
+    """By name: the process, and its WorkerService."""
+
+    def pid(self, name: str) -> int:
+        process = self.drafters[name][0]._process
+        assert process is not None
+        return process.pid
+
+    async def load(self, name: str) -> int:
+        """Sessions that a drafter has."""
+        call = self.drafters[name][1].Watch(worker_pb2.WatchRequest(), timeout=5)
+        load = await call.read()
+        call.cancel()
+        assert load is not grpc.aio.EOF
+        return int(load.sessions)
+
+    async def until_has(self, name: str, sessions: int) -> float:
+        """Seconds until the drafter has so many sessions."""
+        began = time.monotonic()
+        async with asyncio.timeout(30):
+            while await self.load(name) != sessions:
+                await asyncio.sleep(0.02)
+        return time.monotonic() - began
+
+
+async def speculation(texts: list[Text]) -> float:
+    """Seconds until candidates of every session are verified again."""
+    began = time.monotonic()
+    async with asyncio.timeout(30):
+        before = [await text.drafted() for text in texts]
+        for text, count in zip(texts, before, strict=True):
+            while await text.drafted() <= count + 20:
+                assert not text.reading.done(), text.reading.exception()
+                await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+@asynccontextmanager
+async def system() -> AsyncIterator[System]:
+    """A verifier, a gateway, and two drafters that share the sessions."""
+    async with AsyncExitStack() as stack:
+
+        async def start(module: str, **settings: str) -> tuple[Role, str]:
+            role = Role(module, settings | {"OMP_NUM_THREADS": "1"})
+            stack.push_async_callback(role.end)
+            return role, await role.start()
+
+        async def stub(kind: Any, address: str) -> Any:
+            return kind(await stack.enter_async_context(channel(address)))
+
+        draft = {"DRAFTER_MODEL": "emulated:acceptance=0.9", "DRAFTER_LISTEN": "127.0.0.1:0"}
+        started = await asyncio.gather(
+            start("verifier_svc", VERIFIER_MODEL="emulated:base_ms=20", VERIFIER_LISTEN="127.0.0.1:0",
+                  VERIFIER_KV_TOKENS="200000", VERIFIER_MEASURE_S="0.2", VERIFIER_SILENCE_S=str(SILENCE_S)),
+            start("drafter_svc", **draft, DRAFTER_KV_TOKENS="200000"),
+            start("drafter_svc", **draft, DRAFTER_KV_TOKENS="200000"),
+        )  # fmt: skip
+        addresses = dict(zip("ab", (address for _, address in started[1:]), strict=True))
+        _, gateway = await start(
+            "gateway",
+            GATEWAY_LISTEN="127.0.0.1:0",
+            GATEWAY_VERIFIERS=started[0][1],
+            GATEWAY_DRAFTERS=",".join(f"{name}={address}" for name, address in addresses.items()),
+            GATEWAY_TOKENIZER=str(ROOT / "models" / "target"),
+        )
+        workers = {name: await stub(worker_pb2_grpc.WorkerServiceStub, address) for name, address in addresses.items()}
+        roles = {name: (role, workers[name]) for name, (role, _) in zip("ab", started[1:], strict=True)}
+        yield System(await stub(gateway_pb2_grpc.GatewayServiceStub, gateway), roles)
+
+
+def alive(pid: int) -> str:
+    """The state of a process as the kernel tells it: T is stopped; empty when it is gone."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+async def in_the_middle(running: System) -> list[Text]:
+    """Texts that speculate."""
+    texts = [Text(running.stub, prompt) for prompt in PROMPTS]
+    while not all(len(text.tokens) > 20 for text in texts):
+        assert not any(text.reading.done() for text in texts)
+        await asyncio.sleep(0.01)
+    await speculation(texts)
+    return texts
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+async def test_when_a_drafter_dies_or_freezes_its_sessions_move_to_the_other_one(fault: signal.Signals) -> None:
+    async with system() as running:
+        texts = await in_the_middle(running)
+        used = {name: await running.load(name) for name in "ab"}
+        assert sum(used.values()) == SESSIONS
+        victim = max(used, key=lambda name: used[name])
+        heir = "b" if victim == "a" else "a"
+        os.kill(running.pid(victim), fault)
+        await running.until_has(heir, SESSIONS)
+        assert alive(running.pid(victim)) in ("", "Z") if fault == signal.SIGKILL else alive(running.pid(victim)) == "T"
+        await speculation(texts)
+        if fault == signal.SIGSTOP:
+            os.kill(running.pid(victim), signal.SIGCONT)
+            await running.until_has(victim, 0)  # it hears, late, that they were closed
+            os.kill(running.pid(heir), signal.SIGKILL)
+            await running.until_has(victim, SESSIONS)  # and is good enough to take them back
+            await speculation(texts)
+        for text in texts:
+            await text.end()

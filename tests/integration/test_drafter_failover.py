@@ -1,0 +1,373 @@
+"""A session whose drafter fails goes on, gets another one from its gateway, and says what it would have said anyway.
+
+Gateway, verifier and drafters are the real ones, over real gRPC in one process; only their models are emulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gateway.breaker import State
+from gateway.config import GatewayConfig
+from gateway.drafters import Drafter
+from gateway.gateway import Gateway, World, running
+from gateway.service import Chance
+from slipstream import wire
+from slipstream.client import channel
+from slipstream.engine.emulated import EmulatedEngine
+from slipstream.engine.opening import open_engine
+from slipstream.engine.step import Segment
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.fleet import drafter, emulated_text, until, verifier
+from tests.hostile_drafter import Answer, HostileDrafter, frame, hostile, refusal
+from verifier_svc.verifier import Verifier
+
+TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
+TARGET = "emulated:base_ms=4"
+SLOWER = "emulated:base_ms=20"
+DRAFT = "emulated:acceptance=0.9"
+SILENCE_S = 0.4
+PROMPT = [7, 8, 9]
+LONG = 50_000
+KV = 1_000_000
+MODEL = wire.model_to_wire(open_engine(DRAFT, kv_tokens=KV).model)
+
+
+class Run:
+    """One request, read as fast as it comes until the test has seen enough."""
+
+    def __init__(self, stub: Any, prompt: list[int], **speculation: Any) -> None:
+        self.tokens: list[int] = []
+        self.session_id = ""
+        self._stub = stub
+        self._prompt = prompt
+        self._request = gateway_pb2.GenerateRequest(
+            prompt_token_ids=gateway_pb2.TokenIds(token_ids=prompt),
+            max_tokens=LONG,
+            sampling=gateway_pb2.SamplingOptions(temperature=0.0),
+            speculation=gateway_pb2.SpeculationOptions(**speculation),
+        )
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for event in self._stub.Generate(self._request):
+            if event.HasField("started"):
+                self.session_id = event.started.session_id
+            elif event.HasField("delta"):
+                assert event.delta.offset == len(self.tokens)
+                self.tokens += event.delta.token_ids
+
+    async def drafted(self) -> int:
+        record = await self._stub.GetSession(gateway_pb2.GetSessionRequest(session_id=self.session_id))
+        return int(record.statistics.drafted)
+
+    async def speculates(self, more: int = 50) -> None:
+        """Return once `more` candidates were verified from now on."""
+        await until(lambda: bool(self.session_id) or self._task.done())
+        async with asyncio.timeout(20):
+            enough = await self.drafted() + more
+            while await self.drafted() < enough:
+                assert not self._task.done(), self._task.exception()
+                await asyncio.sleep(0.05)  # each answer holds the whole text
+
+    async def advances(self, tokens: int = 100) -> None:
+        enough = len(self.tokens) + tokens
+        await until(lambda: len(self.tokens) >= enough or self._task.done())
+        assert not self._task.done(), self._task.exception()
+
+    async def end(self) -> None:
+        """Ends it and checks every token."""
+        await self._stub.Cancel(gateway_pb2.CancelRequest(session_id=self.session_id))
+        await self._task
+        assert self.tokens == emulated_text(self._prompt, len(self.tokens))
+        assert len(self.tokens) > 50
+
+
+class Place:
+    """Builds a system for one test and ends it after it."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.stack = stack
+        self.gateway: Gateway
+        self.stub: Any
+
+    async def verifier(self, engine: str = TARGET) -> Verifier:
+        return await self.stack.enter_async_context(verifier(open_engine(engine, kv_tokens=KV), silence_s=SILENCE_S))
+
+    async def friend(self, engine: Any = None, **options: Any) -> str:
+        return await self.stack.enter_async_context(drafter(engine or open_engine(DRAFT, kv_tokens=KV), **options))
+
+    async def enemy(self, answer: Answer) -> HostileDrafter:
+        return await self.stack.enter_async_context(hostile(answer, MODEL))
+
+    async def open(self, *verifiers: Verifier, **drafters: str) -> None:
+        config = GatewayConfig(
+            verifiers=tuple(server.address for server in verifiers),
+            tokenizer=TOKENIZER,
+            listen="127.0.0.1:0",
+            drafters=tuple(f"{name}={address}" for name, address in drafters.items()),
+            breaker_cool_down_s=0.5,
+            grace_s=0.0,
+        )
+        world = World(Chance(random.Random(7).getrandbits))
+        self.gateway = await self.stack.enter_async_context(running(config, world))
+        await self.gateway.ready()
+        while not all(known.present for known in self.gateway.router.drafters):
+            await self.gateway.router.news()
+        line = await self.stack.enter_async_context(channel(self.gateway.address))
+        self.stub = gateway_pb2_grpc.GatewayServiceStub(line)
+
+    def run(self, first: int = 7, **speculation: Any) -> Run:
+        return Run(self.stub, [first, *PROMPT[1:]], **speculation)
+
+    def drafter(self, name: str) -> Drafter:
+        found = self.gateway.router.drafter(name)
+        assert found is not None
+        return found
+
+    def state(self, name: str) -> State:
+        return self.drafter(name).breaker.state(self.gateway.router.clock())
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    async with AsyncExitStack() as stack:
+        yield Place(stack)
+
+
+def names_of(server: Verifier) -> list[set[str]]:
+    """Which drafters each session on a verifier has, by the gateway's names."""
+    sessions = server.service.drafters._of_session
+    return [
+        {found.name for member in members if (found := member.attachment(session)) is not None}
+        for session, members in sessions.items()
+    ]
+
+
+def on_open(*responses: Callable[[Any], Any]) -> Answer:
+    return lambda _, command: [response(command) for response in responses] if command.HasField("open") else []
+
+
+class Liar:
+    """Sends tokens that do not exist for as long as it `lies`, and then the truth."""
+
+    def __init__(self) -> None:
+        self.lies = True
+        self._texts: dict[int, list[int]] = {}
+
+    def __call__(self, _: HostileDrafter, command: Any) -> Any:
+        if command.HasField("open"):
+            self._texts[command.session] = emulated_text(list(command.open.prefix.token_ids[: len(PROMPT)]), 4000)
+        if command.WhichOneof("command") not in ("open", "commit"):
+            return []
+        if self.lies:
+            return [frame(command, [256])]
+        base = frame(command, []).candidates[0].base_length - len(PROMPT)
+        return [frame(command, self._texts[command.session][base : base + 3])]
+
+
+def flood(_: HostileDrafter, command: Any) -> Any:
+    while command.HasField("open"):
+        yield frame(command, [1] * 50)
+
+
+FAULTS: dict[str, Answer] = {
+    "a token out of range": on_open(lambda c: frame(c, [256])),
+    "a base from the future": on_open(lambda c: frame(c, [1], base_length=100_000)),
+    "a flood": flood,
+    "broken numbers": on_open(lambda c: refusal(c, 13)),
+    "a refusal": on_open(lambda c: refusal(c, 8)),
+    "a broken stream": on_open(lambda c: ValueError("boom")),
+    "silence": on_open(),
+}
+
+
+@pytest.mark.parametrize("answer", FAULTS.values(), ids=FAULTS.keys())
+async def test_a_drafter_that_fails_a_session_is_replaced_by_its_twin(place: Place, answer: Answer) -> None:
+    server = await place.verifier()
+    enemy, friend = await place.enemy(answer), await place.friend()
+    await place.open(server, enemy=enemy.address, friend=friend)
+    place.drafter("friend").users += 1  # so that the session begins with the other one
+    session = place.run()
+    await until(lambda: bool(enemy.kinds("open")))
+    await session.speculates()
+    assert names_of(server) == [{"friend"}]
+    await session.end()
+
+
+async def test_a_liar_gets_no_session_until_one_may_try_it_again(place: Place) -> None:
+    liar = Liar()
+    server, enemy = await place.verifier(SLOWER), await place.enemy(liar)
+    await place.open(server, enemy=enemy.address)
+    first = place.run()
+    await until(lambda: place.state("enemy") is State.OPEN)
+    assert place.gateway.router.pair(MODEL, (), need_trust=False) == []
+    sessions = [first, *(place.run(number) for number in range(10, 16))]
+    while len(enemy.kinds("open")) < 4:  # three tries failed, one at a time, ever later
+        assert sum(map(len, names_of(server))) <= 1
+        await asyncio.sleep(0.002)
+    liar.lies = False
+    await until(lambda: place.state("enemy") is State.CLOSED)
+    await until(lambda: sum(map(len, names_of(server))) == len(sessions))
+    for session in sessions:
+        await session.speculates(5)
+        await session.end()
+    assert place.drafter("enemy").users == 0
+
+
+async def test_all_sessions_of_a_dead_drafter_move_and_the_next_ones_do_not_try_it(place: Place) -> None:
+    server, friend = await place.verifier(SLOWER), await place.friend()
+    async with AsyncExitStack() as mortal:
+        address = await mortal.enter_async_context(drafter(open_engine(DRAFT, kv_tokens=KV)))
+        await place.open(server, mortal=address, friend=friend)
+        place.drafter("friend").users += 100
+        sessions = [place.run(number) for number in range(8)]
+        for session in sessions:
+            await session.speculates(10)
+        assert names_of(server) == [{"mortal"}] * 8
+    for session in sessions:
+        await session.speculates()
+    assert names_of(server) == [{"friend"}] * 8
+    await until(lambda: not place.drafter("mortal").present)
+    late = place.run(9)
+    await late.speculates()
+    for session in [*sessions, late]:
+        await session.end()
+
+
+async def test_the_only_drafter_is_used_again_after_its_restart(place: Place) -> None:
+    server = await place.verifier()
+    async with AsyncExitStack() as mortal:
+        address = await mortal.enter_async_context(drafter(open_engine(DRAFT, kv_tokens=KV)))
+        await place.open(server, only=address)
+        session = place.run()
+        await session.speculates()
+    await until(lambda: not place.drafter("only").present)
+    await session.advances()
+    async with drafter(open_engine(DRAFT, kv_tokens=KV), listen=address):
+        await session.speculates()
+        await session.end()
+
+
+class BrokenEngine(EmulatedEngine):
+    """A draft model whose weights are NaN."""
+
+    def forward(self, segments: list[Segment]) -> torch.Tensor:
+        return torch.full_like(super().forward(segments), torch.nan)
+
+
+class StuckEngine(EmulatedEngine):
+    """Computes until it is told to hang; the loop around it goes on."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.go = threading.Event()
+        self.go.set()
+
+    def forward(self, segments: list[Segment]) -> torch.Tensor:
+        self.go.wait(60)
+        return super().forward(segments)
+
+
+def engine_of(kind: type[EmulatedEngine]) -> Any:
+    plain = open_engine(DRAFT, kv_tokens=KV)
+    assert isinstance(plain, EmulatedEngine)
+    return kind(plain._emulated, plain._cost, plain._pool)
+
+
+async def test_a_draft_model_of_broken_numbers_is_left_for_another(place: Place) -> None:
+    server = await place.verifier()
+    broken, friend = await place.friend(engine_of(BrokenEngine)), await place.friend()
+    await place.open(server, broken=broken, friend=friend)
+    place.drafter("friend").users += 100
+    sessions = [place.run(number) for number in range(4)]
+    for session in sessions:
+        await session.speculates()
+        await session.end()
+    assert place.drafter("broken").breaker._failures or place.state("broken") is not State.CLOSED
+
+
+async def test_a_drafter_that_hangs_in_its_model_is_left_and_taken_back_when_it_wakes(place: Place) -> None:
+    server, engine = await place.verifier(), engine_of(StuckEngine)
+    hanging = await place.friend(engine)
+    await place.open(server, hanging=hanging)
+    session = place.run()
+    await session.speculates()
+    engine.go.clear()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await until(lambda: names_of(server) == [set()])
+    assert SILENCE_S * 0.9 < loop.time() - began < SILENCE_S * 6
+    await session.advances()
+    engine.go.set()
+    await session.speculates()
+    await session.end()
+
+
+async def test_a_drafter_that_works_but_has_nothing_to_say_stays(place: Place) -> None:
+    server, quiet = await place.verifier(), await place.enemy(lambda *_: [])
+    await place.open(server, quiet=quiet.address)
+    session = place.run()
+    await until(lambda: bool(quiet.kinds("open")))
+    until_s = asyncio.get_running_loop().time() + 4 * SILENCE_S
+    while asyncio.get_running_loop().time() < until_s:
+        quiet.steps += 1
+        await session.advances(1)
+        assert names_of(server) == [{"quiet"}]
+        await asyncio.sleep(0.01)
+    assert len(quiet.kinds("open")) == 1
+    await session.end()
+
+
+async def test_a_request_that_named_its_drafter_gets_no_other(place: Place) -> None:
+    liar, server = Liar(), await place.verifier()
+    enemy, friend = await place.enemy(liar), await place.friend()
+    await place.open(server, enemy=enemy.address, friend=friend)
+    session = place.run(drafters=["enemy"])
+    await until(lambda: place.state("enemy") is State.OPEN)
+    await session.advances(300)
+    assert names_of(server) == [set()]
+    liar.lies = False
+    await session.speculates(20)
+    assert names_of(server) == [{"enemy"}] and place.state("enemy") is State.CLOSED
+    await session.end()
+
+
+async def test_a_session_that_moves_to_another_verifier_takes_its_present_drafters_along(place: Place) -> None:
+    stays = await place.verifier()
+    enemy, friend = await place.enemy(FAULTS["a token out of range"]), await place.friend()
+    async with verifier(open_engine(TARGET, kv_tokens=KV), silence_s=SILENCE_S) as first:
+        await place.open(first, stays, enemy=enemy.address, friend=friend)
+        place.drafter("friend").users += 1
+        session = place.run()
+        await session.speculates()
+        assert names_of(first) == [{"friend"}]
+    await session.speculates()
+    assert names_of(stays) == [{"friend"}]
+    assert len(enemy.kinds("open")) == 1
+    await session.end()
+
+
+async def test_a_drafter_that_appears_later_is_given_to_running_sessions(place: Place) -> None:
+    server = await place.verifier()
+    async with drafter(open_engine(DRAFT, kv_tokens=KV)) as address:
+        pass
+    config_ready = asyncio.create_task(place.open(server, late=address))
+    async with drafter(open_engine(DRAFT, kv_tokens=KV), listen=address):
+        await config_ready
+    await until(lambda: not place.drafter("late").present)
+    session = place.run()
+    await session.advances()
+    assert names_of(server) == [set()]
+    async with drafter(open_engine(DRAFT, kv_tokens=KV), listen=address):
+        await session.speculates()
+        await session.end()

@@ -1,0 +1,57 @@
+"""How much work a drafter may cause.
+
+Nodes are counted against commands: a drafter earns with everything that it is told, and what it sends is paid from
+that. An honest one answers a command with at most a tree of nodes, so it never runs out, however slow it is and
+however late its answers come. Frames are counted against time, for one costs the event loop some 80 us whatever is in
+it: a drafter sends at most one for each of its steps.
+"""
+
+from __future__ import annotations
+
+UNITS_PER_NODE = 2
+"""A node, and an entry of a frame for itself. Checking a unit takes microseconds."""
+COMMANDS = 16
+"""So many commits a drafter may be behind, and still answer every one of them with a whole tree."""
+BYTES = 1024
+"""Of a frame make a unit of the link's."""
+FRAMES_PER_S = 2000.0
+"""Of one link; as many may come at once. No model and no index takes more steps than that for long."""
+
+
+class Allowance:
+    """Of one session's drafter, or of a whole link."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def earn(self, nodes: int, sessions: int = 1) -> None:
+        """The drafter was told something that it may answer with so many nodes; what is saved up is bounded."""
+        earned = UNITS_PER_NODE * nodes
+        self._left = max(self._left, min(COMMANDS * sessions * earned, self._left + earned))
+
+    def spend(self, work: int) -> bool:
+        """Whether that much work is still paid for; once it is not, nothing is left."""
+        paid = work <= self._left
+        self._left = self._left - work if paid else 0
+        return paid
+
+
+class Rate:
+    """Of a link's frames; times are monotonic seconds."""
+
+    __slots__ = ("_at", "_left")
+
+    def __init__(self, now: float) -> None:
+        self._left, self._at = FRAMES_PER_S, now
+
+    def admit(self, now: float) -> bool:
+        """Whether one more frame is in time. One that is not costs all that was left, so a flood is not taken up again
+        at once."""
+        self._left = min(FRAMES_PER_S, self._left + FRAMES_PER_S * (now - self._at)) - 1.0
+        self._at = now
+        if self._left >= 0.0:
+            return True
+        self._left = -FRAMES_PER_S
+        return False

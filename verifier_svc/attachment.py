@@ -1,0 +1,78 @@
+"""One session on one drafter, as the verifier sees it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from slipstream import wire
+from slipstream.errors import SlipstreamError
+from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.allowance import Allowance
+from verifier_svc.pace import Pace
+from verifier_svc.session import Session
+
+LINK_LOST = "LINK_LOST"
+"""Reason of an event after which the session stays attached: it is opened again as soon as the link is back."""
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """Each open gets a number and a source of its own, so that frames sent before it, which stand on something else,
+    name nothing."""
+
+    session: Session
+    pace: Pace
+    name: str
+    """What the session's gateway calls the drafter; another gateway may call it otherwise."""
+    number: int
+    source: int
+    since: float
+    """Monotonic seconds: when the drafter was told something, or its last candidates came."""
+    fresh: bool = True
+    """Whether nothing came yet since the drafter's tree was left."""
+    reopens: int = 0
+    """How often the drafter said that it missed a commit."""
+    opened: float = 0.0
+    """Monotonic seconds."""
+    owed: float = -math.inf
+    """Since when the drafter owes the session a step, unless it gave a sign of life later."""
+    told: bool = False
+    """Whether the gateway knows that there is no link."""
+    nodes: int = 0
+    """That its latest policy allows; 0 while it is to pause."""
+    allowance: Allowance = field(default_factory=Allowance)
+
+    def asked(self, now: float) -> None:
+        """The drafter was told of a commit; with its tree left or used up, candidates on the new root are to come."""
+        self.since = now
+        self.fresh = self.fresh or self.session.tree.empty
+
+    def arrived(self, now: float) -> None:
+        """Candidates came."""
+        (self.pace.first if self.fresh else self.pace.between).add(now - self.since)
+        self.since, self.fresh = now, False
+
+    def expected_s(self, now: float) -> float | None:
+        return self.pace.expected_s(now, self.since, self.fresh)
+
+    def attached(self) -> None:
+        """Tells the gateway that the drafter works for the session."""
+        self._tell(None)
+
+    def unlinked(self, error: SlipstreamError) -> None:
+        """Tells it that there is no link for now."""
+        self.told = True
+        failure = wire.failure_to_wire(error)
+        failure.reason = LINK_LOST
+        self._tell(failure)
+
+    def given_up(self, error: SlipstreamError) -> None:
+        """Tells it that the drafter is not asked again, unless it is attached again."""
+        self._tell(wire.failure_to_wire(error))
+
+    def _tell(self, failure: types_pb2.Failure | None) -> None:
+        session = self.session
+        session.say(
+            verifier_pb2.DrafterEvent(session=session.number, epoch=session.epoch, drafter=self.name, failure=failure)
+        )

@@ -1,0 +1,77 @@
+"""Tells a drafter that hangs from one that has nothing to say, without knowing how it guesses.
+
+Silence proves nothing: an index without a match says nothing for minutes, a full tree asks for nothing, a long prompt
+takes its time. But whatever the method, an Open, and a Commit that left the drafter's tree, make a live drafter take at
+least one *step*, because the new root was never guessed from. So a step is owed from such a command on, and there are
+two signs of life: a frame, and growth of the step counter that the drafter's WorkerService tells, which is asked for
+only when frames stay away. A drafter without either for `patience_s` is silent: stopped, deadlocked, in an endless
+loop. One that steps but never guesses is not: it costs nothing. Both count for the whole link, for a busy drafter may
+well keep one session waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import NoReturn
+
+import grpc
+
+from slipstream.v1 import worker_pb2, worker_pb2_grpc
+
+LOOKS = 6
+"""How often in `patience_s` it is looked whether something is owed; also the time an answer may take."""
+UNLIMITED = 2**62
+
+
+class Vigil:
+    """Over one drafter. `run` calls `tick` at every look, and `silent` when the drafter gave no sign of life."""
+
+    def __init__(self, patience_s: float, clock: Callable[[], float], channel: grpc.aio.Channel) -> None:
+        self.max_length = UNLIMITED
+        """Tokens of the drafter's longest session, once it said so: for a longer one it rightly takes no step."""
+        self._patience_s = patience_s
+        self._clock = clock
+        self._worker = worker_pb2_grpc.WorkerServiceStub(channel)
+        self.sign_at = -math.inf
+        """When the last sign of life came; what was owed before is not owed any more."""
+        self._steps: int | None = None
+
+    def alive(self) -> None:
+        self.sign_at = self._clock()
+
+    def restarted(self) -> None:
+        """Another process may be at the other end."""
+        self.alive()
+        self._steps = None
+        self.max_length = UNLIMITED
+
+    async def run(self, tick: Callable[[], None], owed: Callable[[], float], silent: Callable[[], None]) -> NoReturn:
+        """`owed` says since when a step is owed; infinity when none is."""
+        pause = self._patience_s / LOOKS
+        while True:
+            await asyncio.sleep(pause)
+            tick()
+            if self._clock() - owed() < pause:
+                continue
+            await self._ask(pause)
+            if self._clock() - owed() >= self._patience_s:
+                self.alive()  # whoever is attached from now on begins anew
+                silent()
+
+    async def _ask(self, timeout_s: float) -> None:
+        try:
+            if self._steps is None:
+                answer = await self._worker.GetModel(worker_pb2.GetModelRequest(), timeout=timeout_s)
+                self.max_length = answer.model.max_length or UNLIMITED
+            call = self._worker.Watch(worker_pb2.WatchRequest(), timeout=timeout_s)
+            try:
+                load = await call.read()
+            finally:
+                call.cancel()
+        except grpc.RpcError:  # no answer in time, or not a worker that can be asked: its frames must tell
+            return
+        if load is not grpc.aio.EOF and load.steps != self._steps:
+            self._steps = load.steps
+            self.alive()
