@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import subprocess
 import sys
 
-from benchmarks.processes import INFLATED, MODELS, serving
+from benchmarks.processes import INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import request, without_loops
 from slipstream.load import Load, run_load
 
@@ -45,8 +44,7 @@ async def compare(server: str, prompts: list[str], temperature: float, concurren
 
 
 async def main(repeats: int) -> None:
-    inflate = [sys.executable, "-m", "slipstream", "inflate", str(MODELS / "target"), str(INFLATED)]
-    subprocess.run([*inflate, "--parameters", "300M"], check=True)
+    inflate()
     async with serving(str(MODELS / "target"), str(MODELS / "draft")) as server:
         prompts = await without_loops(server, PROMPTS, TOKENS)
     for target in (MODELS / "target", INFLATED):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.cli.serve import Fleet, default_threads
+from slipstream.cli.serve import Fleet, Role, default_threads
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "models"
+ANYWHERE = "127.0.0.1:0"
 INFLATED = ROOT / ".cache" / "target-300m"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -19,6 +23,12 @@ def cpu_s(pid: int) -> float:
     """Seconds of CPU a process has used, in the kernel and outside it, all threads together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def inflate() -> None:
+    """Makes INFLATED, the shipped target at the price of 300 M parameters; does nothing if it is there."""
+    command = [sys.executable, "-m", "slipstream", "inflate", str(MODELS / "target"), str(INFLATED)]
+    subprocess.run([*command, "--parameters", "300M"], check=True)
 
 
 @asynccontextmanager
@@ -31,3 +41,42 @@ async def serving(
         yield await fleet.start("127.0.0.1:0", "memory")
     finally:
         await fleet.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """A system whose drafter stands at the end of a long line. Models as `slipstream.engine.opening` names them."""
+
+    target: str
+    draft: str
+    delay_ms: float
+    """One way."""
+    verifier: str = "verifier_svc"
+    """The module that runs the verifier."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Of any role: VERIFIER_*, DRAFTER_*, GATEWAY_*."""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """The gateway's address."""
+        here = {"VERIFIER_LISTEN": ANYWHERE, "DRAFTER_LISTEN": ANYWHERE, "GATEWAY_LISTEN": ANYWHERE} | dict(
+            self.settings
+        )
+        async with AsyncExitStack() as stack:
+
+            async def start(module: str, prefix: str, more: Mapping[str, str]) -> str:
+                role = Role(module, {k: v for k, v in here.items() if k.startswith(prefix)} | dict(more))
+                stack.push_async_callback(role.end)
+                return await role.start()
+
+            drafter = await start("drafter_svc", "DRAFTER_", {"DRAFTER_MODEL": self.draft})
+            line = {"LINE_TO": drafter, "LINE_DELAY_MS": str(self.delay_ms)}
+            far = await start("benchmarks.delay_line", "LINE_", line)
+            tokenizer = str(MODELS / "target") if self.target.startswith("emulated:") else self.target
+            knows = {
+                "GATEWAY_VERIFIERS": await start(self.verifier, "VERIFIER_", {"VERIFIER_MODEL": self.target}),
+                "GATEWAY_DRAFTERS": f"model={far}",
+                "GATEWAY_TRUSTED_DRAFTERS": "model",
+                "GATEWAY_TOKENIZER": tokenizer,
+            }
+            yield await start("gateway", "GATEWAY_", knows)

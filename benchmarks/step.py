@@ -30,6 +30,7 @@ from verifier_svc.verifier import running
 
 SESSIONS = (1, 8, 32)
 TOKENS = 64
+TEMPERATURE = 0.7
 
 
 class Meter:
@@ -51,8 +52,13 @@ class Meter:
 @asynccontextmanager
 async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler, Meter]]:
     """The gateway's address, and what the verifier in this process counts."""
-    drafter = Role("drafter_svc", {"DRAFTER_MODEL": draft, "DRAFTER_LISTEN": "127.0.0.1:0"})
-    config = VerifierConfig(model=target, listen="127.0.0.1:0", grace_s=0.0)
+    emulated = target.startswith("emulated:")
+    # An emulated drafter says honestly how sure it is; KV without a model costs nothing.
+    settings = {"DRAFTER_MODEL": draft, "DRAFTER_LISTEN": "127.0.0.1:0"}
+    if emulated:
+        settings |= {"DRAFTER_SHARPNESS": "1", "DRAFTER_KV_TOKENS": str(1 << 20)}
+    drafter = Role("drafter_svc", settings)
+    config = VerifierConfig(model=target, listen="127.0.0.1:0", grace_s=0.0, kv_tokens=1 << (20 if emulated else 16))
     async with running(config) as verifier:
         meter = Meter(verifier.engine)
         gateway = Role(
@@ -61,7 +67,7 @@ async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler
                 "GATEWAY_LISTEN": "127.0.0.1:0",
                 "GATEWAY_VERIFIERS": verifier.address,
                 "GATEWAY_DRAFTERS": f"model={await drafter.start()}",
-                "GATEWAY_TOKENIZER": str(MODELS / "target") if target.startswith("emulated:") else target,
+                "GATEWAY_TOKENIZER": str(MODELS / "target") if emulated else target,
             },
         )
         try:
@@ -97,9 +103,11 @@ async def load(address: str, sessions: int, mode: str) -> None:
     assert await client.wait() == 0
 
 
-async def client(address: str, sessions: int, mode: str) -> None:
+async def client(
+    address: str, sessions: int, mode: str, tokens: int = TOKENS, temperature: float = TEMPERATURE
+) -> None:
     prompts = held_out(sessions)
-    requests = [request(prompt, TOKENS, speculate=mode == "on", temperature=0.7, seed=7) for prompt in prompts]
+    requests = [request(prompt, tokens, speculate=mode == "on", temperature=temperature, seed=7) for prompt in prompts]
     await run_load(address, requests, sessions)
 
 

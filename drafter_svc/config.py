@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from slipstream.config import require_positive
 from slipstream.errors import InvalidArgument
+from slipstream.proposal import MAX_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,24 +14,38 @@ class DrafterConfig:
     model: str = ""
     """For the method `model`: a local folder, a hub id, or `emulated:` with settings (`slipstream.engine.opening`)."""
     method: str = "model"
-    """`model`, or without one: `ngram` (prompt lookup), `suffix` (suffix automaton)."""
+    """`model`, or without one: `ngram` (prompt lookup), `suffix` (suffix automaton), `prediction` (what the
+    client expects)."""
+    translate_for: str = ""
+    """For the method `model` with another tokenizer than the target's: folder or hub id of the target's tokenizer."""
     listen: str = "127.0.0.1:50061"
     dtype: str = "auto"
+    quantisation: str = ""
+    """Of the weights: empty, or one of `slipstream.engine.quantisation`."""
     threads: int = 1
     """Of torch; never sized from the machine, whose cores are shared."""
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
-    max_nodes: int = 32
+    max_nodes: int = 64
     """Most nodes ahead of one session's committed prefix, whatever its policy asks for."""
     width: int = 4
     """Guesses below one node: the likeliest token, then what may replace it."""
+    sharpness: float = 1.5
+    """Power on q in the confidence of greedy guesses: the target agrees with the likeliest token more often than the
+    draft model's q says. 1.5 was best for the shipped pair; acceptance that is measured corrects the rest."""
     expand: int = 4
     """Nodes of one session that are guessed on in one pass."""
     step_tokens: int = 512
     """Most tokens of one forward pass; longer prompts are prefilled over several."""
     corpus_tokens: int = 0
-    """Of finished sessions, for `suffix`: what one client wrote then helps another, and shows to it as speed."""
+    """For `suffix`: how much of the output of sessions with one cache salt helps later ones with the same; 0: none.
+    About 120 bytes each, for each of the `corpus_salts`."""
+    corpus_salts: int = 16
+    """Salts that have a corpus at a time; the one that was away longest goes first."""
+    corpus_shared: bool = False
+    """One corpus for all sessions, whatever their salt. What one client wrote then shows to others as speed: for
+    deployments where everyone may know. Otherwise sessions without a salt share nothing."""
     proposal_tokens: int = 32
     """Support of the honest sparse q that the ratio rules are sent."""
     grace_s: float = 5.0
@@ -38,6 +53,15 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         if self.method == "model" and not self.model:
             raise InvalidArgument("DRAFTER_MODEL is not set; name a folder or hub id, or another DRAFTER_METHOD.")
+        if self.method != "model" and self.translate_for:
+            raise InvalidArgument(
+                f"DRAFTER_TRANSLATE_FOR is of no use with the method {self.method!r}; leave it unset."
+            )
         require_positive(
             self, "threads", "kv_tokens", "max_sessions", "width", "expand", "step_tokens", "proposal_tokens"
         )
+        require_positive(self, "corpus_salts")
+        if self.proposal_tokens > MAX_TOKENS:
+            raise InvalidArgument(f"DRAFTER_PROPOSAL_TOKENS={self.proposal_tokens}; give at most {MAX_TOKENS}.")
+        if self.corpus_tokens < 0 or self.corpus_tokens == 1:
+            raise InvalidArgument(f"DRAFTER_CORPUS_TOKENS={self.corpus_tokens}; give 0 for none, or at least 2.")

@@ -35,7 +35,7 @@ async def running(config: DrafterConfig, opening: Opening = open_proposer) -> As
     async with ModelThread(config.threads, "draft-model") as thread:
         model, proposer = await thread.run(opening, config)
         scheduler = Scheduler(proposer, thread, config.step_tokens, config.expand)
-        service = DrafterService(scheduler, Bounds(model, config.max_sessions, config.max_nodes))
+        service = DrafterService(scheduler, Bounds(model, config.max_sessions, config.max_nodes, proposer.draws))
         worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
         server = Server([service.register, worker.register])
         async with asyncio.TaskGroup() as tasks:

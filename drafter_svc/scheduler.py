@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from drafter_svc.proposers import Answer, Guess, Proposer, Turn
-from drafter_svc.session import NEVER, Session
+from drafter_svc.proposers import Answer, Proposer, Turn
+from drafter_svc.session import Session
+from drafter_svc.telling import join, tell
 from drafter_svc.tree import Node
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import Internal, SlipstreamError
@@ -22,19 +23,27 @@ class Subscriber:
     """Whom a session's guesses go to. Plain functions: the loop waits for nobody."""
 
     session: Session
-    candidates: Callable[[list[tuple[Node, Guess]]], None]
-    """New nodes, numbered without a gap."""
+    candidates: Callable[[list[Node]], None]
+    """Nodes to be told, numbered without a gap."""
     failed: Callable[[SlipstreamError], None]
 
 
 class Scheduler:
     """`run` drafts until cancelled. `step_tokens` bounds one pass, `expand` the nodes of a session guessed on in it."""
 
-    def __init__(self, proposer: Proposer, thread: ModelThread, step_tokens: int, expand: int = 4) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        thread: ModelThread,
+        step_tokens: int,
+        expand: int = 4,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._proposer = proposer
         self._thread = thread
         self._step_tokens = step_tokens
         self._expand = expand
+        self._clock = clock
         self._subscribers: dict[int, Subscriber] = {}
         self._closing: list[Session] = []
         self._work = asyncio.Event()
@@ -52,6 +61,11 @@ class Scheduler:
         if self._subscribers.pop(id(session), None) is not None:
             self._closing.append(session)
             self.wake()
+
+    def committed(self, session: Session) -> None:
+        """The session's root moved: what is likely now may have been guessed already."""
+        self._tell(session, idle=True)
+        self.wake()
 
     def wake(self) -> None:
         """A session changed: there may be something to draft."""
@@ -78,15 +92,19 @@ class Scheduler:
             if room <= 0:
                 break
             turn = self._turn(session, room)
-            if turn is not None:
+            if turn is None:
+                if session.held_since is not None:
+                    self._tell(session, idle=True)
+            else:
                 turns.append(turn)
                 room -= len(turn.pending) + len(turn.nodes)
         return turns
 
     def _turn(self, session: Session, room: int) -> Turn | None:
         """What the session brings; None when nothing is asked of it."""
-        coupled = session.sampling.acceptance == "coupled"
-        starts = session.frontier(self._expand if coupled else 1)
+        starts = session.frontier(self._expand)
+        while len(nodes := session.tree.above(starts)) > session.policy.max_nodes:  # there is KV for so many
+            starts.pop()
         if not starts:
             return None
         start, end = session.computed, len(session.tokens)
@@ -99,7 +117,6 @@ class Scheduler:
         session.computed = end - 1
         for node in starts:
             node.expanded = True
-        nodes = list(session.tree.nodes())
         index = {id(node): number for number, node in enumerate(nodes)}
         parents = [index.get(id(node.parent), -1) for node in nodes]
         expand = [index.get(id(node), -1) for node in starts]
@@ -123,28 +140,11 @@ class Scheduler:
         if isinstance(answer, SlipstreamError):
             self.remove(session)
             subscriber.failed(answer)
-        elif turn.revision == session.revision and (grown := _grow(session, answer)):
-            subscriber.candidates(grown)
+        elif turn.revision == session.revision:
+            join(session, answer)
+            self._tell(session)
 
-
-def _grow(session: Session, guesses: list[Guess]) -> list[tuple[Node, Guess]]:
-    """Adds the likeliest guesses that there is room for; of each node the first, the others only if they can pay."""
-    paths: list[float] = []
-    firsts: dict[Node | int, int] = {}
-    for index, guess in enumerate(guesses):
-        above = paths[guess.parent] if isinstance(guess.parent, int) else guess.parent.path_log_prob
-        paths.append(above + guess.log_prob)
-        firsts.setdefault(guess.parent, index)
-    least = session.tree.root.path_log_prob + math.log(max(session.policy.min_path_probability, NEVER))
-    added: dict[int, Node] = {}
-    # A path's probability never rises and the sort is stable: parents come before their children.
-    for index in sorted(range(len(guesses)), key=lambda index: -paths[index]):
-        guess = guesses[index]
-        parent = added.get(guess.parent) if isinstance(guess.parent, int) else guess.parent
-        if session.tree.node_count >= session.policy.max_nodes:
-            break
-        if parent is None or (paths[index] < least and firsts[guess.parent] != index):
-            continue
-        if node := session.tree.add(parent, guess.token, guess.log_prob):
-            added[index] = node
-    return [(node, guesses[index]) for index, node in added.items()]
+    def _tell(self, session: Session, *, idle: bool = False) -> None:
+        subscriber = self._subscribers.get(id(session))
+        if subscriber is not None and (told := tell(session, self._clock(), idle=idle)):
+            subscriber.candidates(told)

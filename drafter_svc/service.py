@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 
-from drafter_svc.proposers import Guess
 from drafter_svc.scheduler import Scheduler, Subscriber
 from drafter_svc.session import Policy, Session
 from drafter_svc.tree import ROOT, Node
@@ -31,6 +30,8 @@ class Bounds:
     model: types_pb2.ModelInfo
     max_sessions: int
     max_nodes: int
+    draws: bool = True
+    """Whether guesses can be drawn from a distribution that is sent along."""
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
@@ -97,7 +98,7 @@ class Peer:
             return  # refused or closed before, or fenced
         if kind == "commit":
             session.commit(command.commit.base_length, self._tokens(command.commit.token_ids))
-            self._scheduler.wake()
+            self._scheduler.committed(session)
         elif kind == "policy":
             session.policy = self._policy(command.policy)
             self._scheduler.wake()
@@ -113,6 +114,16 @@ class Peer:
         tokens = self._tokens(request.prefix.token_ids)
         self._check(request, tokens)
         sampling = wire.sampling_from_wire(request.sampling)
+        if sampling.acceptance != "coupled" and not self._bounds.draws:
+            raise FailedPrecondition(
+                f"drafter {self._bounds.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
+                "use the coupled rule, which accepts as much of its guesses.",
+                reason="NO_DISTRIBUTION",
+            )
+        prediction = tuple(request.prediction_token_ids)
+        if known is not None and (known.prediction, known.cache_salt) != (prediction, request.cache_salt):
+            self._scheduler.remove(self._sessions.pop(number))  # what it learned belongs to another text, or tenant
+            known = None
         if known is not None:
             known.epoch, known.policy = epoch, self._policy(request.policy)
             known.sampling, known.prompt_length = sampling, request.prefix.prompt_length
@@ -128,6 +139,9 @@ class Peer:
             tokens=tokens,
             prompt_length=request.prefix.prompt_length,
             max_length=min(request.max_length, self._bounds.model.max_length),
+            prediction=prediction,
+            cache_salt=request.cache_salt,
+            number=number,
         )
         self._sessions[number] = session
         candidates, failed = partial(self._candidates, number, session), partial(self._failed, number, session)
@@ -146,6 +160,7 @@ class Peer:
         if len(tokens) >= mine.max_length:
             raise ResourceExhausted(f"the draft model holds {mine.max_length} tokens; decode without it.")
         self._tokens(request.sampling.logit_bias)
+        _check_hints(request)
 
     def _tokens(self, token_ids: Any) -> list[int]:
         tokens = list(token_ids)
@@ -156,22 +171,22 @@ class Peer:
     def _policy(self, policy: drafter_pb2.DraftPolicy) -> Policy:
         return Policy(min(policy.max_nodes, self._bounds.max_nodes), policy.min_path_probability)
 
-    def _candidates(self, number: int, session: Session, grown: list[tuple[Node, Guess]]) -> None:
+    def _candidates(self, number: int, session: Session, told: list[Node]) -> None:
         frame = types_pb2.Candidates(
             session=number,
             epoch=session.epoch,
             base_length=session.tree.base_length,
             generation=session.tree.generation,
-            first_node=grown[0][0].number,
-            token_ids=[node.token for node, _ in grown],
-            confidences=wire.confidences_to_wire(node.log_prob for node, _ in grown),
+            first_node=told[0].number,
+            token_ids=[node.token for node in told],
+            confidences=wire.confidences_to_wire(node.log_prob for node in told),
         )
-        parents = [node.parent.number if node.parent is not None else ROOT for node, _ in grown]
-        if any(parent != node.number - 1 for parent, (node, _) in zip(parents, grown, strict=True)):
+        parents = [node.parent.number if node.parent is not None else ROOT for node in told]
+        if any(parent != node.number - 1 for parent, node in zip(parents, told, strict=True)):
             frame.parents.extend(parents)
-        for _, guess in grown:
-            if guess.proposal is not None:
-                frame.distributions.add(token_ids=guess.proposal.token_ids, weights=guess.proposal.weights)
+        for node in told:
+            if node.proposal is not None:
+                frame.distributions.add(token_ids=node.proposal.token_ids, weights=node.proposal.weights)
         self._say(frame)
 
     def _failed(self, number: int, session: Session, error: SlipstreamError) -> None:
@@ -186,3 +201,14 @@ class Peer:
     def _say(self, reply: Reply) -> None:
         with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream
             self.outbox.put(reply)
+
+
+def _check_hints(request: drafter_pb2.DraftOpen) -> None:
+    """Raises InvalidArgument for a prediction or salt that no correct verifier sends."""
+    prediction, target = request.prediction_token_ids, request.target
+    if len(prediction) > target.max_length:
+        raise InvalidArgument(f"the prediction has more tokens than the target's {target.max_length}; shorten it.")
+    if prediction and max(prediction) >= target.vocabulary_size:
+        raise InvalidArgument(f"the prediction names a token outside the vocabulary of {target.vocabulary_size}.")
+    if len(request.cache_salt.encode()) > wire.MAX_LABEL_BYTES:
+        raise InvalidArgument(f"a cache salt has at most {wire.MAX_LABEL_BYTES} bytes.")

@@ -6,12 +6,20 @@ import math
 from dataclasses import dataclass, field
 
 from drafter_svc.tree import DraftTree, Node
+from slipstream import noise
 from slipstream.engine.sequence import Sequence
 from slipstream.errors import OutOfRange
+from slipstream.noise import Purpose
 from slipstream.sampling import Sampling
 
 NEVER = 1e-9
 """A path probability below which nothing is worth a guess, whatever the policy says."""
+
+
+PREPARED = 4.0
+"""Guesses are made on paths down to so much less likely than what the verifier wants to be told."""
+UNTOLD_SHARE = 8
+"""The tree holds at most so many nodes for each that the verifier may be told."""
 
 
 @dataclass(slots=True)
@@ -34,10 +42,18 @@ class Session:
     prompt_length: int
     max_length: int
     """Committed tokens never exceed this; nor does any path of the tree."""
+    prediction: tuple[int, ...] = ()
+    """Output that the client expects."""
+    cache_salt: str = ""
+    """Sessions of different salts share nothing that could tell one what the other wrote."""
     computed: int = 0
     """Leading committed tokens whose KV is right, once the step in flight has ended."""
     revision: int = 0
     """Of the committed tokens: a guess made for another revision may stand on what is no more."""
+    number: int = 0
+    """The verifier's name of the session on its stream; no two openings of a session share it."""
+    held_since: float | None = None
+    """Monotonic seconds: since when guesses that are worth telling wait for others; None while there are none."""
     closed: bool = False
     sequence: Sequence | None = None
     tree: DraftTree = field(init=False)
@@ -50,12 +66,35 @@ class Session:
         """Committed tokens without KV; at least one, for the last one's is computed together with the guesses."""
         return len(self.tokens) - self.computed
 
+    @property
+    def stream(self) -> int:
+        """Names the noise that tokens are drawn with under the ratio rules. Each node has its own for the draws below
+        it: that of this stream and its number, which counts within its generation.
+
+        Those rules are exact if no draw that one has looked at has a say in the text after that round, and `block`
+        looks at draws beyond the token with which it ends the round. Such a commit leaves the tree (the replacement is
+        never the draft token it replaces), so the next generation begins, and this is why its noise is new:
+
+        - Within an opening, a generation begins where a commit left the tree, on more tokens than all before it.
+        - A drafter that restarts, reconnects or replaces another one may begin on as many tokens as a generation whose
+          draws are in a step in flight; but each opening has a number of its own, or a higher epoch.
+        - Another verifier may use a number again, but goes on from tokens that are committed: draws were looked at for
+          those from generations on fewer tokens only. A step that never became a commit has no say in anything.
+        - After a rollback to n tokens, generations on n tokens or more come again. What they once led to is void, and
+          with it the only trace of their draws: tokens that stay were decided by draws of generations on fewer.
+
+        So a stream comes again only with the same committed tokens, and then as if for the first time. `rejection` and
+        `recursive` would need less: they look at no draw beyond the token that ends the round.
+        """
+        opening = noise.key(noise.key(self.sampling.seed, self.number, Purpose.DRAFT), self.epoch, Purpose.DRAFT)
+        return noise.key(opening, self.tree.base_length, Purpose.DRAFT)
+
     def frontier(self, count: int) -> list[Node]:
         """The nodes to guess on from, best first; empty when nothing is asked for or nothing can pay."""
-        room = self.policy.max_nodes - self.tree.node_count
-        if room <= 0:
+        room = self.policy.max_nodes - self.tree.told_count
+        if room <= 0 or self.tree.node_count >= UNTOLD_SHARE * self.policy.max_nodes:
             return []
-        least = math.log(max(self.policy.min_path_probability, NEVER))
+        least = math.log(max(self.policy.min_path_probability / PREPARED, NEVER))
         return self.tree.frontier(min(count, room), least, self.max_length - len(self.tokens))
 
     def commit(self, base_length: int, token_ids: list[int]) -> None:
@@ -64,6 +103,7 @@ class Session:
             raise OutOfRange(f"a commit on {base_length} tokens finds {len(self.tokens)} here; open again.")
         self.tokens.extend(token_ids)
         self.tree.commit(token_ids)
+        self.held_since = -math.inf
 
     def replace(self, tokens: list[int]) -> None:
         """A new committed prefix (rollback, migration, retry); the KV that is still right is kept."""

@@ -1,17 +1,22 @@
 """A drafter's own candidate tree: what it guessed beyond the committed prefix, and where it is worth guessing on.
 
-The mirror of `slipstream.candidates`, seen from the sender: nodes are numbered within a generation and keep their
-numbers while commits move the root along them; a commit that leaves the tree starts the next generation, from nothing.
+The mirror of `slipstream.candidates`, seen from the sender. It holds more than the verifier is told: guesses stay
+untold until they are worth their bytes. A node gets its number, which names it on the wire, when it is told, after
+its parent. Numbers count within a generation and are kept while commits move the root along told nodes; a commit that
+leaves them starts the next generation: from nothing, or from an untold guess and what hangs below it.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from slipstream.proposal import Proposal
 
 ROOT = 0
 """Number of the generation's root."""
+UNTOLD = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -19,27 +24,38 @@ class Node:
     """A guessed token. The root is a node too: it stands for the last committed token."""
 
     number: int
+    """UNTOLD, or its name on the wire."""
     token: int
     parent: Node | None
     depth: int
-    """Below the generation's root."""
     log_prob: float = 0.0
     path_log_prob: float = 0.0
-    """Sum of log_probs below the generation's root; what is below the present root differs by a constant."""
+    """Sum of log_probs from above; what is below the present root differs by a constant."""
+    proposal: Proposal | None = None
+    """What the token was drawn from, under the ratio rules."""
     expanded: bool = False
     """Whether its children were guessed already."""
     children: dict[int, Node] = field(default_factory=dict)
+    order: int = 0
+    """Of creation, in its tree; breaks ties, and puts parents before their children."""
+
+
+Ranked = list[tuple[float, int, Node]]
+"""A heap of nodes, the likeliest path on top, the older one among equals. Nodes that were dealt with since they entered
+leave it when they come to the top: frontier and telling are looked at once a pass and session, trees are walked once a
+commit.
+"""
 
 
 class DraftTree:
     """Not thread-safe; owned by the event loop."""
 
     def __init__(self, base_length: int) -> None:
-        self.generation = 1
-        self.base_length = self._committed = base_length
+        self.generation = 0
         self._root = Node(ROOT, -1, None, 0)
-        self._last_number = ROOT
-        self._count = 0
+        self._told: list[Node] = []
+        self._order = 0
+        self.restart(base_length)
 
     @property
     def node_count(self) -> int:
@@ -47,8 +63,18 @@ class DraftTree:
         return self._count
 
     @property
+    def told_count(self) -> int:
+        """Those of them that the verifier was told."""
+        return self._count - self._untold_count
+
+    @property
     def root(self) -> Node:
         return self._root
+
+    @property
+    def favourite(self) -> Node | None:
+        """The root's first child: the best guess there is at the next token, however bad."""
+        return next(iter(self._root.children.values()), None)
 
     def lives(self, node: Node) -> bool:
         """Whether the node is the root or hangs below it."""
@@ -57,18 +83,52 @@ class DraftTree:
             above = above.parent
         return above is not None
 
-    def add(self, parent: Node, token: int, log_prob: float) -> Node | None:
-        """One more guess; None when the parent is dead, or has that child already."""
+    def add(self, parent: Node, token: int, log_prob: float, proposal: Proposal | None = None) -> Node | None:
+        """One more guess, untold; None when the parent is dead, or has that child already."""
         if token in parent.children or not self.lives(parent):
             return None
-        self._last_number += 1
-        node = Node(self._last_number, token, parent, parent.depth + 1, log_prob, parent.path_log_prob + log_prob)
+        # Rounding must not make a path likelier than its beginning: parents are told before their children.
+        path_log_prob = parent.path_log_prob + min(log_prob, 0.0)
+        node = Node(UNTOLD, token, parent, parent.depth + 1, log_prob, path_log_prob, proposal)
+        self._order += 1
+        node.order = self._order
         parent.children[token] = node
         self._count += 1
+        self._untold_count += 1
+        entry = (-path_log_prob, node.order, node)
+        heapq.heappush(self._untold, entry)
+        heapq.heappush(self._open, entry)
         return node
 
+    def untold(self, count: int, least_log_prob: float) -> list[Node]:
+        """The `count` likeliest nodes that were not told, best first, and parents before their children.
+
+        Path log-probabilities count from the present root; nodes below `least_log_prob` are left.
+        """
+        return self._best(self._untold, lambda node: node.number == UNTOLD, count, least_log_prob)
+
+    def reopen(self, node: Node) -> None:
+        """Nothing was guessed below the node after all: ask again."""
+        node.expanded = False
+        self._rank(list(self.nodes()))
+
+    def tell(self, node: Node) -> None:
+        """Gives the node its number. Its parent must have one."""
+        assert node.parent is not None and node.parent.number != UNTOLD
+        self._last_number += 1
+        node.number = self._last_number
+        self._untold_count -= 1
+        self._told.append(node)
+
+    def take_told(self) -> list[Node]:
+        """The nodes told since the last time, in order of their numbers."""
+        told, self._told = self._told, []
+        return told
+
     def commit(self, token_ids: Sequence[int]) -> bool:
-        """Moves the root along committed tokens. False when they left the tree: a new generation begins after them."""
+        """Moves the root along committed tokens. False when they left what was told: a new generation begins after
+        them.
+        """
         node: Node | None = self._root
         for token in token_ids:
             node = node.children.get(token) if node is not None else None
@@ -78,16 +138,18 @@ class DraftTree:
             return False
         self._root = node
         node.parent = None  # what hangs elsewhere is garbage now
-        self._count = sum(1 for _ in self.nodes())
-        return True
+        self._rank(list(self.nodes()))
+        if node.number != UNTOLD:
+            return True
+        self._begin(self._committed)
+        node.number = ROOT
+        return False
 
     def restart(self, length: int) -> None:
         """A new generation, from nothing, after a committed prefix of `length` tokens."""
-        self.generation += 1
-        self.base_length = self._committed = length
         self._root = Node(ROOT, -1, None, 0)
-        self._last_number = ROOT
-        self._count = 0
+        self._rank([])
+        self._begin(length)
 
     def nodes(self) -> Iterator[Node]:
         """Live nodes below the root, every parent before its children, older siblings first."""
@@ -97,15 +159,62 @@ class DraftTree:
             yield node
             stack.extend(reversed(node.children.values()))
 
+    def above(self, starts: Sequence[Node]) -> list[Node]:
+        """These nodes and all above them but the root, every parent before its children: what a pass must compute."""
+        needed: dict[Node, None] = {}
+        for start in starts:
+            path: list[Node] = []
+            node: Node | None = start
+            while node is not None and node is not self._root and node not in needed:
+                path.append(node)
+                node = node.parent
+            needed.update(dict.fromkeys(reversed(path)))
+        return list(needed)
+
     def frontier(self, count: int, least_log_prob: float, max_depth: int) -> list[Node]:
         """The `count` likeliest nodes, root included, whose children were not guessed yet, best first.
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or at `max_depth` are left.
         """
-        top, deepest = self._root.path_log_prob, self._root.depth + max_depth
-        open_nodes = [
-            node
-            for node in (self._root, *self.nodes())
-            if not node.expanded and node.path_log_prob - top >= least_log_prob and node.depth < deepest
-        ]
-        return heapq.nsmallest(count, open_nodes, key=lambda node: (-node.path_log_prob, node.number))
+        deepest = self._root.depth + max_depth
+        return self._best(
+            self._open, lambda node: not node.expanded, count, least_log_prob, lambda node: node.depth < deepest
+        )
+
+    def _best(
+        self,
+        ranked: Ranked,
+        belongs: Callable[[Node], bool],
+        count: int,
+        least_log_prob: float,
+        allowed: Callable[[Node], bool] = lambda node: True,
+    ) -> list[Node]:
+        """The first `count` that are allowed. Only those that do not belong there any more leave the heap."""
+        worst = -(self._root.path_log_prob + least_log_prob)
+        seen: Ranked = []
+        best: list[Node] = []
+        while ranked and len(best) < count and ranked[0][0] <= worst:
+            entry = heapq.heappop(ranked)
+            if belongs(entry[2]):
+                seen.append(entry)
+                if allowed(entry[2]):
+                    best.append(entry[2])
+        for entry in seen:
+            heapq.heappush(ranked, entry)
+        return best
+
+    def _rank(self, alive: list[Node]) -> None:
+        """What is kept about the live nodes below the root, anew."""
+        entries = [(-node.path_log_prob, node.order, node) for node in (self._root, *alive)]
+        self._open: Ranked = [entry for entry in entries if not entry[2].expanded]
+        self._untold: Ranked = [entry for entry in entries[1:] if entry[2].number == UNTOLD]
+        self._count, self._untold_count = len(alive), len(self._untold)
+        heapq.heapify(self._open)
+        heapq.heapify(self._untold)
+
+    def _begin(self, length: int) -> None:
+        """The next generation."""
+        self.generation += 1
+        self.base_length = self._committed = length
+        self._last_number = ROOT
+        self._told = []

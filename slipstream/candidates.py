@@ -28,7 +28,7 @@ __all__ = ["ROOT", "CandidateTree", "Frame", "Grafted", "Limits", "Selection", "
 
 
 class _Node:
-    __slots__ = ("children", "distribution", "length", "log_prob", "names", "order", "parent", "token")
+    __slots__ = ("children", "distribution", "length", "log_prob", "names", "order", "parent", "sources", "token")
 
     def __init__(self, token: int, length: int, parent: _Node | None = None, order: int = 0) -> None:
         self.token = token
@@ -39,6 +39,16 @@ class _Node:
         self.distribution: Proposal | None = None
         self.children: dict[int, _Node] = {}  # in order of creation
         self.names: list[tuple[int, int]] = []
+        self.sources: tuple[int, ...] = ()  # of the names, each once, in order of coming
+
+    def name(self, source: int, number: int) -> None:
+        self.names.append((source, number))
+        if source not in self.sources:
+            self.sources += (source,)
+
+    def unname(self, source: int) -> None:
+        self.names = [name for name in self.names if name[0] != source]
+        self.sources = tuple(other for other in self.sources if other != source)
 
 
 class _Source:
@@ -82,7 +92,7 @@ class CandidateTree:
 
     def follows(self, source: int) -> bool:
         """Whether the last committed token was a candidate of this drafter: if not, its tree was left."""
-        return any(name[0] == source for name in self._root.names)
+        return source in self._root.sources
 
     def graft(self, frame: Frame) -> Grafted:
         """Adds a checked frame's nodes. Raises FailedPrecondition when it stands on tokens that are not committed, and
@@ -142,6 +152,7 @@ class CandidateTree:
         self._trail = [node for node in self._trail if node.length <= length] or [_Node(-1, length)]
         for node in self._trail:
             node.names.clear()
+            node.sources = ()
 
     def forget(self, source: int) -> None:
         """A drafter is gone: drops what only it vouches for. The number may be used for another one, from any
@@ -154,58 +165,64 @@ class CandidateTree:
     def select(self, budget: int, max_depth: int | None = None) -> Selection:
         """The `budget` nodes of highest path probability; ties go to the earlier node. Connected, best first."""
         deepest = self.base_length + (self.limits.depth if max_depth is None else max_depth)
-        picked: list[tuple[_Node, float]] = []
-        frontier: list[tuple[float, int, _Node]] = []
-        node, score = self._root, 0.0
+        picked: list[_Node] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        frontier: list[tuple[float, int, _Node, int]] = []
+        node, score, index = self._root, 0.0, ROOT
         while len(picked) < budget:
             if node.length < deepest:
                 for child in node.children.values():
-                    heapq.heappush(frontier, (-(score + child.log_prob), child.order, child))
+                    heapq.heappush(frontier, (-(score + child.log_prob), child.order, child, index))
             if not frontier:
                 break
-            cost, _, node = heapq.heappop(frontier)
-            score = -cost
-            picked.append((node, score))
-        return self._pack(picked)
+            cost, _, node, parent = heapq.heappop(frontier)
+            score, index = -cost, len(picked)
+            picked.append(node)
+            parents.append(parent)
+            scores.append(score)
+        return self._pack(picked, parents, scores)
 
     def select_chain(self, budget: int, max_depth: int | None = None) -> Selection:
         """First-created children only: a choice that does not look at tokens, as the ratio rules need it."""
         length = budget if max_depth is None else min(budget, max_depth)
-        picked: list[tuple[_Node, float]] = []
-        node, score = self._root, 0.0
+        picked: list[_Node] = []
+        node = self._root
         while len(picked) < length and node.children:
             node = next(iter(node.children.values()))
-            score += node.log_prob
-            picked.append((node, score))
-        return self._pack(picked)
+            picked.append(node)
+        return self._connect(picked)
 
     def select_drawn(self, budget: int) -> Selection:
         """The `budget` nodes that were created first: of one drafter's tree, siblings in the order of drawing, and a
         connected piece, cut by count alone. So whether a node is in it depends on what was created before it, never on
         its own token or on what is below or after it.
         """
-        picked: list[tuple[_Node, float]] = []
-        scores = {id(self._root): 0.0}
-        for node in sorted(_descendants(self._root), key=lambda node: node.order)[:budget]:
-            scores[id(node)] = scores[id(node.parent)] + node.log_prob
-            picked.append((node, scores[id(node)]))
-        return self._pack(picked)
+        return self._connect(sorted(_descendants(self._root), key=lambda node: node.order)[:budget])
 
     @property
     def _root(self) -> _Node:
         return self._trail[-1]
 
-    def _pack(self, picked: list[tuple[_Node, float]]) -> Selection:
-        index = {id(node): number for number, (node, _) in enumerate(picked)}
+    def _connect(self, picked: list[_Node]) -> Selection:
+        """These nodes, parents before children."""
+        index = {id(node): number for number, node in enumerate(picked)}
+        parents = [index.get(id(node.parent), ROOT) for node in picked]
+        scores: list[float] = []
+        for node, parent in zip(picked, parents, strict=True):
+            scores.append(node.log_prob + (scores[parent] if parent != ROOT else 0.0))
+        return self._pack(picked, parents, scores)
+
+    def _pack(self, picked: list[_Node], parents: list[int], scores: list[float]) -> Selection:
         base = self.base_length
         return Selection(
-            tuple(node.token for node, _ in picked),
-            tuple(index.get(id(node.parent), ROOT) for node, _ in picked),
-            tuple(node.length - base for node, _ in picked),
-            tuple(node.log_prob for node, _ in picked),
-            tuple(score for _, score in picked),
-            tuple(node.distribution for node, _ in picked),
-            tuple(tuple(source for source, _ in node.names) for node, _ in picked),
+            tuple([node.token for node in picked]),
+            tuple(parents),
+            tuple([node.length - base for node in picked]),
+            tuple([node.log_prob for node in picked]),
+            tuple(scores),
+            tuple([node.distribution for node in picked]),
+            tuple([node.sources for node in picked]),
         )
 
     def _graft_node(self, frame: Frame, index: int, source: _Source) -> str:
@@ -230,7 +247,7 @@ class CandidateTree:
                 return fate
             self._learn(node, frame, index, new=fate == "added")
         source.names[number] = node
-        node.names.append((frame.source, number))
+        node.name(frame.source, number)
         return fate
 
     def _child(self, parent: _Node, token: int) -> tuple[_Node | None, str]:
@@ -269,13 +286,14 @@ class CandidateTree:
         for source, number in node.names:
             del self._sources[source].names[number]
         node.names.clear()
+        node.sources = ()
 
     def _unname(self, number: int, source: _Source) -> None:
         """Takes back all names of a source's generation. Live nodes without any name die; whoever names a node names
         its ancestors too, so no other node hangs on them.
         """
         for node in source.names.values():
-            node.names = [name for name in node.names if name[0] != number]
+            node.unname(number)
             if not node.names and node.parent is not None:
                 node.parent.children.pop(node.token, None)
                 node.parent = None

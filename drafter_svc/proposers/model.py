@@ -28,11 +28,14 @@ class ModelProposer:
 
     draws = True
 
-    def __init__(self, engine: Engine, *, width: int, max_nodes: int, proposal_tokens: int) -> None:
+    def __init__(
+        self, engine: Engine, *, width: int, max_nodes: int, proposal_tokens: int, sharpness: float = 1.0
+    ) -> None:
         self._engine = engine
         self._width = width
         self._max_nodes = max_nodes
         self._proposal_tokens = proposal_tokens
+        self._sharpness = sharpness
 
     @torch.inference_mode()
     def grow(self, turns: list[Turn]) -> list[Answer]:
@@ -94,7 +97,7 @@ class ModelProposer:
         samplings = [place.turn.session.sampling for place in places]
         greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
         positions = [place.position for place in places]
-        tokens, confidences = coupling.rank(processed, greedy, seeds, positions, self._width)
+        tokens, confidences = coupling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
         rows = zip(places, tokens.tolist(), confidences.tolist(), strict=True)
         return [
             [Guess(place.start, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]

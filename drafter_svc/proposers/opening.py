@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers import Proposer
-from drafter_svc.proposers.corpus import Corpus
-from drafter_svc.proposers.lookup import LookupProposer, NgramText, SuffixText, Text
+from drafter_svc.proposers.corpus import Corpora
+from drafter_svc.proposers.lookup import Growth, LookupProposer, NgramText, SuffixText, Text
+from drafter_svc.proposers.prediction import PredictionText
+from drafter_svc.session import Session
 from slipstream import wire
-from slipstream.errors import InvalidArgument
+from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import types_pb2
+from slipstream.vocabulary import eos_token_ids, fingerprint, load_tokenizer
 
-LOOKUPS = ("ngram", "suffix")
+if TYPE_CHECKING:  # lookups need no torch
+    from slipstream.engine.engine import Engine
+
+LOOKUPS = ("ngram", "suffix", "prediction")
 MOST = 2**31 - 1
 LOOKUP_NODES = 8
 """Guesses below one node in one step."""
@@ -26,10 +36,14 @@ def open_proposer(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]
         return _model(config)
     if config.method not in LOOKUPS:
         raise InvalidArgument(f"DRAFTER_METHOD={config.method!r}; choose model, {', '.join(LOOKUPS)}.")
-    corpus = Corpus(config.corpus_tokens) if config.corpus_tokens else None
-    texts: dict[str, Callable[[], Text]] = {
-        "ngram": NgramText,
-        "suffix": lambda: SuffixText(corpus, config.width, LEAST_SHARE),
+    corpora = Corpora(config.corpus_tokens, config.corpus_salts, config.corpus_shared) if config.corpus_tokens else None
+    bounds = Growth(config.width, LEAST_SHARE)
+    texts: dict[str, Callable[[Session], Text]] = {
+        "ngram": lambda session: NgramText(),
+        "suffix": lambda session: SuffixText(
+            corpora.of(session.cache_salt) if corpora else None, bounds, len(session.tokens)
+        ),
+        "prediction": lambda session: PredictionText(session.prediction, session.prompt_length),
     }
     # Without a model there is no vocabulary to differ in: an empty fingerprint fits any target.
     anything = types_pb2.ModelInfo(name=config.method, vocabulary_size=MOST, max_length=MOST, dtype="none")
@@ -41,8 +55,45 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
     from drafter_svc.proposers.model import ModelProposer
     from slipstream.engine.opening import open_engine
 
-    engine = open_engine(config.model, config.dtype, config.kv_tokens)
+    engine = open_engine(config.model, config.dtype, config.kv_tokens, config.quantisation)
+    if config.translate_for:
+        target = load_tokenizer(config.translate_for)
+        if fingerprint(target) != engine.model.fingerprint:
+            return _translated(config, engine, target)
     proposer = ModelProposer(
-        engine, width=config.width, max_nodes=config.max_nodes, proposal_tokens=config.proposal_tokens
+        engine,
+        width=config.width,
+        max_nodes=config.max_nodes,
+        proposal_tokens=config.proposal_tokens,
+        sharpness=config.sharpness,
     )
     return wire.model_to_wire(engine.model), proposer
+
+
+def _translated(config: DrafterConfig, engine: Engine, tokenizer: Tokenizer) -> tuple[types_pb2.ModelInfo, Proposer]:
+    """Announces the vocabulary of the target that it translates for, so that it is paired with no other."""
+    from drafter_svc.proposers.spelling import Spelling
+    from drafter_svc.proposers.translated import TranslatedProposer
+    from drafter_svc.proposers.translation import Translation
+
+    announced = fingerprint(tokenizer)
+    target, draft = Spelling(tokenizer), Spelling(load_tokenizer(config.model), engine.model.vocabulary_size)
+    translation = Translation(target, draft, (_ends(config.translate_for), engine.model.eos_token_ids))
+    proposer = TranslatedProposer(
+        engine,
+        translation,
+        width=config.width,
+        max_nodes=config.max_nodes,
+        proposal_tokens=config.proposal_tokens,
+        sharpness=config.sharpness,
+    )
+    model = replace(engine.model, fingerprint=announced, vocabulary_size=target.size)
+    return wire.model_to_wire(model), proposer
+
+
+def _ends(name: str) -> tuple[int, ...]:
+    """The end-of-text ids of a tokenizer's folder; none where it holds a tokenizer and no model."""
+    try:
+        return eos_token_ids(name)
+    except NotFound:
+        return ()

@@ -43,8 +43,10 @@ class LinearCost:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedModel:
-    """`acceptance` 1 is the target itself; a drafter agrees with it at that share of the positions. Where it does not, the
-    truth is among its next guesses with probability `fanout`; its logits then say honestly how likely each guess is."""
+    """`acceptance` 1 is the target itself; a drafter agrees with it at that share of the positions. Where it does
+    not, the truth is among its next guesses with probability `fanout`; its logits then say honestly how likely each
+    guess is.
+    """
 
     name: str = "emulated"
     vocabulary_size: int = 256

@@ -1,0 +1,40 @@
+"""Ask-then-verify, the baseline: a verifier that waits for its drafter's whole answer in every round.
+
+usage: python -m benchmarks.synchronous     (settings: VERIFIER_*, as of `python -m verifier_svc`)
+
+Its drafter is to be started with DRAFTER_MAX_NODES = max_draft_tokens and DRAFTER_WIDTH = 1: then it drafts a chain
+after each commit and nothing ahead of need. The verifier is the real one but for the waiting rule, which is replaced
+by "until the answer is complete", as in engines that ask.
+"""
+
+from __future__ import annotations
+
+from slipstream.config import from_env
+from slipstream.server import run, until_signal
+from verifier_svc.config import VerifierConfig
+from verifier_svc.planner import Plan, Planner
+from verifier_svc.verifier import Parts, running
+
+ANSWER_TIMEOUT_S = 1.0
+
+
+class SynchronousPlanner(Planner):
+    """Holds every step back until each session's tree holds as many candidates as it may verify."""
+
+    def pause(self, plan: Plan, waited_s: float) -> float:
+        if not plan.decoding or waited_s >= ANSWER_TIMEOUT_S:
+            return 0.0
+        missing = any(turn.session.tree.depth < turn.session.draft_limit for turn in plan.turns)
+        return ANSWER_TIMEOUT_S - waited_s if missing else 0.0
+
+
+async def main() -> None:
+    config = from_env(VerifierConfig, "VERIFIER_")
+    async with running(config, Parts(planner=SynchronousPlanner)) as verifier:
+        await verifier.server.serving(True)
+        print(f"ready grpc={verifier.address}", flush=True)
+        await until_signal()
+
+
+if __name__ == "__main__":
+    run("verifier", main())

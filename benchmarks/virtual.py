@@ -1,0 +1,210 @@
+"""The real drafter, verifier and planner on a virtual clock: what the policies are worth, without the machine's noise.
+
+Everything between a verifier's and a drafter's stream is the system's own code, on emulated engines; only the clock,
+the model thread and the link are replaced: a pass takes exactly its emulated time, a frame arrives exactly `delay_s`
+later, and Python costs nothing. So figures are exact, repeatable to the last digit, and take no time: an upper bound
+that the measured system is to be held against.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from drafter_svc import service as drafter_service
+from drafter_svc.proposers.model import ModelProposer
+from drafter_svc.scheduler import Scheduler as DraftScheduler
+from slipstream import wire
+from slipstream.engine.blocks import BlockPool
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
+from verifier_svc import service as verifier_service
+from verifier_svc.curve import BUCKETS, CostCurve
+from verifier_svc.drafter import Drafter
+from verifier_svc.drafters import Drafters
+from verifier_svc.planner import Limits, Planner
+from verifier_svc.scheduler import Scheduler
+
+VOCABULARY = 512
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only while it would have waited."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Jumping(selectors.SelectSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready and timeout:
+            self._loop.now += timeout
+        return ready
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
+
+
+class VirtualThread:
+    """A model thread that is busy for as long as its engine says. For `ModelThread`."""
+
+    def __init__(self) -> None:
+        self.engine_s = 0.0
+        self._busy = asyncio.Lock()
+
+    def sleep(self, seconds: float) -> None:
+        self.engine_s += seconds
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        async with self._busy:
+            before = self.engine_s
+            result = function(*args)
+            await asyncio.sleep(self.engine_s - before)
+            return result
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is emulated. Seconds."""
+
+    delay_s: float = 0.0
+    """One way between drafter and verifier."""
+    target: LinearCost = field(default_factory=lambda: LinearCost(0.020, 0.001, 0.0, 16))
+    draft: LinearCost = field(default_factory=lambda: LinearCost(0.002))
+    acceptance: float = 0.8
+    fanout: float = 0.7
+    width: int = 4
+    expand: int = 4
+    max_nodes: int = 128
+    min_path_probability: float = 0.04
+    planner: type[Planner] = Planner
+
+
+@dataclass(slots=True)
+class Outcome:
+    seconds: float
+    steps: int
+    draft_steps: int
+    candidate_bytes: int
+    rounds: list[verifier_pb2.Round]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(round.token_ids) for round in self.rounds)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+class VirtualLink:
+    """For `links.Link`: what the verifier says arrives at one drafter's stream, and the other way round, late."""
+
+    def __init__(self, peer: drafter_service.Peer, listener: Drafter, delay_s: float) -> None:
+        self.up = True
+        self.bytes = 0
+        self._peer = peer
+        self._listener = listener
+        self._delay_s = delay_s
+
+    def send(self, command: drafter_pb2.DraftCommand) -> None:
+        request = drafter_pb2.DraftRequest(commands=[command])
+        asyncio.get_running_loop().call_later(self._delay_s, self._peer.receive, request)
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while items := await self._peer.outbox.take():
+            frame = drafter_service.pack(items)
+            self.bytes += frame.ByteSize()
+            loop.call_later(self._delay_s, self._listener.receive, frame)
+
+
+def _engine(model: EmulatedModel, cost: LinearCost, thread: VirtualThread) -> EmulatedEngine:
+    return EmulatedEngine(model, cost, BlockPool(1 << 16, 32), lambda: 0.0, thread.sleep)
+
+
+async def decode(world: World, sessions: int, tokens: int, max_draft_tokens: int) -> Outcome:
+    """`sessions` at once, each `tokens` long. Must run under `run`."""
+    loop = asyncio.get_running_loop()
+    draft_thread, target_thread = VirtualThread(), VirtualThread()
+    draft = _engine(
+        EmulatedModel(vocabulary_size=VOCABULARY, acceptance=world.acceptance, fanout=world.fanout),
+        world.draft,
+        draft_thread,
+    )
+    proposer = ModelProposer(draft, width=world.width, max_nodes=world.max_nodes, proposal_tokens=32)
+    drafting = DraftScheduler(proposer, draft_thread, 512, world.expand, loop.time)  # type: ignore[arg-type]
+    bounds = drafter_service.Bounds(wire.model_to_wire(draft.model), 4096, world.max_nodes)
+
+    target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread)
+    model = wire.model_to_wire(target.model)
+    drafters = Drafters(model, world.min_path_probability, loop.time)
+    planner = world.planner(drafters, Limits(512, 256, 0.25), _curve(world.target), loop.time)
+    verifying = Scheduler(target, target_thread, drafters, planner, loop.time)  # type: ignore[arg-type]
+    service = verifier_service.VerifierService(verifying, drafters, verifier_service.Bounds(model, 4096, 64))
+    gateway = verifier_service.Peer(service)
+
+    links: list[VirtualLink] = []
+    loops: list[Awaitable[None]] = [drafting.run(), verifying.run()]
+
+    def connect(drafter: Drafter) -> None:
+        link = VirtualLink(drafter_service.Peer(drafting, bounds), drafter, world.delay_s)
+        drafter._link = link  # type: ignore[assignment]
+        links.append(link)
+        tasks.append(loop.create_task(link.run()))
+
+    tasks = [loop.create_task(each) for each in loops]  # type: ignore[arg-type]
+    address = verifier_pb2.DrafterAddress(address="drafter:1", name="model")
+    connect(drafters._drafter(address, []))
+    for number in range(sessions):
+        gateway.receive(_open(number, tokens, max_draft_tokens, address))
+    rounds: list[verifier_pb2.Round] = []
+    ended = 0
+    while ended < sessions:
+        replies = await gateway.outbox.take()
+        rounds += [reply for reply in replies if isinstance(reply, verifier_pb2.Round)]
+        ends = [reply for reply in replies if isinstance(reply, verifier_pb2.SessionEnd)]
+        assert not any(end.HasField("failure") for end in ends), ends
+        ended += len(ends)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return Outcome(loop.time(), verifying.steps, drafting.steps, links[0].bytes, rounds)
+
+
+def _curve(cost: LinearCost) -> CostCurve:
+    curve = CostCurve()
+    for size in BUCKETS:
+        for sessions in (1, 4, 16, 64, 256):
+            if sessions <= size:
+                curve.record(size, sessions, [cost(size, sessions)])
+    return curve
+
+
+def _open(
+    number: int, tokens: int, max_draft_tokens: int, address: verifier_pb2.DrafterAddress
+) -> verifier_pb2.DecodeRequest:
+    prompt = [number % VOCABULARY, 1, 2, 3]
+    request = verifier_pb2.DecodeOpen(
+        key=types_pb2.SessionKey(id=f"session-{number}", epoch=1),
+        prefix=types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
+        sampling=types_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
+        max_length=len(prompt) + tokens,
+        policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),
+        drafters=[address] if max_draft_tokens else [],
+    )
+    return verifier_pb2.DecodeRequest(commands=[verifier_pb2.DecodeCommand(session=number, epoch=1, open=request)])

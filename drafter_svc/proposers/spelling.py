@@ -1,0 +1,168 @@
+"""A tokenizer seen as spelling: the bytes that each token stands for, and the tokens that spell some bytes.
+
+Bytes and not characters, because a token may hold half a character. All spellings are those in the middle of a text:
+what a tokenizer does to the beginning of a text (a space before it, a special token) is known apart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BROKEN = re.compile("([\udc80-\udcff]+)")
+"""Bytes that are no UTF-8, as `surrogateescape` shows them."""
+_ANCHORS = ("\n", "0", ".", "a")
+_PROBES = ("b", " b", "\nb", "(b")
+
+
+class Spelling:
+    """Takes the tokenizer over: its truncation, padding and parsing of special tokens are switched off.
+
+    `size` bounds the ids that `encode` returns: a model may have fewer rows than its tokenizer has tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, size: int | None = None) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True  # `<s>` in a text is three characters
+        self._tokenizer = tokenizer
+        known = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.size = known if size is None else size
+        added = tokenizer.get_added_tokens_decoder()
+        self.special = {token.content: index for index, token in added.items() if token.special}
+        self.words = list(self._words(known, {index: token.content for index, token in added.items()}))
+        """By id; None for a token without text of its own: special, unknown, or not decodable by itself."""
+        self._bytes = _byte_tokens(self.words)
+        self.opening = self._opening()
+        self.prepends = self.joined(self._encode("b")) == b" b"
+        """Whether a space is put before a text."""
+        self._anchor = self._find_anchor() if self.prepends else None
+
+    def word(self, token: int) -> bytes | None:
+        return self.words[token] if 0 <= token < len(self.words) else None
+
+    def joined(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self.word(token) or b"" for token in tokens)
+
+    def encode(self, data: bytes, inside: bool = True) -> list[int]:
+        """The tokens that spell `data` in the middle of a text, or at its beginning. Never raises.
+
+        What the tokenizer has no tokens for is left out or is its unknown token: compare `joined` where that matters.
+        """
+        try:
+            tokens = self._encode_inside(data.decode()) if inside else self._encode(data.decode())
+        except UnicodeDecodeError:
+            tokens = self._encode_broken(data, inside)
+        return [token for token in tokens if token < self.size]
+
+    def _encode_broken(self, data: bytes, inside: bool) -> list[int]:
+        tokens: list[int] = []
+        for number, part in enumerate(_BROKEN.split(data.decode("utf-8", "surrogateescape"))):
+            if number % 2:
+                broken = part.encode("utf-8", "surrogateescape")
+                tokens += [self._bytes[byte] for byte in broken if byte in self._bytes]
+            elif part:
+                tokens += self._encode_inside(part) if inside or number else self._encode(part)
+        return tokens
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception:  # tokenizers raises bare Exception where it has no token for a character
+            return []
+        return ids
+
+    def _encode_inside(self, text: str) -> list[int]:
+        """A space that would be put before the text goes to an anchor instead, whose tokens are taken off again."""
+        if self._anchor is not None:
+            anchor, tokens = self._anchor
+            found = self._encode(anchor + text)
+            if found[: len(tokens)] == tokens:
+                return found[len(tokens) :]
+        return self._encode(text)
+
+    def _find_anchor(self) -> tuple[str, list[int]] | None:
+        def intact(anchor: str) -> int:
+            tokens = self._encode(anchor)
+            found = [(self._encode(anchor + probe), probe) for probe in _PROBES]
+            size = len(tokens)
+            return sum(ids[:size] == tokens and self.joined(ids[size:]) == text.encode() for ids, text in found)
+
+        best = max(_ANCHORS, key=intact)
+        return (best, self._encode(best)) if intact(best) else None
+
+    def _opening(self) -> tuple[int, ...]:
+        """What the tokenizer puts before every text, such as a token for its beginning."""
+        encoding = self._tokenizer.encode("b", add_special_tokens=True)
+        first = next((i for i, special in enumerate(encoding.special_tokens_mask) if not special), 0)
+        return tuple(token for token in encoding.ids[:first] if token < self.size)
+
+    def _words(self, known: int, added: dict[int, str]) -> Iterator[bytes | None]:
+        kinds = set(_decoders(self._tokenizer))
+        special = set(self.special.values())
+        alphabet = _byte_alphabet()
+        anchor = None if "ByteLevel" in kinds or not kinds else self._plain_token(known, special)
+        for index in range(known):
+            word: str | None = self._tokenizer.id_to_token(index)
+            if word is None or index in special:
+                yield None
+            elif "ByteFallback" in kinds and (found := _BYTE_TOKEN.fullmatch(word)):
+                yield bytes.fromhex(found[1])
+            elif index in added:
+                yield added[index].encode()
+            elif "ByteLevel" in kinds:
+                yield bytes(alphabet[sign] for sign in word) if alphabet.keys() >= set(word) else word.encode()
+            else:
+                yield _clean(word if anchor is None else self._after(anchor, index))
+
+    def _plain_token(self, known: int, special: set[int]) -> int | None:
+        """A token with plain text of its own, to put before others: at the beginning a decoder may strip a space."""
+        for index in range(known):
+            if index not in special and self._tokenizer.id_to_token(index) is not None:
+                text = self._decode([index])
+                if text.isalnum() and self._decode([index, index]).startswith(text):
+                    return index
+        return None
+
+    def _after(self, anchor: int, token: int) -> str:
+        alone, both = self._decode([anchor]), self._decode([anchor, token])
+        return both[len(alone) :] if both.startswith(alone) else ""
+
+    def _decode(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
+
+
+def _clean(text: str) -> bytes | None:
+    """None for a token that is no text by itself: decoders put U+FFFD for half a character."""
+    return text.encode() if text and "\ufffd" not in text else None
+
+
+def _byte_tokens(words: list[bytes | None]) -> dict[int, int]:
+    """The token of each single byte; of two that spell the same either will do: only broken UTF-8 asks for them."""
+    return {word[0]: token for token, word in enumerate(words) if word is not None and len(word) == 1}
+
+
+def _decoders(tokenizer: Tokenizer) -> Iterator[str]:
+    """The types of the chain of decoders, sequences unfolded."""
+    state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
+    return _unfold(json.loads(state)) if state is not None else iter(())
+
+
+def _unfold(decoder: dict[str, Any]) -> Iterator[str]:
+    if decoder["type"] != "Sequence":
+        yield decoder["type"]
+    for part in decoder.get("decoders", ()):
+        yield from _unfold(part)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -1,0 +1,89 @@
+"""What becomes of guesses: which join a session's tree, which of them the verifier is told, and when.
+
+Under the coupled rule any choice is exact, so it is made for speed:
+
+- Every guess joins the drafter's own tree; those on likely paths are told. What is unlikely today may be likely after
+  the next commit, which divides every path probability by that of what was committed: then it is at hand, without a
+  pass. It costs the drafter a few words of memory and the wire nothing.
+- A guess that a step may be waiting for is told at once, the others together: a frame costs more than the nodes in it.
+
+Under the ratio rules the choice must not look at what was drawn: everything is told, in the order of drawing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from drafter_svc.proposers import Guess
+from drafter_svc.session import NEVER, Session
+from drafter_svc.tree import UNTOLD, Node
+
+URGENT = 0.2
+"""A step waits for a candidate only if its path is likelier than about this (`verifier_svc.waiting`)."""
+TOGETHER_S = 0.004
+"""So long less urgent candidates may wait for others: a fraction of any verifier's pass."""
+
+
+def join(session: Session, guesses: list[Guess]) -> None:
+    """The guesses become nodes of the session's tree."""
+    if session.sampling.acceptance == "coupled":
+        _join_ranked(session, guesses)
+    else:
+        _join_drawn(session, guesses)
+
+
+def _join_ranked(session: Session, guesses: list[Guess]) -> None:
+    added: list[Node | None] = []
+    for guess in guesses:
+        parent = added[guess.parent] if isinstance(guess.parent, int) else guess.parent
+        node = None if parent is None else session.tree.add(parent, guess.token, guess.log_prob)
+        added.append(node or (parent.children.get(guess.token) if parent is not None else None))
+
+
+def _join_drawn(session: Session, guesses: list[Guess]) -> None:
+    """In the order of drawing, as many as there is room for.
+
+    Whether a drawn token is there must not depend on its own value, nor on what was drawn below it or after it: here it
+    depends on how many nodes there are and on whether its parent lives. What is below a node is drawn in a later step
+    than the node and all its siblings, so this order is that of the rule too.
+    """
+    for guess in guesses:
+        parent = guess.parent
+        assert isinstance(parent, Node)
+        if session.tree.node_count >= session.policy.max_nodes:
+            if not parent.children:  # it is asked again: its noise is its own, so is its draw
+                session.tree.reopen(parent)
+        elif node := session.tree.add(parent, guess.token, guess.log_prob, guess.proposal):
+            session.tree.tell(node)
+
+
+def tell(session: Session, now: float, *, idle: bool = False) -> list[Node]:
+    """The nodes that the verifier is to be told now, parents before children; none while the rest can wait for more.
+
+    `idle`: no pass is coming that could add to them.
+    """
+    tree = session.tree
+    worthy = _worthy(session)
+    if worthy and not idle:
+        urgent = worthy[0].path_log_prob - tree.root.path_log_prob >= math.log(URGENT)
+        if session.held_since is None:
+            session.held_since = now
+        if not urgent and now - session.held_since < TOGETHER_S:
+            return tree.take_told()
+    session.held_since = None
+    for node in worthy:
+        tree.tell(node)
+    return tree.take_told()
+
+
+def _worthy(session: Session) -> list[Node]:
+    """Nodes not told yet on paths that are likely enough, likeliest first, as many as the policy has room for."""
+    tree, policy = session.tree, session.policy
+    room = policy.max_nodes - tree.told_count
+    if room <= 0:
+        return []
+    worthy = tree.untold(room, math.log(max(policy.min_path_probability, NEVER)))
+    first = tree.favourite
+    if first is not None and first.number == UNTOLD and first not in worthy and len(worthy) < room:
+        worthy.append(first)
+    return worthy

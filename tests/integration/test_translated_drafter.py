@@ -1,0 +1,274 @@
+"""A drafter whose tokenizer is not the target's: what it guesses, and that no text changes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.processes import MODELS
+from benchmarks.prompts import held_out
+from benchmarks.translation import agreement, permuted, runs
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafter import running as drafter_running
+from drafter_svc.proposers import Answer, Guess, Turn
+from drafter_svc.proposers.opening import open_proposer
+from drafter_svc.proposers.spelling import Spelling
+from drafter_svc.proposers.translated import TranslatedProposer
+from drafter_svc.proposers.translation import Translation
+from drafter_svc.session import Policy, Session
+from drafter_svc.tree import Node
+from slipstream.cli.serve import check_fit
+from slipstream.engine.engine import Engine
+from slipstream.engine.opening import open_engine
+from slipstream.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from slipstream.sampling import Sampling
+from slipstream.vocabulary import fingerprint, load_tokenizer
+from slipstream.wire import model_to_wire
+from tests.checkpoints import save_checkpoint
+from tests.fleet import Decoded, gateway, verifier
+from tests.unit.test_translation import LINES, byte_level
+
+TARGET, DRAFT = str(MODELS / "target"), str(MODELS / "draft")
+TOKENS = 16
+SAMPLINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0, seed=2**63 + 5),
+    Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.4, logit_bias={300: 2.0}, seed=11),
+]
+
+
+@pytest.fixture(scope="module")
+def shuffled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The shipped draft model under other token ids."""
+    return str(permuted(MODELS / "draft", tmp_path_factory.mktemp("drafts") / "permuted"))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    yield open_engine(TARGET, "float32")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer(TARGET)
+    return [tokenizer.encode(text).ids for text in held_out(3, seed=5)]
+
+
+def config(model: str, **settings: object) -> DrafterConfig:
+    return DrafterConfig(model=model, dtype="float32", listen="127.0.0.1:0", grace_s=0.0, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_translated_drafter_guesses_as_well_as_the_same_model_untranslated(
+    shuffled: str, engine: Engine, temperature: float
+) -> None:
+    some = runs(engine, held_out(5, seed=5), temperature, TOKENS)
+    _, plain = open_proposer(config(DRAFT))
+    _, translated = open_proposer(config(shuffled, translate_for=TARGET))
+    for with_translation, without in zip(agreement(translated, some), agreement(plain, some), strict=True):
+        assert with_translation >= without - 0.05 > 0.4
+
+
+async def decode(
+    engine: Engine, prompt: list[int], sampling: Sampling, drafter: str = "", trusted: bool = False
+) -> Decoded:
+    async with verifier(engine) as server, gateway(server.address) as client:
+        drafters = [drafter] if drafter else []
+        return await client.decode(prompt, tokens=TOKENS, sampling=sampling, drafters=drafters, trusted=trusted)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+async def test_a_translated_drafter_changes_no_text(
+    shuffled: str, engine: Engine, prompts: list[list[int]], sampling: Sampling
+) -> None:
+    plain = [(await decode(engine, prompt, sampling)).token_ids for prompt in prompts]
+    async with drafter_running(config(shuffled, translate_for=TARGET)) as drafter:
+        drafted = [await decode(engine, prompt, sampling, drafter.address) for prompt in prompts]
+    assert [decoded.token_ids for decoded in drafted] == plain
+    assert sum(decoded.accepted for decoded in drafted) > 0
+    assert not any(event.failure.message for decoded in drafted for event in decoded.events)
+
+
+async def test_the_ratio_rule_gets_an_honest_distribution_over_target_tokens(
+    shuffled: str, engine: Engine, prompts: list[list[int]]
+) -> None:
+    """The verifier checks each: known tokens, positive weights, the drafted token among them."""
+    sampling = Sampling(temperature=1.0, seed=3, acceptance="rejection")
+    async with drafter_running(config(shuffled, translate_for=TARGET)) as drafter:
+        decoded = [await decode(engine, prompt, sampling, drafter.address, trusted=True) for prompt in prompts]
+    assert all(len(one.token_ids) == TOKENS for one in decoded)
+    assert sum(one.accepted for one in decoded) > 0
+    assert not any(event.failure.message for one in decoded for event in one.events)
+
+
+async def test_without_translation_the_refusal_names_both_vocabularies(
+    shuffled: str, engine: Engine, prompts: list[list[int]]
+) -> None:
+    mine, theirs = fingerprint(load_tokenizer(shuffled)), fingerprint(load_tokenizer(TARGET))
+    async with drafter_running(config(shuffled)) as drafter, verifier(engine) as server:
+        async with gateway(server.address) as client:
+            decoded = await client.decode(prompts[0], tokens=4, drafters=[drafter.address])
+        with pytest.raises(FailedPrecondition, match=f"{mine}.*{theirs}.*--translate"):
+            await check_fit(server.address, [drafter.address])
+    (failure,) = (event.failure for event in decoded.events if event.failure.message)
+    assert mine in failure.message and theirs in failure.message
+    assert decoded.drafted == 0 and len(decoded.token_ids) == 4
+
+
+async def test_a_translating_drafter_fits_its_own_target_and_no_other(shuffled: str, engine: Engine) -> None:
+    announced, _ = open_proposer(config(shuffled, translate_for=TARGET))
+    assert announced.vocabulary_fingerprint == engine.model.fingerprint
+    assert announced.vocabulary_size == load_tokenizer(TARGET).get_vocab_size()
+    assert announced.name == Path(shuffled).name
+    same, _ = open_proposer(config(DRAFT, translate_for=TARGET))
+    assert same == model_to_wire(open_engine(DRAFT, "float32").model)
+
+
+def test_only_a_model_can_translate() -> None:
+    with pytest.raises(InvalidArgument, match="DRAFTER_TRANSLATE_FOR"):
+        DrafterConfig(method="ngram", translate_for=TARGET)
+
+
+VOCABULARY = 340
+
+
+def random_drafter(folder: Path, tokenizer: Tokenizer) -> Path:
+    save_checkpoint("llama", folder, vocab_size=tokenizer.get_vocab_size())
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that spells everything in single bytes: a draft text is many times as long as the target's."""
+    return random_drafter(tmp_path_factory.mktemp("tiny") / "bytes", byte_level(257, ["<|end|>"]))
+
+
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose last tokens change with what follows them."""
+    return random_drafter(tmp_path_factory.mktemp("tiny") / "merging", byte_level(420, ["<|end|>"], regex=False))
+
+
+def tiny_proposer(folder: Path, target: Tokenizer | None = None) -> TranslatedProposer:
+    engine = open_engine(str(folder), "float32", 4096)
+    pair = Translation(Spelling(target or target_tokenizer()), Spelling(load_tokenizer(str(folder))))
+    return TranslatedProposer(engine, pair, width=3, max_nodes=16, proposal_tokens=8)
+
+
+def target_tokenizer() -> Tokenizer:
+    return byte_level(VOCABULARY, ["<|end|>", "<|mark|>"])
+
+
+def new_session(tokens: list[int], max_length: int = 80) -> Session:
+    return Session(1, Sampling(temperature=1.0, seed=5), Policy(16, 0.0), tokens, len(tokens), max_length)
+
+
+def turn_of(session: Session, chance: random.Random, text: Sequence[int] = (0,)) -> Turn:
+    """As the scheduler takes it, with a random tree: below the root some of the tokens of the text, or any."""
+    nodes: list[Node] = []
+    for _ in range(chance.randrange(4)):
+        above = chance.choice([session.tree.root, *nodes])
+        depth = len(session.tokens) + above.depth - session.tree.root.depth
+        token = text[depth % len(text)] if chance.random() < 0.8 else chance.randrange(257)
+        if node := session.tree.add(above, token, -0.5):
+            nodes.append(node)
+    nodes = list(session.tree.nodes())
+    parents = [nodes.index(node.parent) if node.parent in nodes else -1 for node in nodes]
+    expand = sorted(chance.sample(range(-1, len(nodes)), min(2, 1 + len(nodes))))
+    starts = [session.tree.root if index < 0 else nodes[index] for index in expand]
+    start, session.computed = session.computed, len(session.tokens) - 1
+    tokens = [node.token for node in nodes]
+    return Turn(session, session.revision, start, session.tokens[start:], nodes, tokens, parents, expand, starts)
+
+
+def told(answer: Answer) -> list[Guess]:
+    assert isinstance(answer, list), answer
+    return answer
+
+
+def assert_same(one: Answer, other: Answer) -> None:
+    assert [guess.token for guess in told(one)] == [guess.token for guess in told(other)]
+    assert [guess.log_prob for guess in told(one)] == pytest.approx([g.log_prob for g in told(other)], abs=0.01)
+
+
+@pytest.mark.parametrize(("target", "draft"), [(VOCABULARY, "tiny"), (257, "merging")])
+def test_what_is_kept_from_turn_to_turn_never_changes_a_guess(
+    target: int, draft: str, request: pytest.FixtureRequest
+) -> None:
+    """Several sessions in a pass, nodes of their trees, commits, rollbacks, text that outgrows what was reserved:
+    yet a session that begins with a node's text gets the same guesses."""
+    chance = random.Random(7)
+    tokenizer = byte_level(target, ["<|end|>"])
+    proposer = tiny_proposer(request.getfixturevalue(draft), tokenizer)
+    text = tokenizer.encode(LINES[3]).ids
+    engine = proposer._engine
+    sessions = [new_session(text[: 3 + number]) for number in range(3)]
+    for _ in range(15):
+        turns = [turn_of(session, chance, text) for session in sessions]
+        answers = proposer.grow(turns)
+        for turn, answer in zip(turns, answers, strict=True):
+            for index, start in zip(turn.expand, turn.starts, strict=True):
+                fresh = new_session(turn.session.tokens + turn.path(index))
+                alone = Turn(fresh, 0, 0, fresh.tokens, [], [], [], [-1], [fresh.tree.root])
+                assert_same([guess for guess in told(answer) if guess.parent is start], *proposer.grow([alone]))
+                proposer.close(fresh)
+            assert all(0 <= guess.token < target for guess in told(answer))
+        for session in sessions:
+            fresh = text[len(session.tokens) :][: chance.randrange(1, 4)]
+            if chance.random() < 0.2 or not fresh:
+                fresh = chance.choices(range(257), k=3)
+                session.replace(session.tokens[: chance.randrange(1, len(session.tokens) + 1)] + fresh)
+            else:
+                session.commit(len(session.tokens), fresh)
+    for session in sessions:
+        proposer.close(session)
+        proposer.close(session)
+    assert engine.blocks_free == engine.blocks_total
+
+
+def test_a_session_that_the_draft_model_cannot_hold_is_refused_and_its_neighbour_served(tiny: Path) -> None:
+    longest = json.loads((tiny / "config.json").read_text())["max_position_embeddings"]
+    proposer = tiny_proposer(tiny)
+    long = new_session(target_tokenizer().encode("self " * (longest // 4)).ids, 10_000)
+    short = new_session(target_tokenizer().encode("self").ids)
+    chance = random.Random(1)
+    refused, served = proposer.grow([turn_of(long, chance), turn_of(short, chance)])
+    assert isinstance(refused, ResourceExhausted) and str(longest) in refused.message
+    assert told(served)
+
+
+def test_a_text_that_the_drafter_cannot_read_gets_no_guess(tiny: Path) -> None:
+    """Nothing but a chat mark that the draft model has no token for."""
+    proposer = tiny_proposer(tiny)
+    mark = target_tokenizer().token_to_id("<|mark|>")
+    assert proposer.grow([turn_of(new_session([mark]), random.Random(3))]) == [[]]
+
+
+def test_broken_numbers_cost_the_session_and_are_said(tiny: Path) -> None:
+    proposer = tiny_proposer(tiny)
+    forward = proposer._engine.forward
+    proposer._engine.forward = lambda segments: torch.full_like(forward(segments), torch.nan)  # type: ignore[method-assign]
+    (answer,) = proposer.grow([turn_of(new_session([70, 71]), random.Random(1))])
+    assert not isinstance(answer, list) and answer.reason == "BROKEN_NUMBERS"
+
+
+def test_a_long_prompt_is_read_in_parts(tiny: Path) -> None:
+    proposer = tiny_proposer(tiny)
+    prompt = target_tokenizer().encode("def read(self, path): return open(path)").ids
+    parts = new_session(prompt)
+    for stop in range(3, len(prompt), 3):
+        assert proposer.grow([Turn(parts, 0, stop - 3, prompt[stop - 3 : stop], [], [], [], [], [])]) == [[]]
+        parts.computed = stop
+    chance = random.Random(2)
+    whole = new_session(prompt)
+    first, second = (turn_of(session, chance) for session in (parts, whole))
+    last = replace(second, session=parts, computed=first.computed, pending=first.pending)
+    assert_same(*proposer.grow([last, second]))
