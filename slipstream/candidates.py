@@ -16,7 +16,6 @@ forgotten with their names; dead nodes lose theirs at once; one source has at mo
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
@@ -70,6 +69,8 @@ class CandidateTree:
         self.limits = limits or Limits()
         self.node_count = 0
         """Live candidates."""
+        self.version = 0
+        """Grows with every change."""
         self._order = 0
         self._sources: dict[int, _Source] = {}
         start = max(0, len(committed) - self.limits.window)
@@ -110,13 +111,18 @@ class CandidateTree:
             source.generation, source.base = frame.generation, frame.base_length
         if frame.base_length != source.base:
             raise InvalidArgument("base_length changed within a generation; start a new generation instead.")
-        fates = Counter(self._graft_node(frame, index, source) for index in range(len(frame.token_ids)))
-        return Grafted(fates.pop("added", 0), fates.pop("merged", 0), dict(fates))
+        fates: dict[str, int] = {}
+        for index in range(len(frame.token_ids)):
+            fate = self._graft_node(frame, index, source)
+            fates[fate] = fates.get(fate, 0) + 1
+        self.version += 1
+        return Grafted(fates.pop("added", 0), fates.pop("merged", 0), fates)
 
     def commit(self, token_ids: Sequence[int]) -> bool:
         """Moves the root along these tokens, inside the tree or out of it. Returns whether one of them was none of the
         candidates for its place: with no candidates there, nobody was wrong."""
         diverged = False
+        self.version += 1
         for token in token_ids:
             root = self._root
             kept = root.children.pop(token, None)
@@ -144,6 +150,7 @@ class CandidateTree:
         if not 0 <= length <= self.base_length:
             raise OutOfRange(f"cannot roll back to {length}; {self.base_length} tokens are committed.")
         self._kill(self._root)
+        self.version += 1
         for source in self._sources.values():
             # Once per generation: of two rollbacks in a row, a drafter may notice only the second.
             source.generation += source.base >= 0
@@ -158,6 +165,7 @@ class CandidateTree:
         """A drafter is gone: drops what only it vouches for. The number may be used for another one, from any
         generation.
         """
+        self.version += 1
         gone = self._sources.pop(source, None)
         if gone is not None:
             self._unname(source, gone)

@@ -86,11 +86,17 @@ class Drafter:
         """Start again on the session's present prefix."""
         self._open(session, self._by_session[session].name)
 
+    def moved(self, session: Session) -> None:
+        """The session's root moved; the drafter will be told."""
+        attachment = self._by_session.get(session)
+        if attachment is not None:
+            attachment.asked(self._pool.clock())
+
     def commit(self, session: Session, base: int, token_ids: list[int]) -> None:
+        """Tells the drafter what was committed."""
         attachment = self._by_session.get(session)
         if attachment is None:
             return
-        attachment.asked(self._pool.clock())
         if not session.tree.follows(attachment.source):
             self._expect(attachment)
         self._send(attachment, commit=drafter_pb2.DraftCommit(base_length=base, token_ids=token_ids))

@@ -83,6 +83,11 @@ class Drafters:
         if session in self._of_session:
             self._of_session[session] = [other for other in self._of_session[session] if other is not drafter]
 
+    def moved(self, session: Session) -> None:
+        """The session's root moved: from now on candidates on the new one are expected."""
+        for drafter in self._of_session.get(session, ()):
+            drafter.moved(session)
+
     def commit(self, session: Session, base: int, token_ids: list[int]) -> None:
         for drafter in self._of_session.get(session, ()):
             drafter.commit(session, base, token_ids)

@@ -14,7 +14,7 @@ from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
 from verifier_svc.pace import Average
 from verifier_svc.price import Price
-from verifier_svc.session import Session
+from verifier_svc.session import Offered, Session
 from verifier_svc.step import Turn
 from verifier_svc.waiting import Arrival, wait_s
 
@@ -128,8 +128,8 @@ class Planner:
         competing = [session for session in sessions if session.sampling.acceptance == "coupled"]
         paths: dict[Session, list[float]] = {}
         for session in competing:
-            chosen[session] = session.tree.select(min(session.draft_limit, room - aside))
-            paths[session] = self._paths(session, chosen[session])
+            offered = self._offered(session, min(session.draft_limit, room - aside))
+            chosen[session], paths[session] = offered.selection, offered.paths
         offers = [Offer(paths[session], session.draft_limit) for session in competing]
         seconds = self._curve.of(max(1, len(sessions)))
         allotment = allot(offers, seconds, room - aside, len(sessions) + aside + prefill)
@@ -137,6 +137,14 @@ class Planner:
             chosen[session] = chosen[session].head(count)
         turns = [_turn(session, 1, selection) for session, selection in chosen.items()]
         return Plan(turns, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
+
+    def _offered(self, session: Session, limit: int) -> Offered:
+        """The session's best candidates. While a step waits it is planned again at every arrival, mostly elsewhere."""
+        known, version = session.offer, session.tree.version
+        if known is None or known.version != version or known.limit != limit:
+            selection = session.tree.select(limit)
+            known = session.offer = Offered(version, limit, selection, self._paths(session, selection))
+        return known
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
         return self._calibration.path_probabilities(_drafters(session, chosen), session.workload, chosen)

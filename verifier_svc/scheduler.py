@@ -45,6 +45,8 @@ class Scheduler:
         self._closing: list[Session] = []
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
+        self._results: list[Result] = []
+        """Of the last step, not told yet; empty whenever the loop waits."""
         self.steps = self.tokens = 0
         """Steps taken, tokens committed."""
         drafters.arrived = self.wake
@@ -90,11 +92,13 @@ class Scheduler:
             self._changed.clear()
             plan = self._planner.plan(self._sessions)
             if not plan.turns and not self._closing:
+                self._report()
                 await self._changed.wait()
                 continue
             waited = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
             pause = self._planner.pause(plan, waited)
             if pause > 0.0:
+                self._report()
                 await self._wait(pause)
                 continue
             self._waiting_since = None
@@ -115,13 +119,16 @@ class Scheduler:
         started = self._clock()
         for turn in turns:
             turn.session.in_step = True
-        outcomes = await self._thread.run(self._perform, turns, closing)
+        step = asyncio.ensure_future(self._thread.run(self._perform, turns, closing))
+        self._report()  # while the model is busy
+        outcomes = await step
         ended = self._clock()
         self.steps += 1
         if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
             self._planner.timed(plan, ended - started, waited)
+        timing = Timing(started, ended, waited)
         for turn, outcome in zip(turns, outcomes, strict=True):
-            self._finish(turn, outcome, Timing(started, ended, waited))
+            self._finish(turn, outcome, timing)
 
     def _perform(self, turns: list[Turn], closing: list[Session]) -> list[Outcome]:
         """On the model's thread. A step that fails as a whole fails its sessions, not the verifier."""
@@ -146,35 +153,47 @@ class Scheduler:
             self._commit(turn, outcome, timing)
 
     def _commit(self, turn: Turn, verdict: Verdict, timing: Timing) -> None:
-        session, chosen = turn.session, turn.selection
-        path = [chosen.token_ids[node] for node in verdict.path]
+        session = turn.session
+        path = [turn.selection.token_ids[node] for node in verdict.path]
         token_ids, reason = _clip(session, [*path, verdict.next_token])
-        miss = self._miss(session)
+        result = Result(turn, verdict, token_ids, timing, self._miss(session), timing.started - session.idle_since)
         session.commit(token_ids, turn.base + len(path))
+        session.idle_since = timing.ended
+        self._drafters.moved(session)
         self.tokens += len(token_ids)
-        self._planner.judged(turn, verdict)
+        self._results.append(result)
+        if reason is not None or verdict.dishonest:
+            self._report()
         if verdict.dishonest:
             self._drafters.disbelieve(session, InvalidArgument("a draft token lay outside its own distribution."))
-        session.say(
-            verifier_pb2.Round(
-                session=session.number,
-                epoch=session.epoch,
-                base_length=turn.base,
-                token_ids=token_ids,
-                drafted=len(chosen),
-                accepted=min(len(path), len(token_ids)),
-                wait_us=int((timing.started - session.idle_since) * 1e6),
-                verify_us=int((timing.ended - timing.started) * 1e6),
-                miss=miss,
-                bubble_us=int(timing.waited * 1e6),
-                drafters=_shares(session, chosen, verdict.path),
-            )
-        )
-        session.idle_since = timing.ended
         if reason is not None:
             self.end(session, reason)
-        else:
-            self._drafters.commit(session, turn.base, token_ids)
+
+    def _report(self) -> None:
+        """Tells drafters and gateways what was committed, and learns from it. Nothing of it decides about the next
+        step, so it is done while that one runs.
+        """
+        results, self._results = self._results, []
+        for result in results:
+            turn, verdict = result.turn, result.verdict
+            session, chosen = turn.session, turn.selection
+            self._drafters.commit(session, turn.base, result.token_ids)
+            session.say(
+                verifier_pb2.Round(
+                    session=session.number,
+                    epoch=session.epoch,
+                    base_length=turn.base,
+                    token_ids=result.token_ids,
+                    drafted=len(chosen),
+                    accepted=min(len(verdict.path), len(result.token_ids)),
+                    wait_us=int(result.idle_s * 1e6),
+                    verify_us=int((result.timing.ended - result.timing.started) * 1e6),
+                    miss=result.miss,
+                    bubble_us=int(result.timing.waited * 1e6),
+                    drafters=_shares(session, chosen, verdict.path),
+                )
+            )
+            self._planner.judged(turn, verdict)
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
         """Why no candidate was there when the round before the present one ended."""
@@ -191,6 +210,19 @@ class Timing:
     ended: float
     waited: float
     """How long it was held back for candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a step decided for one session, committed and still to be told."""
+
+    turn: Turn
+    verdict: Verdict
+    token_ids: list[int]
+    timing: Timing
+    miss: verifier_pb2.MissCause
+    idle_s: float
+    """Between the session's round before and this step."""
 
 
 def _shares(session: Session, chosen: Selection, path: tuple[int, ...]) -> list[verifier_pb2.DrafterShare]:

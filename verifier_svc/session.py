@@ -24,6 +24,18 @@ class Rewind:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The best candidates of a tree, for as long as the tree stays as it is."""
+
+    version: int
+    limit: int
+    """Most candidates asked for."""
+    selection: Selection
+    paths: list[float]
+    """Calibrated path probabilities."""
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """Owned by the event loop; `sequence` is the model thread's, and between steps nobody's."""
@@ -60,6 +72,8 @@ class Session:
     """Monotonic seconds: the end of the session's last round."""
     miss: verifier_pb2.MissCause = verifier_pb2.MISS_CAUSE_OPENING
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
+    offer: Offered | None = None
+    """What the planner made of the tree the last time it looked."""
     _sources: dict[int, str] = field(default_factory=dict)
 
     @property

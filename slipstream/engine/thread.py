@@ -21,10 +21,11 @@ class ModelThread:
         # OpenMP keeps the number per calling thread, so it is set on the model's thread itself.
         self._executor = ThreadPoolExecutor(1, name, initializer=torch.set_num_threads, initargs=(threads,))
 
-    async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The function's result or exception. A cancelled caller stops waiting; a function that began still ends."""
+    def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
+        """Starts the function; to be awaited for its result or exception. A cancelled caller stops waiting; a function
+        that began still ends."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
+        return loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
         """Waits for the running function; those not begun are cancelled. Closing twice is harmless."""

@@ -35,7 +35,7 @@ async def test_results_arguments_and_exceptions_come_back() -> None:
 async def test_a_cancelled_caller_leaves_the_thread_usable() -> None:
     gate = threading.Event()
     async with ModelThread() as thread:
-        waiting = asyncio.create_task(thread.run(gate.wait, 5.0))
+        waiting = asyncio.ensure_future(thread.run(gate.wait, 5.0))
         await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -46,7 +46,7 @@ async def test_a_cancelled_caller_leaves_the_thread_usable() -> None:
 
 async def test_closing_waits_and_is_idempotent() -> None:
     thread = ModelThread()
-    done = asyncio.create_task(thread.run(lambda: "done"))
+    done = asyncio.ensure_future(thread.run(lambda: "done"))
     await asyncio.sleep(0)
     assert await done == "done"
     thread.close()
