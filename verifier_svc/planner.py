@@ -104,8 +104,11 @@ class Planner:
                 self._drafters.demand(self._price.threshold)
 
     def _rate(self, plan: Plan) -> float:
-        """Tokens committed a second lately, waiting included; before the first step, by this one."""
-        return (self._tokens.value or plan.tokens) / max(self._seconds.value or plan.seconds, 1e-9)
+        """Tokens committed a second lately, waiting included; before the first step, by this one. No less than without
+        any candidates: a verifier that waits in vain must not take its slowness for what its time is worth."""
+        lately = (self._tokens.value or plan.tokens) / max(self._seconds.value or plan.seconds, 1e-9)
+        sessions = len(plan.turns)
+        return max(lately, sessions / max(self._curve.seconds(sessions, sessions), 1e-9))
 
     def judged(self, turn: Turn, verdict: Verdict) -> None:
         """What became of the turn's candidates."""
@@ -153,8 +156,8 @@ class Planner:
         """The session's next candidates: when, and how many tokens the best of them is worth if it hangs below the
         likeliest leaf: beyond its price, or beyond the candidate that a full selection would have to give for it."""
         session, chosen = turn.session, turn.selection
-        after = self._drafters.expected_s(session, now)
-        if after is None or not session.draft_limit:
+        after = self._drafters.expected_s(session, now) if session.draft_limit else None
+        if after is None:
             return None
         paths = plan.paths.get(session) or self._paths(session, chosen)
         leaves = (paths[node] for node in range(len(chosen)) if chosen.first_child(node) is None)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """What the gateway and `slipstream doctor` ask of any drafter or verifier. Health is the standard grpc.health.v1.
+    """What gateways, and verifiers of their drafters, ask of a worker. Health is the standard grpc.health.v1.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """What the gateway and `slipstream doctor` ask of any drafter or verifier. Health is the standard grpc.health.v1.
+    """What gateways, and verifiers of their drafters, ask of a worker. Health is the standard grpc.health.v1.
     """
 
     def GetModel(self, request, context):
@@ -91,7 +91,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """What the gateway and `slipstream doctor` ask of any drafter or verifier. Health is the standard grpc.health.v1.
+    """What gateways, and verifiers of their drafters, ask of a worker. Health is the standard grpc.health.v1.
     """
 
     @staticmethod

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slipstream.engine.history import History
 from slipstream.engine.logits import Row, process
@@ -91,6 +93,38 @@ def test_only_visited_rows_are_processed(monkeypatch: pytest.MonkeyPatch) -> Non
         return process(logits, rows)
 
     monkeypatch.setattr(subject, "process", counted)
-    cases = [Case(chain(3, 5, 6), 0, GREEDY, 10), Case(chain(7, 1), 4, GREEDY, 10)]
+    walked = Sampling(temperature=0.0, logit_bias={0: 0.0})
+    cases = [Case(chain(3, 5, 6), 0, walked, 10), Case(chain(7, 1), 4, walked, 10)]
     judge(cases, logits_that_say(3, 5, 2, 0, 2, 0, 0))
     assert sizes == [2, 1, 1]
+
+
+CELLS = st.sampled_from([0.0, 1.0, 2.0, math.inf, -math.inf, math.nan])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_greedy_sessions_are_judged_as_if_they_were_walked(data: st.DataObject) -> None:
+    """A bias of nothing keeps a session from the shortcut and changes no number."""
+    trees = data.draw(st.lists(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 2)), max_size=5), max_size=4))
+    skipped = data.draw(st.booleans())
+    fast, slow, rows = list[Case](), list[Case](), int(skipped)
+    for tree in trees:
+        edges: list[tuple[int, int]] = []
+        for parent, token in tree:
+            edge = min(parent, len(edges) - 1), token
+            edges += [] if edge in edges else [edge]
+        parents, tokens = [parent for parent, _ in edges], [token for _, token in edges]
+        depths = list[int]()
+        for parent in parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        zeros = (0.0,) * len(edges)
+        selection = Selection(tuple(tokens), tuple(parents), tuple(depths), zeros, zeros, (None,) * len(edges))
+        fast.append(Case(selection, rows, GREEDY, 10))
+        slow.append(Case(selection, rows, Sampling(temperature=0.0, logit_bias={0: 0.0}), 10))
+        rows += 1 + len(edges)
+    cells = data.draw(st.lists(st.lists(CELLS, min_size=3, max_size=3), min_size=rows, max_size=rows))
+    logits = torch.tensor(cells).reshape(rows, 3)
+    verdicts = judge(fast, logits)
+    assert verdicts == judge(slow, logits)
+    assert judge([*fast[:1], *slow[1:]], logits) == verdicts

@@ -1,5 +1,5 @@
 """Runs the rules of all sessions of a step in lockstep: one batched call for each level that some session still
-walks.
+walks. Greedy sessions need no levels: their choices are known for all rows at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slipstream.engine import coupling
 from slipstream.engine.history import History
 from slipstream.engine.logits import Row, process
 from slipstream.sampling import Sampling
-from slipstream.selection import Selection
+from slipstream.selection import ROOT, Selection
 from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.coupled import coupled
 from verifier_svc.acceptance.recursive import recursive
@@ -62,15 +62,55 @@ class _Walk:
 
 
 def judge(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
-    """Decides every case. logits: raw float32 [rows, V] of the whole step; rows that no rule visits are never
-    touched.
+    """Decides every case. logits: raw float32 [rows, V] of the whole step. Rows that no rule visits have no say; an
+    argmax of theirs may be computed.
     """
-    walks = [_start(case) for case in cases]
-    active = walks
+    outcomes: list[Verdict | Broken | None] = [None] * len(cases)
+    plain = [index for index, case in enumerate(cases) if _plain(case)]
+    for index, outcome in zip(plain, _follow([cases[index] for index in plain], logits), strict=True):
+        outcomes[index] = outcome
+    walks = {index: _start(case) for index, case in enumerate(cases) if outcomes[index] is None}
+    active = list(walks.values())
     while active:
         _level(active, logits)
         active = [walk for walk in active if walk.outcome is None]
-    return [walk.outcome for walk in walks if walk.outcome is not None]
+    for index, walk in walks.items():
+        outcomes[index] = walk.outcome
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _plain(case: Case) -> bool:
+    """Whether the choices are the argmax of raw logits, whatever was accepted before."""
+    sampling = case.sampling
+    return sampling.greedy and sampling.acceptance == "coupled" and not (sampling.penalised or sampling.logit_bias)
+
+
+def _follow(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
+    """The rule `coupled`, for cases whose choices need no walk to be known."""
+    if not cases:
+        return []
+    spans = [range(case.first_row, case.first_row + 1 + len(case.selection)) for case in cases]
+    if sum(map(len, spans)) < len(logits):
+        logits = logits[torch.tensor([row for span in spans for row in span], device=logits.device)]
+    choices = coupling.likeliest(logits)
+    outcomes: list[Verdict | Broken] = []
+    first = 0
+    for case, span in zip(cases, spans, strict=True):
+        outcomes.append(_greedy(case.selection, choices[first : first + len(span)]))
+        first += len(span)
+    return outcomes
+
+
+def _greedy(selection: Selection, choices: Sequence[int]) -> Verdict | Broken:
+    """choices [1 + nodes]: after the prefix, then after each node; -1 where the row is broken."""
+    node, path = ROOT, list[int]()
+    while (token := choices[1 + node]) >= 0:
+        child = selection.child(node, token) if len(selection) else None
+        if child is None:
+            return Verdict(tuple(path), token)
+        path.append(child)
+        node = child
+    return Broken(node)
 
 
 def _start(case: Case) -> _Walk:
