@@ -23,6 +23,7 @@ from benchmarks.prompts import held_out, request
 from slipstream.cli.serve import Role
 from slipstream.engine.engine import Engine
 from slipstream.engine.step import Segment
+from slipstream.interpreter import tune
 from slipstream.load import run_load
 from verifier_svc.config import VerifierConfig
 from verifier_svc.scheduler import Scheduler
@@ -60,6 +61,7 @@ async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler
     drafter = Role("drafter_svc", settings)
     config = VerifierConfig(model=target, listen="127.0.0.1:0", grace_s=0.0, kv_tokens=1 << (20 if emulated else 16))
     async with running(config) as verifier:
+        tune()  # as `python -m verifier_svc` does
         meter = Meter(verifier.engine)
         gateway = Role(
             "gateway",

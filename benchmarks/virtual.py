@@ -167,11 +167,11 @@ async def decode(world: World, sessions: int, tokens: int, max_draft_tokens: int
         links.append(link)
         tasks.append(loop.create_task(link.run()))
 
-    tasks = [loop.create_task(each) for each in loops]  # type: ignore[arg-type]
+    tasks: list[asyncio.Task[None]] = [loop.create_task(each) for each in loops]  # type: ignore[arg-type]
     address = verifier_pb2.DrafterAddress(address="drafter:1", name="model")
     connect(drafters._drafter(address, []))
     for number in range(sessions):
-        gateway.receive(_open(number, tokens, max_draft_tokens, address))
+        gateway.receive(open_request(number, tokens, max_draft_tokens, address))
     rounds: list[verifier_pb2.Round] = []
     ended = 0
     while ended < sessions:
@@ -195,9 +195,10 @@ def _curve(cost: LinearCost) -> CostCurve:
     return curve
 
 
-def _open(
+def open_request(
     number: int, tokens: int, max_draft_tokens: int, address: verifier_pb2.DrafterAddress
 ) -> verifier_pb2.DecodeRequest:
+    """A greedy session of an emulated target, with a text of its own; `max_draft_tokens` 0 is without speculation."""
     prompt = [number % VOCABULARY, 1, 2, 3]
     request = verifier_pb2.DecodeOpen(
         key=types_pb2.SessionKey(id=f"session-{number}", epoch=1),

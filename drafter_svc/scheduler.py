@@ -17,6 +17,10 @@ from slipstream.errors import Internal, SlipstreamError
 
 log = logging.getLogger(__name__)
 
+LEAST_SHARE = 16
+"""Committed tokens of one session that a pass takes in any case, if it has room: what a round commits is read at once.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
@@ -62,8 +66,8 @@ class Scheduler:
             self._closing.append(session)
             self.wake()
 
-    def committed(self, session: Session) -> None:
-        """The session's root moved: what is likely now may have been guessed already."""
+    def changed(self, session: Session) -> None:
+        """The session's root moved, or its policy did: what is worth telling now may have been guessed already."""
         self._tell(session, idle=True)
         self.wake()
 
@@ -89,15 +93,12 @@ class Scheduler:
         room = self._step_tokens
         turns: list[Turn] = []
         for session in sorted((s.session for s in self._subscribers.values()), key=lambda s: s.tree.node_count):
-            if room <= 0:
-                break
-            turn = self._turn(session, room)
-            if turn is None:
-                if session.held_since is not None:
-                    self._tell(session, idle=True)
-            else:
+            turn = self._turn(session, room) if room > 0 else None
+            if turn is not None:
                 turns.append(turn)
                 room -= len(turn.pending) + len(turn.nodes)
+            elif session.held_since is not None:
+                self._tell(session, idle=room > 0)
         return turns
 
     def _turn(self, session: Session, room: int) -> Turn | None:
@@ -108,7 +109,9 @@ class Scheduler:
         if not starts:
             return None
         start, end = session.computed, len(session.tokens)
-        stop = min(end, start + room)
+        # Else nobody else would be drafted for while a long prompt is read.
+        share = room if len(self._subscribers) == 1 else max(room // 2, min(room, LEAST_SHARE))
+        stop = min(end, start + share)
         pending = session.tokens[start:stop]
         if stop < end:
             session.computed = stop

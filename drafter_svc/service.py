@@ -98,10 +98,10 @@ class Peer:
             return  # refused or closed before, or fenced
         if kind == "commit":
             session.commit(command.commit.base_length, self._tokens(command.commit.token_ids))
-            self._scheduler.committed(session)
+            self._scheduler.changed(session)
         elif kind == "policy":
             session.policy = self._policy(command.policy)
-            self._scheduler.wake()
+            self._scheduler.changed(session)
         elif kind == "close":
             self._scheduler.remove(self._sessions.pop(command.session))
         else:

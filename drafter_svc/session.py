@@ -9,6 +9,7 @@ from drafter_svc.tree import DraftTree, Node
 from slipstream import noise
 from slipstream.engine.sequence import Sequence
 from slipstream.errors import OutOfRange
+from slipstream.frame import Limits
 from slipstream.noise import Purpose
 from slipstream.sampling import Sampling
 
@@ -20,6 +21,8 @@ PREPARED = 4.0
 """Guesses are made on paths down to so much less likely than what the verifier wants to be told."""
 UNTOLD_SHARE = 8
 """The tree holds at most so many nodes for each that the verifier may be told."""
+DEEPEST = Limits().depth
+"""Tokens beyond the committed ones that a verifier's tree takes: what hangs below a node that it dropped is lost."""
 
 
 @dataclass(slots=True)
@@ -95,7 +98,7 @@ class Session:
         if room <= 0 or self.tree.node_count >= UNTOLD_SHARE * self.policy.max_nodes:
             return []
         least = math.log(max(self.policy.min_path_probability / PREPARED, NEVER))
-        return self.tree.frontier(min(count, room), least, self.max_length - len(self.tokens))
+        return self.tree.frontier(min(count, room), least, min(DEEPEST, self.max_length - len(self.tokens)))
 
     def commit(self, base_length: int, token_ids: list[int]) -> None:
         """The verifier committed `token_ids` after `base_length` tokens. Raises OutOfRange for a gap."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from drafter_svc.proposers import Guess
-from drafter_svc.session import NEVER, Session
+from drafter_svc.session import DEEPEST, NEVER, Session
 from drafter_svc.tree import UNTOLD, Node
 
 URGENT = 0.2
@@ -82,7 +82,7 @@ def _worthy(session: Session) -> list[Node]:
     room = policy.max_nodes - tree.told_count
     if room <= 0:
         return []
-    worthy = tree.untold(room, math.log(max(policy.min_path_probability, NEVER)))
+    worthy = tree.untold(room, math.log(max(policy.min_path_probability, NEVER)), DEEPEST)
     first = tree.favourite
     if first is not None and first.number == UNTOLD and first not in worthy and len(worthy) < room:
         worthy.append(first)

@@ -100,12 +100,19 @@ class DraftTree:
         heapq.heappush(self._open, entry)
         return node
 
-    def untold(self, count: int, least_log_prob: float) -> list[Node]:
+    def untold(self, count: int, least_log_prob: float, max_depth: int) -> list[Node]:
         """The `count` likeliest nodes that were not told, best first, and parents before their children.
 
-        Path log-probabilities count from the present root; nodes below `least_log_prob` are left.
+        Path log-probabilities count from the present root; nodes below `least_log_prob` or `max_depth` are left.
         """
-        return self._best(self._untold, lambda node: node.number == UNTOLD, count, least_log_prob)
+        deepest = self._root.depth + max_depth
+        return self._best(
+            self._untold,
+            lambda node: node.number == UNTOLD,
+            count,
+            least_log_prob,
+            lambda node: node.depth <= deepest,
+        )
 
     def reopen(self, node: Node) -> None:
         """Nothing was guessed below the node after all: ask again."""
@@ -138,6 +145,9 @@ class DraftTree:
             return False
         self._root = node
         node.parent = None  # what hangs elsewhere is garbage now
+        if node.number == UNTOLD and not node.children:
+            # A verifier whose tree was left awaits a step from any drafter that lives, also where nothing was found.
+            node.expanded = False
         self._rank(list(self.nodes()))
         if node.number != UNTOLD:
             return True

@@ -9,7 +9,7 @@ from slipstream import wire
 from slipstream.errors import SlipstreamError
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.allowance import Allowance
-from verifier_svc.pace import Pace
+from verifier_svc.pace import Delays, Pace
 from verifier_svc.session import Session
 
 LINK_LOST = "LINK_LOST"
@@ -45,16 +45,22 @@ class Attachment:
 
     def asked(self, now: float) -> None:
         """The drafter was told of a commit; with its tree left or used up, candidates on the new root are to come."""
+        self._delays.missed(now - self.since)
         self.since = now
         self.fresh = self.fresh or self.session.tree.empty
 
     def arrived(self, now: float) -> None:
         """Candidates came."""
-        (self.pace.first if self.fresh else self.pace.between).add(now - self.since)
+        self._delays.came(now - self.since)
         self.since, self.fresh = now, False
 
-    def expected_s(self, now: float) -> float | None:
-        return self.pace.expected_s(now, self.since, self.fresh)
+    def expected(self, now: float, most_s: float) -> list[tuple[float, float]]:
+        """When the next candidates may come, and how likely (`Delays.expected`)."""
+        return self._delays.expected(now - self.since, most_s)
+
+    @property
+    def _delays(self) -> Delays:
+        return self.pace.first if self.fresh else self.pace.between
 
     def attached(self) -> None:
         """Tells the gateway that the drafter works for the session."""

@@ -20,8 +20,7 @@ from slipstream.links import Link
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 from verifier_svc.allowance import BYTES, Allowance, Rate
 from verifier_svc.attachment import Attachment
-from verifier_svc.pace import Average, Pace
-from verifier_svc.price import PAUSE
+from verifier_svc.pace import Pace
 from verifier_svc.reading import read
 from verifier_svc.session import Session
 from verifier_svc.vigil import Vigil
@@ -42,7 +41,7 @@ class Drafter:
 
     def __init__(self, address: str, pool: Drafters) -> None:
         self.address = address
-        self.pace = Pace(Average(), Average())
+        self.pace = Pace()
         self._pool = pool
         self._attached: dict[int, Attachment] = {}
         self._by_session: dict[Session, Attachment] = {}
@@ -273,7 +272,7 @@ class Drafter:
         )
 
     def _policy(self, session: Session) -> drafter_pb2.DraftPolicy:
-        wanted = session.max_draft_tokens if self._pool.threshold < PAUSE else 0
+        wanted = session.max_draft_tokens if self._pool.wanted else 0
         return drafter_pb2.DraftPolicy(max_nodes=AHEAD * wanted, min_path_probability=self._pool.threshold)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.drafter import Drafter
+from verifier_svc.price import PAUSE
 from verifier_svc.session import Session
 
 MAX_DRAFTERS = 64
@@ -38,6 +39,11 @@ class Drafters:
         self._numbers = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._links: dict[Drafter, asyncio.Task[None]] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any candidates pay now."""
+        return self.threshold < PAUSE
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -106,14 +112,15 @@ class Drafters:
         """Whether anybody drafts for the session."""
         return any(drafter.up for drafter in self._of_session.get(session, ()))
 
-    def expected_s(self, session: Session, now: float) -> float | None:
-        """Seconds until the session's next candidates; None when none are to be waited for."""
+    def expected(self, session: Session, now: float, most_s: float) -> list[tuple[float, float]]:
+        """When the session's next candidates may come, and how likely (`Delays.expected`): those of the drafter that
+        is likeliest to send some in time."""
         expected = [
-            attachment.expected_s(now)
+            attachment.expected(now, most_s)
             for drafter in self._of_session.get(session, ())
             if drafter.up and (attachment := drafter.attachment(session)) is not None
         ]
-        return min((seconds for seconds in expected if seconds is not None), default=None)
+        return max(expected, key=lambda each: sum(chance for _, chance in each), default=[])
 
     def _drafter(self, address: verifier_pb2.DrafterAddress, wanted: Collection[Drafter]) -> Drafter:
         if not address.address:

@@ -87,10 +87,17 @@ class Planner:
         """Seconds worth waiting for candidates on their way (`waiting.wait_s`), having waited so long already."""
         if not plan.decoding:
             return 0.0
-        now = self._clock()
+        now, rate = self._clock(), self._rate(plan)
+        gains = {turn.session: gain for turn in plan.turns if (gain := self._gain(turn, plan)) > 0.0}
+        # Nothing pays that comes later than all gains together are worth.
         most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * plan.seconds) - waited_s
-        arrivals = [arrival for turn in plan.turns if (arrival := self._arrival(turn, plan, now)) is not None]
-        return wait_s(self._rate(plan), arrivals, most_s)
+        most_s = min(most_s, sum(gains.values()) / rate)
+        arrivals = [
+            Arrival(after, gain * chance)
+            for session, gain in gains.items()
+            for after, chance in self._drafters.expected(session, now, most_s)
+        ]
+        return wait_s(rate, arrivals, most_s)
 
     def timed(self, plan: Plan, seconds: float, waited: float) -> None:
         """The plan's step took so long, after it was held back for `waited` seconds. Only steps without prefill tell
@@ -152,20 +159,18 @@ class Planner:
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
         return self._calibration.path_probabilities(_drafters(session, chosen), session.workload, chosen)
 
-    def _arrival(self, turn: Turn, plan: Plan, now: float) -> Arrival | None:
-        """The session's next candidates: when, and how many tokens the best of them is worth if it hangs below the
-        likeliest leaf: beyond its price, or beyond the candidate that a full selection would have to give for it."""
+    def _gain(self, turn: Turn, plan: Plan) -> float:
+        """How many tokens the best of the session's next candidates is worth if it hangs below the likeliest leaf:
+        beyond its price, or beyond the candidate that a full selection would have to give for it."""
         session, chosen = turn.session, turn.selection
-        after = self._drafters.expected_s(session, now) if session.draft_limit else None
-        if after is None:
-            return None
+        if not session.draft_limit:
+            return 0.0
         paths = plan.paths.get(session) or self._paths(session, chosen)
         leaves = (paths[node] for node in range(len(chosen)) if chosen.first_child(node) is None)
         gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self._price.average
         if len(chosen) >= session.draft_limit or len(paths) > len(chosen):
             cost = max(cost, paths[min(len(chosen), len(paths) - 1)])
-        gain -= cost
-        return Arrival(after, gain) if gain > 0.0 else None
+        return gain - cost
 
 
 def drawn(session: Session, budget: int) -> Selection:

@@ -189,7 +189,7 @@ class Scheduler:
                     wait_us=int(result.idle_s * 1e6),
                     verify_us=int((result.timing.ended - result.timing.started) * 1e6),
                     miss=result.miss,
-                    bubble_us=int(result.timing.waited * 1e6),
+                    bubble_us=int(min(result.timing.waited, result.idle_s) * 1e6),
                     drafters=_shares(session, chosen, verdict.path),
                 )
             )
@@ -197,7 +197,7 @@ class Scheduler:
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
         """Why no candidate was there when the round before the present one ended."""
-        if not session.miss or not session.max_draft_tokens:
+        if not session.miss or not session.max_draft_tokens or not self._drafters.wanted:
             return verifier_pb2.MISS_CAUSE_UNSPECIFIED
         return session.miss if self._drafters.working(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
 

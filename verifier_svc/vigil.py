@@ -2,11 +2,11 @@
 
 Silence proves nothing: an index without a match says nothing for minutes, a full tree asks for nothing, a long prompt
 takes its time. But whatever the method, an Open, and a Commit that left the drafter's tree, make a live drafter take at
-least one *step*, because the new root was never guessed from. So a step is owed from such a command on, and there are
-two signs of life: a frame, and growth of the step counter that the drafter's WorkerService tells, which is asked for
-only when frames stay away. A drafter without either for `patience_s` is silent: stopped, deadlocked, in an endless
-loop. One that steps but never guesses is not: it costs nothing. Both count for the whole link, for a busy drafter may
-well keep one session waiting.
+least one *step* or frame, because nothing that was told hangs below the new root. So a step is owed from such a command
+on, and there are two signs of life: a frame, and growth of the step counter that the drafter's WorkerService tells,
+which is asked for only when frames stay away. A drafter without either for `patience_s` is silent: stopped, deadlocked,
+in an endless loop. One that steps but never guesses is not: it costs nothing. Both count for the whole link, for a busy
+drafter may well keep one session waiting.
 """
 
 from __future__ import annotations

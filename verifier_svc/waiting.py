@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Candidates expected on one session."""
+    """Candidates that may come on one session."""
 
     after_s: float
     """Seconds from now."""
     gain: float
-    """Tokens that they add to the step in expectation."""
+    """Tokens that they add to the step in expectation: what they are worth times the chance that they come then."""
 
 
 def wait_s(rate: float, arrivals: Iterable[Arrival], most_s: float) -> float:

@@ -59,12 +59,12 @@ def choose(
 def likeliest(logits: Tensor) -> list[int]:
     """float32 [R, V] -> the argmax of each row, ties to the lowest id; -1 for rows with NaN, +inf or nothing finite."""
     if not logits.is_cpu:
-        maxima, tokens = logits.max(dim=-1)
-        return tokens.masked_fill_(~maxima.isfinite(), -1).tolist()
+        maxima, best = logits.max(dim=-1)
+        return list(best.masked_fill_(~maxima.isfinite(), -1).tolist())
     array = logits.float().numpy()  # whose argmax is many times faster than torch's on a CPU
     chosen = array.argmax(axis=-1)
     finite = np.isfinite(array[np.arange(len(array)), chosen])
-    return np.where(finite, chosen, -1).tolist()
+    return list(np.where(finite, chosen, -1).tolist())
 
 
 def rank(

@@ -68,6 +68,8 @@ class EmulatedEngine(Bookkeeping):
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        if model.vocabulary_size <= 1 + len(ALTERNATIVES):
+            raise InvalidArgument(f"an emulated model needs a vocabulary of more than {1 + len(ALTERNATIVES)} tokens.")
         super().__init__(pool, model.max_length)
         self._emulated = model
         self._cost = cost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -14,17 +13,11 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SWITCH_S = 0.0005
-"""The model's thread, back from a pass, waits so long at most for an event loop that is busy. Python's own 5 ms would
-be a quarter of a pass.
-"""
-
 
 class ModelThread:
     """Runs functions one at a time, in the order they were asked for. `threads` are torch's, inside an operator."""
 
     def __init__(self, threads: int = 1, name: str = "model") -> None:
-        sys.setswitchinterval(SWITCH_S)
         # OpenMP keeps the number per calling thread, so it is set on the model's thread itself.
         self._executor = ThreadPoolExecutor(1, name, initializer=torch.set_num_threads, initargs=(threads,))
 

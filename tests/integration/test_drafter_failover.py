@@ -89,7 +89,7 @@ class Run:
         await self._stub.Cancel(gateway_pb2.CancelRequest(session_id=self.session_id))
         await self._task
         assert self.tokens == emulated_text(self._prompt, len(self.tokens))
-        assert len(self.tokens) > 50
+        assert self.tokens
 
 
 class Place:

@@ -127,11 +127,33 @@ async def test_policy_zero_pauses_and_a_higher_one_resumes(speaker: Speaker) -> 
     assert len(speaker.tokens(1)) == 3
 
 
-async def test_no_node_below_the_least_path_probability_is_expanded(speaker: Speaker) -> None:
+async def test_of_paths_below_the_least_probability_only_the_next_token_s_best_guess_is_told(speaker: Speaker) -> None:
+    """A step that it is wrong for costs what a step without candidates costs; what lies below it is not told."""
     policy = drafter_pb2.DraftPolicy(max_nodes=8, min_path_probability=1.1)
     await speaker.open(1, policy=policy)
+    for told in range(1, 4):
+        await speaker.settled()
+        assert speaker.tokens(1) == emulated_text(PROMPT, told)
+        await speaker.commit(1, 2 + told, emulated_text(PROMPT, told)[-1:])
+
+
+async def test_a_policy_that_asks_for_more_is_answered_from_what_is_at_hand(speaker: Speaker) -> None:
+    """The tree may be grown as far as it goes: no pass has to come along for guesses that are worth telling now."""
+    await speaker.open(1, max_length=5, policy=drafter_pb2.DraftPolicy(max_nodes=8, min_path_probability=1.1))
     await speaker.settled()
-    assert speaker.tokens(1) == []
+    assert speaker.tokens(1) == emulated_text(PROMPT, 1)
+    await speaker.send(1, policy=drafter_pb2.DraftPolicy(max_nodes=8, min_path_probability=0.5))
+    await speaker.settled()
+    assert speaker.tokens(1) == emulated_text(PROMPT, 2)
+
+
+async def test_a_long_prompt_does_not_hold_up_the_guesses_of_others(speaker: Speaker) -> None:
+    for number in (1, 2):
+        await speaker.open(number, [7] * 20_000, max_length=20_100)
+    await speaker.open(3)
+    await until(lambda: len(speaker.tokens(3)) == 8)
+    assert speaker.tokens(1) == speaker.tokens(2) == []
+    await until(lambda: len(speaker.tokens(1)) == len(speaker.tokens(2)) == 8)
 
 
 async def test_a_session_drafts_no_further_than_its_length(speaker: Speaker) -> None:

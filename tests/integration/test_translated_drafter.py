@@ -100,11 +100,16 @@ async def test_the_ratio_rule_gets_an_honest_distribution_over_target_tokens(
     shuffled: str, engine: Engine, prompts: list[list[int]]
 ) -> None:
     """The verifier checks each: known tokens, positive weights, the drafted token among them."""
-    sampling = Sampling(temperature=1.0, seed=3, acceptance="rejection")
+    decoded: list[Decoded] = []
     async with drafter_running(config(shuffled, translate_for=TARGET)) as drafter:
-        decoded = [await decode(engine, prompt, sampling, drafter.address, trusted=True) for prompt in prompts]
+        for seed in range(10):  # which candidates come in time is chance, and so is what is accepted of them
+            sampling = Sampling(temperature=1.0, seed=seed, acceptance="rejection")
+            prompt = prompts[seed % len(prompts)]
+            decoded.append(await decode(engine, prompt, sampling, drafter.address, trusted=True))
+            if sum(one.accepted for one in decoded) > 5:
+                break
     assert all(len(one.token_ids) == TOKENS for one in decoded)
-    assert sum(one.accepted for one in decoded) > 0
+    assert sum(one.accepted for one in decoded) > 5
     assert not any(event.failure.message for one in decoded for event in one.events)
 
 

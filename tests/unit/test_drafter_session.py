@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drafter_svc.session import Policy, Session
-from drafter_svc.tree import Node
+from drafter_svc.session import DEEPEST, PREPARED, UNTOLD_SHARE, Policy, Session
+from drafter_svc.telling import tell
+from drafter_svc.tree import ROOT, UNTOLD, Node
 from slipstream.candidates import CandidateTree, Frame
 from slipstream.errors import OutOfRange
 from slipstream.sampling import Sampling
@@ -41,18 +42,46 @@ def path_of(session: Session, node: Node) -> tuple[int, ...]:
     return tuple(reversed(tokens))
 
 
+def told_paths(session: Session) -> set[tuple[int, ...]]:
+    return {path for path, node in live_paths(session).items() if node.number != UNTOLD}
+
+
+def held_by(tree: CandidateTree) -> set[tuple[int, ...]]:
+    """The candidate paths of the receiver."""
+    chosen = tree.select(1000)
+    return {chosen.path(node) for node in range(len(chosen))}
+
+
+def frame_of(session: Session, told: list[Node], source: int = 0) -> Frame:
+    """As `DrafterService` packs it."""
+    assert all(node.parent is not None and node.parent.number < node.number for node in told)
+    assert [node.number for node in told] == list(range(told[0].number, told[0].number + len(told)))
+    return Frame(
+        session.tree.base_length,
+        session.tree.generation,
+        told[0].number,
+        tuple(node.token for node in told),
+        tuple(node.log_prob for node in told),
+        tuple(node.parent.number for node in told if node.parent is not None),
+        source=source,
+    )
+
+
 def live_paths(session: Session) -> dict[tuple[int, ...], Node]:
     return {path_of(session, node): node for node in session.tree.nodes()}
 
 
 class Drafting(RuleBasedStateMachine):
-    """The model: committed tokens, the guessed paths beyond them, and what each KV row was computed from."""
+    """The model: committed tokens, the guessed paths beyond them, those that were told, and what each KV row was
+    computed from. What is told reaches a verifier's tree at once, which must hold the same."""
 
     def __init__(self) -> None:
         super().__init__()
         self.session = new_session()
+        self.receiver = CandidateTree(PROMPT)
         self.committed = list(PROMPT)
         self.paths: set[tuple[int, ...]] = set()
+        self.told: set[tuple[int, ...]] = set()
         self.rows: list[int] = []
         self.numbers: dict[int, tuple[int, ...]] = {}
         """By node number: the whole sequence it stands for, in this generation."""
@@ -66,30 +95,47 @@ class Drafting(RuleBasedStateMachine):
         self.rows = session.tokens[:stop]
         session.computed = stop if stop < end else end - 1
 
-    @rule(pick=st.integers(0, 100), token=TOKENS)
-    def guess(self, pick: int, token: int) -> None:
+    @rule(pick=st.integers(0, 100), token=TOKENS, log_prob=st.sampled_from([-2.0, -0.5, -0.01]))
+    def guess(self, pick: int, token: int, log_prob: float) -> None:
         session = self.session
         places = [session.tree.root, *session.tree.nodes()]
         parent = places[pick % len(places)]
         path = (*path_of(session, parent), token)
-        node = session.tree.add(parent, token, -0.5)
+        node = session.tree.add(parent, token, log_prob)
         assert (node is None) == (path in self.paths)
+        assert node is None or node.number == UNTOLD
         self.paths.add(path)
-        if node is not None:
+
+    @rule(max_nodes=st.sampled_from([0, 1, 5, 100]), probability=st.sampled_from([0.0, 0.1, 0.6]))
+    def policy(self, max_nodes: int, probability: float) -> None:
+        self.session.policy = Policy(max_nodes, probability)
+
+    @rule(now=st.integers(0, 100), idle=st.booleans())
+    def tell(self, now: int, idle: bool) -> None:
+        session = self.session
+        told = tell(session, now / 1000.0, idle=idle)
+        if not told:
+            return
+        frame = frame_of(session, told)
+        assert self.receiver.graft(frame).added == len(told)
+        for node in told:
             assert node.number not in self.numbers
-            self.numbers[node.number] = (*self.committed, *path)
+            self.numbers[node.number] = (*self.committed, *path_of(session, node))
+            self.told.add(path_of(session, node))
 
     @rule(tokens=RUNS)
     def commit_anything(self, tokens: list[int]) -> None:
-        generation = self.session.tree.generation
+        tree, generation, path, size = self.session.tree, self.session.tree.generation, tuple(tokens), len(tokens)
         self.session.commit(len(self.committed), tokens)
+        self.receiver.commit(tokens)
         self.committed += tokens
-        inside = tuple(tokens) in self.paths
-        size = len(tokens)
+        inside, guessed = path in self.told, path in self.paths
         self.paths = {path[size:] for path in self.paths if path[:size] == tuple(tokens) and len(path) > size}
-        assert (self.session.tree.generation == generation) == inside
+        self.told = {path[size:] for path in self.told if path[:size] == tuple(tokens) and len(path) > size}
+        assert (tree.generation == generation) == inside
         if not inside:
-            assert not self.paths and self.session.tree.base_length == len(self.committed)
+            assert (tree.base_length, tree.root.number) == (len(self.committed), ROOT)
+            assert not self.told and (guessed or not self.paths)
             self.numbers.clear()
 
     @precondition(lambda self: self.paths)
@@ -107,8 +153,9 @@ class Drafting(RuleBasedStateMachine):
         tokens = self.committed[:keep] + more
         generation = self.session.tree.generation
         self.session.replace(list(tokens))
+        self.receiver = CandidateTree(tokens)
         assert self.session.tree.generation > generation
-        self.committed, self.paths = list(tokens), set()
+        self.committed, self.paths, self.told = list(tokens), set(), set()
         self.numbers.clear()
 
     @invariant()
@@ -117,11 +164,22 @@ class Drafting(RuleBasedStateMachine):
         assert session.tokens == self.committed
         assert set(live_paths(session)) == self.paths
         assert session.tree.node_count == len(self.paths)
+        assert session.tree.told_count == len(self.told)
+
+    @invariant()
+    def the_receiver_holds_what_was_told(self) -> None:
+        assert held_by(self.receiver) == told_paths(self.session) == self.told
 
     @invariant()
     def numbers_stand_for_what_they_stood_for(self) -> None:
         for path, node in live_paths(self.session).items():
-            assert self.numbers[node.number] == (*self.committed, *path)
+            if node.number != UNTOLD:
+                assert self.numbers[node.number] == (*self.committed, *path)
+
+    @invariant()
+    def what_is_kept_grows_with_the_live_nodes_only(self) -> None:
+        tree = self.session.tree
+        assert len(tree._open) <= tree.node_count + 1 and len(tree._untold) <= tree.node_count
 
     @invariant()
     def believes_no_row_that_was_not_computed_from_its_tokens(self) -> None:
@@ -131,7 +189,7 @@ class Drafting(RuleBasedStateMachine):
         assert self.session.pending > 0
 
 
-Drafting.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Drafting.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestDrafting = Drafting.TestCase
 
 
@@ -148,27 +206,22 @@ class Wire(RuleBasedStateMachine):
         self.commands: deque[tuple[int, list[int] | None, int]] = deque()
         self.opened = 0
         self.held: set[tuple[int, ...]] = set()
+        self.overtaken = False
 
-    @rule(pick=st.integers(0, 100), token=TOKENS)
-    def guess(self, pick: int, token: int) -> None:
+    @rule(pick=st.integers(0, 100), token=TOKENS, log_prob=st.sampled_from([-2.0, -0.1]))
+    def guess(self, pick: int, token: int, log_prob: float) -> None:
         session = self.session
         places = [session.tree.root, *session.tree.nodes()]
-        parent = places[pick % len(places)]
-        node = session.tree.add(parent, token, -0.1)
-        if node is None:
-            return
-        session.computed = len(session.tokens) - 1
-        frame = Frame(
-            session.tree.base_length,
-            session.tree.generation,
-            node.number,
-            (token,),
-            (-0.1,),
-            (parent.number,),
-            source=self.opened,
-        )
-        self.frames.append((self.opened, frame))
-        self.held.add((*session.tokens, *path_of(session, node)))
+        session.tree.add(places[pick % len(places)], token, log_prob)
+
+    @rule(max_nodes=st.sampled_from([2, 100]))
+    def tell(self, max_nodes: int) -> None:
+        session = self.session
+        session.policy = Policy(max_nodes, 0.0)
+        if told := tell(session, 0.0, idle=True):
+            session.computed = len(session.tokens) - 1
+            self.frames.append((self.opened, frame_of(session, told, self.opened)))
+            self.held.update((*session.tokens, *path_of(session, node)) for node in told)
 
     @precondition(lambda self: self.frames)
     @rule()
@@ -180,6 +233,7 @@ class Wire(RuleBasedStateMachine):
     @precondition(lambda self: len(self.frames) > 1)
     @rule(index=st.integers(0, 10))
     def frame_overtakes(self, index: int) -> None:
+        self.overtaken = True
         self.frames.rotate(index)
 
     @rule(inside=st.booleans(), tokens=RUNS)
@@ -210,43 +264,98 @@ class Wire(RuleBasedStateMachine):
         elif source == self.opened:
             self.session.commit(base, tokens)
 
+    @rule()
+    def everything_arrives(self) -> None:
+        while self.commands:
+            self.command_arrives()
+        while self.frames:
+            self.frame_arrives()
+
     @invariant()
     def every_path_was_really_drafted(self) -> None:
-        """A candidate path stands for a sequence that the drafter held when it sent the path's last node."""
-        chosen = self.tree.select(256)
-        for node in range(len(chosen)):
-            path = tuple(self.committed) + chosen.path(node)
-            assert path in self.held
+        """A candidate path stands for a sequence that the drafter held when it told the path's last node."""
+        for path in held_by(self.tree):
+            assert (*self.committed, *path) in self.held
+
+    @invariant()
+    def once_all_has_arrived_both_sides_hold_the_same(self) -> None:
+        """Else the drafter would go on below nodes that the verifier does not know."""
+        if not self.commands and not self.frames and not self.overtaken:
+            assert held_by(self.tree) == told_paths(self.session)
 
 
-Wire.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Wire.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestWire = Wire.TestCase
 
 
-def grown(session: Session, *tokens: int) -> list[Node]:
+def grown(session: Session, *tokens: int, log_prob: float = -0.5) -> list[Node]:
     """A chain of guesses below the root."""
     nodes = [session.tree.root]
     for token in tokens:
-        node = session.tree.add(nodes[-1], token, -0.5)
+        node = session.tree.add(nodes[-1], token, log_prob)
         assert node is not None
         nodes.append(node)
     return nodes[1:]
 
 
+def told(session: Session) -> list[int]:
+    """The numbers of what is told now."""
+    return [node.number for node in tell(session, 0.0, idle=True)]
+
+
 def test_a_tree_that_is_used_up_goes_on_in_its_generation() -> None:
     session = new_session()
-    assert [node.number for node in grown(session, 5, 6)] == [1, 2]
+    grown(session, 5, 6)
+    assert told(session) == [1, 2]
     session.commit(3, [5, 6])
     assert (session.tree.generation, session.tree.base_length, session.tree.node_count) == (1, 3, 0)
-    assert [node.number for node in grown(session, 7)] == [3]
+    grown(session, 7)
+    assert told(session) == [3]
 
 
 def test_a_bonus_token_beyond_the_tree_starts_a_generation_on_it() -> None:
     session = new_session()
     grown(session, 5)
+    told(session)
     session.commit(3, [5, 9])
     assert (session.tree.generation, session.tree.base_length, session.tokens) == (2, 5, [*PROMPT, 5, 9])
-    assert [node.number for node in grown(session, 7)] == [1]
+    grown(session, 7)
+    assert told(session) == [1]
+
+
+def test_a_commit_of_untold_guesses_keeps_what_hangs_below_them_for_the_next_generation() -> None:
+    session = new_session()
+    _, _, last = grown(session, 5, 6, 7)
+    session.commit(3, [5, 6])
+    assert (session.tree.generation, session.tree.base_length) == (2, 5)
+    assert list(session.tree.nodes()) == [last] and told(session) == [1]
+
+
+def test_no_node_is_told_that_lies_too_deep_for_a_verifier_s_tree_before_commits_bring_it_near() -> None:
+    """It would be dropped there, and all that follows it in its generation with it."""
+    session, receiver = new_session(), CandidateTree(PROMPT)
+    session.policy = Policy(1000, 0.0)
+    grown(session, *range(100), log_prob=-0.01)
+    for base in range(0, 100, 10):
+        if nodes := tell(session, 0.0, idle=True):
+            assert not receiver.graft(frame_of(session, nodes)).dropped
+        assert receiver.depth == min(DEEPEST, 100 - base)
+        tokens = list(range(base, base + 10))
+        session.commit(3 + base, tokens)
+        receiver.commit(tokens)
+    assert session.tree.generation == 1
+
+
+def test_nothing_is_guessed_below_the_depth_of_a_verifier_s_tree() -> None:
+    session = new_session()
+    session.policy = Policy(1000, 0.0)
+    session.tree.root.expanded = True
+    *above, last = grown(session, *range(DEEPEST), log_prob=-0.01)
+    for node in above:
+        node.expanded = True
+    assert session.frontier(4) == []
+    session.commit(3, [0])
+    assert session.frontier(4) == [last]
 
 
 def test_the_frontier_is_the_likeliest_unexpanded_nodes_first() -> None:
@@ -271,14 +380,34 @@ def test_a_dead_node_gets_no_children() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "probability", "wants"),
-    [(0, 0.0, False), (1, 0.0, False), (2, 0.0, True), (9, 0.5, True), (9, 0.7, False)],
+    [
+        (0, 0.0, False),
+        (1, 0.0, False),
+        (2, 0.0, True),
+        (9, 0.5, True),
+        (9, PREPARED * 0.6, True),
+        (9, PREPARED * 0.61, False),
+    ],
 )
 def test_a_session_wants_no_more_than_its_policy(nodes: int, probability: float, wants: bool) -> None:
+    """Room counts what was told; paths count down to PREPARED times less likely than what may be told."""
     session = new_session()
     session.tree.root.expanded = True
-    grown(session, 5)
+    grown(session, 5)  # of probability exp(-0.5), about 0.607
+    assert told(session) == [1]
     session.policy = Policy(nodes, probability)
     assert bool(session.frontier(4)) is wants
+
+
+def test_guesses_that_are_not_told_are_bounded_too() -> None:
+    session = new_session()
+    session.policy = Policy(2, 0.9)
+    for token in range(UNTOLD_SHARE * 2):
+        assert session.frontier(1) == [session.tree.root]
+        session.tree.add(session.tree.root, token, -3.0)
+    assert session.frontier(1) == []
+    session.commit(3, [99])
+    assert session.frontier(1) == [session.tree.root]
 
 
 def test_a_session_never_guesses_beyond_its_length() -> None:

@@ -27,7 +27,11 @@ class Machine:
         self.forwards: list[int] = []
         self.lag: Callable[[int], float] = lambda number: 0.0
         self.engine: Engine = EmulatedEngine(
-            EmulatedModel(vocabulary_size=4, max_length=max_length), cost, BlockPool(blocks, 16), self.clock, self.sleep
+            EmulatedModel(vocabulary_size=16, max_length=max_length),
+            cost,
+            BlockPool(blocks, 16),
+            self.clock,
+            self.sleep,
         )
         self._forward = self.engine.forward
         self.engine.forward = self.forward  # type: ignore[method-assign]

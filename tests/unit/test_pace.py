@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import math
+import random
 
-from verifier_svc.pace import PATIENCE, WEIGHT, Average, Pace
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verifier_svc.pace import EDGES, WEIGHT, Average, Delays
+
+TIMES = st.floats(0.0, 2.0)
 
 
 def test_the_first_sample_is_the_average_and_later_ones_move_it_by_their_weight() -> None:
@@ -15,20 +22,69 @@ def test_the_first_sample_is_the_average_and_later_ones_move_it_by_their_weight(
     assert average.value == pytest.approx(4.0 + WEIGHT * 5.0)
 
 
-def test_nothing_is_expected_of_a_drafter_that_was_never_measured() -> None:
-    pace = Pace(Average(), Average(0.5))
-    assert pace.expected_s(10.0, 9.0, fresh=True) is None
-    assert pace.expected_s(10.0, 9.9, fresh=False) == pytest.approx(0.4)
+def test_nothing_is_expected_of_a_drafter_that_never_answered() -> None:
+    delays = Delays()
+    assert delays.expected(0.0, 1.0) == []
+    for _ in range(100):
+        delays.missed(0.01)
+    assert delays.expected(0.0, 1.0) == []
 
 
-def test_what_is_late_is_believed_in_for_a_while_and_then_no_more() -> None:
-    pace = Pace(Average(1.0), Average())
-    assert pace.expected_s(0.25, 0.0, fresh=True) == 0.75
-    assert pace.expected_s(1.5, 0.0, fresh=True) == 0.0
-    assert pace.expected_s(PATIENCE, 0.0, fresh=True) is None
+def chance(delays: Delays, passed_s: float, within_s: float) -> float:
+    return sum(share for _, share in delays.expected(passed_s, within_s))
 
 
-def test_a_first_candidate_and_the_next_of_a_chain_have_their_own_pace() -> None:
-    pace = Pace(Average(2.0), Average(0.1))
-    assert pace.expected_s(0.0, 0.0, fresh=True) == 2.0
-    assert pace.expected_s(0.0, 0.0, fresh=False) == 0.1
+def test_a_steady_drafter_is_expected_at_its_time_and_hardly_after_it() -> None:
+    delays = Delays()
+    for _ in range(500):
+        delays.came(0.010)
+    assert chance(delays, 0.0, 0.009) == 0.0
+    assert chance(delays, 0.0, 0.011) > 0.95
+    assert chance(delays, 0.008, 0.0032) > 0.95
+    assert delays.expected(0.012, 1.0) == []
+
+
+def test_what_was_not_awaited_to_its_end_counts_for_as_long_as_it_was() -> None:
+    """Half of the answers come after 5 ms, half after 30 ms; those are never seen if every wait ends after 20 ms."""
+    delays = Delays()
+    for number in range(2000):
+        delays.came(0.005) if number % 2 else delays.missed(0.020)
+    assert chance(delays, 0.0, 0.006) == pytest.approx(0.5, abs=0.03)
+    assert chance(delays, 0.0, 1.0) == pytest.approx(0.5, abs=0.03)
+    assert delays.expected(0.007, 1.0) == []
+
+
+def test_the_chance_of_what_is_late_is_that_among_the_late() -> None:
+    """Answers take 2 ms or 50 ms: who has waited 10 ms is told of 50, not of an average."""
+    delays, chooser = Delays(), random.Random(1)
+    for _ in range(4000):
+        delays.came(0.002 if chooser.random() < 0.8 else 0.050)
+    assert chance(delays, 0.0, 0.003) == pytest.approx(0.8, abs=0.1)
+    assert chance(delays, 0.010, 0.030) == 0.0
+    assert chance(delays, 0.010, 0.046) > 0.9
+
+
+def test_habits_change() -> None:
+    delays = Delays()
+    for _ in range(2000):
+        delays.came(0.002)
+    for _ in range(500):
+        delays.came(0.020)
+    assert chance(delays, 0.0, 0.010) < 0.05
+    assert chance(delays, 0.0, 0.030) > 0.9
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(TIMES, st.booleans()), max_size=40), TIMES, TIMES)
+def test_expectations_are_probabilities_of_moments_to_come(
+    samples: list[tuple[float, bool]], passed_s: float, most_s: float
+) -> None:
+    delays = Delays()
+    for after_s, answered in samples:
+        (delays.came if answered else delays.missed)(after_s)
+    expected = delays.expected(passed_s, most_s)
+    moments = [after for after, _ in expected]
+    assert moments == sorted(moments)
+    assert all(0.0 < after <= most_s and passed_s + after <= EDGES[-1] * 1.001 for after in moments)
+    assert all(share > 0.0 for _, share in expected)
+    assert math.fsum(share for _, share in expected) <= 1.0 + 1e-9

@@ -1,0 +1,102 @@
+"""What drafting, telling, waiting and pricing are worth, on the real drafter and verifier under a virtual clock.
+
+Figures are exact: a pass takes its emulated time, a frame its delay, Python nothing. The emulated drafter is right at
+80 % of the positions; a target pass takes 20 ms up to 16 tokens, a draft pass 2 ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from benchmarks.virtual import Outcome, World, decode, run
+from slipstream.engine.emulated import LinearCost
+
+WORLD = World()
+MOST_BYTES = 64
+"""From drafter to verifier, for a token of output."""
+
+
+@cache
+def measured(world: World, sessions: int, tokens: int, max_draft_tokens: int) -> Outcome:
+    outcome: Outcome = run(decode(world, sessions, tokens, max_draft_tokens))
+    return outcome
+
+
+def texts(outcome: Outcome) -> dict[int, list[int]]:
+    said: dict[int, list[int]] = {}
+    for round in outcome.rounds:
+        said.setdefault(round.session, []).extend(round.token_ids)
+    return said
+
+
+def plain(world: World, sessions: int, tokens: int) -> Outcome:
+    return measured(replace(world, delay_s=0.0), sessions, tokens, 0)
+
+
+def speculated(delay_ms: float, sessions: int, tokens: int, max_draft_tokens: int, world: World = WORLD) -> Outcome:
+    """Says what plain decoding says."""
+    outcome = measured(replace(world, delay_s=delay_ms / 1000.0), sessions, tokens, max_draft_tokens)
+    without = plain(world, sessions, tokens)
+    assert texts(outcome) == texts(without)
+    assert all(len(text) == tokens for text in texts(outcome).values())
+    return outcome
+
+
+@pytest.mark.parametrize("max_draft_tokens", [4, 8])
+@pytest.mark.parametrize("delay_ms", [0, 1, 2, 5, 10, 20, 50])
+def test_no_delay_makes_it_slower_than_plain_decoding(delay_ms: int, max_draft_tokens: int) -> None:
+    outcome = speculated(delay_ms, 1, 120, max_draft_tokens)
+    assert outcome.tokens_per_s >= 1.2 * plain(WORLD, 1, 120).tokens_per_s
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1, 2, 5, 10, 20, 50])
+def test_candidates_cost_few_bytes_at_any_delay(delay_ms: int) -> None:
+    outcome = speculated(delay_ms, 1, 120, 8)
+    assert 0 < outcome.candidate_bytes <= MOST_BYTES * outcome.tokens
+
+
+@pytest.mark.parametrize("delay_ms", [1, 2])
+def test_a_round_trip_that_fits_into_a_target_pass_is_hidden_with_8_candidates(delay_ms: int) -> None:
+    assert speculated(delay_ms, 1, 700, 8).tokens_per_s >= 0.9 * speculated(0, 1, 700, 8).tokens_per_s
+
+
+@pytest.mark.parametrize("delay_ms", [1, 2, 3, 4, 5, 6])
+def test_a_round_trip_that_fits_into_a_target_pass_is_hidden_with_4_candidates_of_some_sessions(delay_ms: int) -> None:
+    """Four sessions: where one has nothing after a miss, the others' candidates fill the pass that does not wait."""
+    assert speculated(delay_ms, 4, 150, 4).tokens_per_s >= 0.9 * speculated(0, 4, 150, 4).tokens_per_s
+
+
+def test_alone_a_session_pays_for_the_round_trip_after_a_miss_that_no_alternative_covered() -> None:
+    """6 % of the positions. Its next candidates come 2 * 6 + 2 ms later, instead of 2."""
+    assert speculated(6, 1, 500, 4).tokens_per_s >= 0.84 * speculated(0, 1, 500, 4).tokens_per_s
+
+
+def test_a_sure_drafter_that_runs_far_ahead_stays_within_the_verifier_s_tree() -> None:
+    """What lies too deep there is dropped, and all that hangs below it: it must not be told before it is near."""
+    sure = replace(WORLD, acceptance=1.0, draft=LinearCost(0.0002))
+    rates = [speculated(0, 1, 300, most, sure).tokens_per_s for most in (8, 16)]
+    assert rates[1] > 1.3 * rates[0] > 1.3 * 8 * plain(sure, 1, 300).tokens_per_s
+
+
+def test_figures_repeat_to_the_last_digit() -> None:
+    world = replace(WORLD, delay_s=0.005)
+    first, second = (run(decode(world, 3, 60, 8)) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("delay_ms", [0, 5])
+def test_where_time_is_proportional_to_tokens_speculation_pauses_and_costs_nothing(delay_ms: int) -> None:
+    busy = replace(WORLD, target=LinearCost(0.0, 0.002))
+    outcome = speculated(delay_ms, 32, 64, 8, busy)
+    assert outcome.tokens_per_s >= 0.99 * plain(busy, 32, 64).tokens_per_s
+    drafted = [round.drafted for round in outcome.rounds]
+    assert sum(drafted) <= 0.02 * outcome.tokens and not any(drafted[len(drafted) // 4 :])
+    assert outcome.draft_steps <= outcome.steps and outcome.candidate_bytes <= 8 * outcome.tokens
+
+
+def test_where_passes_cost_the_same_whatever_is_in_them_many_sessions_go_on_speculating() -> None:
+    flat = replace(WORLD, target=LinearCost(0.020))
+    assert speculated(0, 16, 40, 4, flat).tokens_per_s >= 1.8 * plain(flat, 16, 40).tokens_per_s

@@ -1,0 +1,206 @@
+"""Which guesses a verifier is told, and when."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafter_svc.proposers import Guess
+from drafter_svc.session import Policy, Session
+from drafter_svc.telling import TOGETHER_S, URGENT, join, tell
+from drafter_svc.tree import UNTOLD, Node
+from slipstream.candidates import CandidateTree, Frame
+from slipstream.proposal import Proposal
+from slipstream.sampling import Sampling
+
+PROMPT = [3, 1, 2]
+
+
+def new_session(max_nodes: int = 100, probability: float = 0.0, acceptance: str = "coupled") -> Session:
+    return Session(1, Sampling(acceptance=acceptance), Policy(max_nodes, probability), list(PROMPT), 3, 1000)
+
+
+def guess(session: Session, token: int, probability: float, parent: Node | None = None) -> Node:
+    parent = parent or session.tree.root
+    join(session, [Guess(parent, token, math.log(probability))])
+    return parent.children[token]
+
+
+def tokens(nodes: list[Node]) -> list[int]:
+    return [node.token for node in nodes]
+
+
+def test_what_a_step_may_be_waiting_for_is_told_at_once_and_takes_the_others_along() -> None:
+    session = new_session()
+    guess(session, 7, URGENT / 2)
+    assert tell(session, 0.0) == []
+    guess(session, 5, URGENT * 1.01)
+    assert tokens(tell(session, TOGETHER_S / 2)) == [5, 7]
+
+
+def test_other_guesses_are_told_together_and_in_time() -> None:
+    session = new_session()
+    guess(session, 5, URGENT / 2)
+    assert tell(session, 10.0) == []
+    guess(session, 6, URGENT / 3)
+    assert tell(session, 10.0 + TOGETHER_S * 0.9) == []
+    assert tokens(tell(session, 10.0 + TOGETHER_S * 1.01)) == [5, 6]
+    guess(session, 7, URGENT / 3)
+    assert tell(session, 20.0) == []  # its own time begins
+
+
+def test_nothing_waits_for_a_pass_that_does_not_come() -> None:
+    session = new_session()
+    guess(session, 5, URGENT / 2)
+    assert tokens(tell(session, 0.0, idle=True)) == [5]
+    assert tell(session, 0.0, idle=True) == []
+
+
+def test_what_is_urgent_counts_from_the_present_root() -> None:
+    session = new_session()
+    first = guess(session, 5, 0.3)
+    guess(session, 6, 0.4, first)
+    assert tokens(tell(session, 0.0)) == [5, 6]
+    guess(session, 7, 0.5, first)
+    assert tell(session, 0.0) == []  # 0.15
+    session.commit(3, [5])
+    session.held_since = None
+    assert tokens(tell(session, 0.0)) == [7]  # 0.5
+
+
+def test_what_was_unlikely_is_told_without_a_pass_once_a_commit_makes_it_likely() -> None:
+    session = new_session(probability=0.3)
+    first = guess(session, 5, 0.5)
+    guess(session, 6, 0.5, first)
+    assert tokens(tell(session, 0.0, idle=True)) == [5]
+    session.commit(3, [5])
+    assert tokens(tell(session, 0.0, idle=True)) == [6]
+
+
+def test_the_best_guess_at_the_next_token_is_told_however_bad_and_no_other_one() -> None:
+    session = new_session(probability=0.5)
+    first = guess(session, 5, 0.1)
+    guess(session, 6, 0.05)
+    guess(session, 7, 0.9, first)
+    assert tokens(tell(session, 0.0, idle=True)) == [5]
+
+
+@pytest.mark.parametrize("max_nodes", [0, 1, 3])
+def test_no_more_is_told_than_the_policy_has_room_for_and_the_likeliest_first(max_nodes: int) -> None:
+    session = new_session(max_nodes)
+    for token in range(5):
+        guess(session, token, 0.05 + 0.01 * token)
+    assert tokens(tell(session, 0.0, idle=True)) == [4, 3, 2][:max_nodes]
+    assert tell(session, 1.0, idle=True) == []
+    session.policy = Policy(max_nodes + 1, 0.0)
+    assert tokens(tell(session, 1.0, idle=True)) == [4 - max_nodes]
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["guess", "guess", "tell", "commit", "policy"]), st.integers(0, 10_000)), max_size=60
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(EVENTS)
+def test_whatever_happens_a_verifier_can_hold_what_it_is_told_and_nothing_worthy_waits_long(
+    events: list[tuple[str, int]],
+) -> None:
+    session, receiver = new_session(12, 0.1), CandidateTree(PROMPT)
+    now, held = 0.0, None
+    for kind, number in events:
+        dice = random.Random(number)
+        if kind == "guess":
+            parent = dice.choice([session.tree.root, *session.tree.nodes()])
+            join(session, [Guess(parent, dice.randrange(4), math.log(dice.uniform(0.02, 1.0))) for _ in range(3)])
+        elif kind == "commit":
+            inside = [node.token for node in session.tree.root.children.values()] or [0]
+            token = dice.choice([*inside, 9])
+            session.commit(len(session.tokens), [token])
+            receiver.commit([token])
+        elif kind == "policy":
+            session.policy = Policy(dice.choice([0, 4, 12]), dice.choice([0.05, 0.1, 0.5]))
+        else:
+            now += dice.choice([0.0, TOGETHER_S / 2, TOGETHER_S * 2])
+            held = _received(session, receiver, tell(session, now), now, held)
+
+
+def _received(
+    session: Session, receiver: CandidateTree, told: list[Node], now: float, held: float | None
+) -> float | None:
+    """Checks what was told, and what was not. Returns since when something worthy is held back."""
+    tree, policy = session.tree, session.policy
+    if told:
+        assert all(node.parent is not None and node.parent.number < node.number for node in told)
+        assert tree.told_count <= policy.max_nodes
+        frame = Frame(
+            tree.base_length,
+            tree.generation,
+            told[0].number,
+            tuple(tokens(told)),
+            tuple(node.log_prob for node in told),
+            tuple(node.parent.number for node in told if node.parent is not None),
+        )
+        assert receiver.graft(frame).added == len(told)
+    for node in told:
+        probability = math.exp(node.path_log_prob - tree.root.path_log_prob)
+        assert probability >= policy.min_path_probability * 0.999 or node is tree.favourite
+    worthy = [
+        node
+        for node in tree.nodes()
+        if node.number == UNTOLD
+        and math.exp(node.path_log_prob - tree.root.path_log_prob) >= policy.min_path_probability * 1.001
+    ]
+    if not worthy or told or tree.told_count >= policy.max_nodes:
+        assert not told or not worthy or tree.told_count >= policy.max_nodes
+        return None
+    assert all(math.exp(node.path_log_prob - tree.root.path_log_prob) < URGENT * 1.001 for node in worthy)
+    assert held is None or now - held < TOGETHER_S
+    return now if held is None else held
+
+
+# The ratio rules: what is told, and in which order, must not depend on what was drawn.
+
+SHAPES = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 3)), min_size=1, max_size=15)
+"""Passes: which node was asked, how many children were drawn below it."""
+VALUES = st.lists(
+    st.tuples(st.permutations(range(5)), st.lists(st.floats(0.001, 1.0), min_size=3, max_size=3)),
+    min_size=15,
+    max_size=15,
+)
+"""For each pass the tokens that were drawn and their probabilities."""
+Values = list[tuple[list[int], list[float]]]
+
+
+def drawn(shape: list[tuple[int, int]], values: Values, probability: float) -> list[tuple[int, int]]:
+    """(number, parent's number) of all that was told, in order."""
+    session = new_session(8, probability, "recursive")
+    places = [session.tree.root]
+    record: list[tuple[int, int]] = []
+    for (pick, count), (drawn_tokens, shares) in zip(shape, values, strict=False):
+        start = places[pick % len(places)]
+        if start.expanded:
+            continue
+        start.expanded = True
+        q = Proposal(tuple(range(5)), (1,) * 5)
+        join(session, [Guess(start, drawn_tokens[i], math.log(shares[i]), q) for i in range(count)])
+        assert start.expanded == bool(start.children)  # what found no room is asked again
+        told = tell(session, 0.0)
+        record += [(node.number, node.parent.number) for node in told if node.parent is not None]
+        places += told
+    assert session.tree.told_count == session.tree.node_count == len(record) <= 8
+    return record
+
+
+@settings(max_examples=200, deadline=None)
+@given(SHAPES, VALUES, VALUES, st.sampled_from([0.0, 0.5, 0.99]))
+def test_a_ratio_rule_s_draws_are_told_at_once_in_their_order_whatever_was_drawn(
+    shape: list[tuple[int, int]], values: Values, others: Values, probability: float
+) -> None:
+    record = drawn(shape, values, probability)
+    assert record == drawn(shape, others, 0.0)
+    assert [number for number, _ in record] == list(range(1, len(record) + 1))
