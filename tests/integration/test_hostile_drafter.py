@@ -359,9 +359,12 @@ async def test_a_trusted_liar_is_never_believed_again_under_a_ratio_rule(expecte
     async with fleet(lambda drafter, command: [lie(command)] if not command.HasField("close") else []) as world:
         enemy, server, client, friend = world
         plain = await client.decode(PROMPT, **options)
-        number, decoded = await client.open(PROMPT, **options | {"credit": 30}, drafters=[enemy.address])
-        await until(lambda: len(decoded.token_ids) == 30)
+        number, decoded = await client.open(PROMPT, **options | {"credit": 1}, drafters=[enemy.address])
+        await until(lambda: len(decoded.token_ids) == 1)
         (session,) = server.scheduler._sessions
+        await until(lambda: not session.tree.empty)
+        await client.command(number, credit=verifier_pb2.DecodeCredit(tokens=29))
+        await until(lambda: len(decoded.token_ids) == 30)
         assert session.tree.empty
         assert codes(decoded) == [INVALID]
         await client.send(
