@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,10 @@ class Subscriber:
 
 class Scheduler:
     """`run` drafts until cancelled. `step_tokens` bounds one pass, `expand` the nodes of a session guessed on in it."""
+
+    pass_nodes = 64
+    """Nodes of all sessions together that are guessed on in one pass, at least one of each. Where more compete, the
+    next pass comes sooner instead: depth is worth more than breadth, and what is not guessed on now may be then."""
 
     def __init__(
         self,
@@ -92,8 +97,8 @@ class Scheduler:
         """The sessions of the next step, those with the fewest guesses ahead first."""
         room = self._step_tokens
         turns: list[Turn] = []
-        for session in sorted((s.session for s in self._subscribers.values()), key=lambda s: s.tree.node_count):
-            turn = self._turn(session, room) if room > 0 else None
+        for session, starts in self._frontiers():
+            turn = self._turn(session, starts, room) if room > 0 else None
             if turn is not None:
                 turns.append(turn)
                 room -= len(turn.pending) + len(turn.nodes)
@@ -101,9 +106,29 @@ class Scheduler:
                 self._tell(session, idle=room > 0)
         return turns
 
-    def _turn(self, session: Session, room: int) -> Turn | None:
+    def _frontiers(self) -> list[tuple[Session, list[Node]]]:
+        """Of each session the nodes to guess on from: its likeliest, and of the others the likeliest of all sessions.
+        Those under ratio rules do not compete: how much is guessed must not depend on what was drawn."""
+        sessions = sorted((s.session for s in self._subscribers.values()), key=lambda s: s.tree.node_count)
+        frontiers = [session.frontier(self._expand) for session in sessions]
+        competing = [session.sampling.acceptance == "coupled" for session in sessions]
+        others = [
+            (node.path_log_prob - session.tree.root.path_log_prob, number)
+            for number, (session, starts) in enumerate(zip(sessions, frontiers, strict=True))
+            if competing[number]
+            for node in starts[1:]
+        ]
+        room = max(0, self.pass_nodes - len(sessions))
+        if len(others) > room:
+            others.sort(reverse=True)
+            counts = Counter(number for _, number in others[:room])
+            frontiers = [
+                starts[: 1 + counts[number]] if competing[number] else starts for number, starts in enumerate(frontiers)
+            ]
+        return list(zip(sessions, frontiers, strict=True))
+
+    def _turn(self, session: Session, starts: list[Node], room: int) -> Turn | None:
         """What the session brings; None when nothing is asked of it."""
-        starts = session.frontier(self._expand)
         while len(nodes := session.tree.above(starts)) > session.policy.max_nodes:  # there is KV for so many
             starts.pop()
         if not starts:

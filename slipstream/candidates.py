@@ -244,7 +244,7 @@ class CandidateTree:
             return "orphan"
         if len(source.names) >= self.limits.nodes + self.limits.window:
             return "full"
-        if parent.length < self.base_length:
+        if parent.length < self._root.length:
             node = self._committed(parent.length + 1)
             if node is None or node.token != token:
                 return "diverged"

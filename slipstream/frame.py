@@ -73,12 +73,13 @@ def check(frame: Frame, vocabulary_size: int, limits: Limits) -> Frame:
         raise InvalidArgument("first_node starts at 1; base_length and generation are not negative.")
     if len(frame.log_probs) != size or len(frame.parents) not in (0, size) or len(frame.distributions) not in (0, size):
         raise InvalidArgument("token_ids, parents, log_probs and distributions must have one entry for each node.")
-    if not all(0 <= token < vocabulary_size for token in frame.token_ids):
+    if size and not (min(frame.token_ids) >= 0 and max(frame.token_ids) < vocabulary_size):
         raise InvalidArgument(f"a candidate lies outside the vocabulary of {vocabulary_size} tokens.")
     if not all(0 <= parent < frame.first_node + index for index, parent in enumerate(frame.parents)):
         raise InvalidArgument("a node's parent must have a smaller number than the node.")
-    if not all(math.isfinite(value) and value <= _ROUNDING for value in frame.log_probs):
+    highest = max(frame.log_probs, default=0.0)
+    if not all(map(math.isfinite, frame.log_probs)) or highest > _ROUNDING:
         raise InvalidArgument("log_probs must be finite and not positive.")
-    if any(value > 0.0 for value in frame.log_probs):
+    if highest > 0.0:
         return replace(frame, log_probs=tuple(min(value, 0.0) for value in frame.log_probs))
     return frame

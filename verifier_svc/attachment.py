@@ -45,21 +45,18 @@ class Attachment:
 
     def asked(self, now: float) -> None:
         """The drafter was told of a commit; with its tree left or used up, candidates on the new root are to come."""
-        self._delays.missed(now - self.since)
+        self.delays.missed(now - self.since)
         self.since = now
         self.fresh = self.fresh or self.session.tree.empty
 
     def arrived(self, now: float) -> None:
         """Candidates came."""
-        self._delays.came(now - self.since)
+        self.delays.came(now - self.since)
         self.since, self.fresh = now, False
 
-    def expected(self, now: float, most_s: float) -> list[tuple[float, float]]:
-        """When the next candidates may come, and how likely (`Delays.expected`)."""
-        return self._delays.expected(now - self.since, most_s)
-
     @property
-    def _delays(self) -> Delays:
+    def delays(self) -> Delays:
+        """Of what is awaited now."""
         return self.pace.first if self.fresh else self.pace.between
 
     def attached(self) -> None:

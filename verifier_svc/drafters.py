@@ -9,11 +9,14 @@ from collections.abc import Callable, Collection
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.drafter import Drafter
+from verifier_svc.pace import Delays
 from verifier_svc.price import PAUSE
 from verifier_svc.session import Session
 
 MAX_DRAFTERS = 64
 """Links one verifier keeps, whatever gateways ask for."""
+SOON_S = 0.02
+"""Within which the drafters of one session are compared."""
 
 
 class Drafters:
@@ -112,15 +115,18 @@ class Drafters:
         """Whether anybody drafts for the session."""
         return any(drafter.up for drafter in self._of_session.get(session, ()))
 
-    def expected(self, session: Session, now: float, most_s: float) -> list[tuple[float, float]]:
-        """When the session's next candidates may come, and how likely (`Delays.expected`): those of the drafter that
-        is likeliest to send some in time."""
-        expected = [
-            attachment.expected(now, most_s)
+    def awaited(self, session: Session, now: float) -> tuple[Delays, float] | None:
+        """How long the session's next candidates take, and for how many seconds they have been awaited; None when
+        nobody is to send any. Of several drafters the one that is likeliest to send some soon.
+        """
+        awaited = [
+            (attachment.delays, now - attachment.since)
             for drafter in self._of_session.get(session, ())
             if drafter.up and (attachment := drafter.attachment(session)) is not None
         ]
-        return max(expected, key=lambda each: sum(chance for _, chance in each), default=[])
+        if len(awaited) > 1:
+            awaited.sort(key=lambda each: -sum(chance for _, chance in each[0].expected(each[1], SOON_S)))
+        return awaited[0] if awaited else None
 
     def _drafter(self, address: verifier_pb2.DrafterAddress, wanted: Collection[Drafter]) -> Drafter:
         if not address.address:

@@ -37,29 +37,33 @@ class Average:
         self.value = sample if self.value is None else self.value + WEIGHT * (sample - self.value)
 
 
+def place(passed_s: float) -> int:
+    """The bin that is waited in."""
+    return bisect_right(EDGES, passed_s + TICK_S)
+
+
 class Delays:
     """Of one kind of answer."""
 
     def __init__(self) -> None:
-        self._awaited, self._came = np.zeros(len(EDGES)), np.zeros(len(EDGES))
+        self._came, self._missed = [0.0] * len(EDGES), [0.0] * len(EDGES)
+        self._weight = 1.0
+        """Of the next observation. It grows, which is to say that those before it fade."""
         self._outstanding: list[float] | None = None
 
     def came(self, after_s: float) -> None:
         """An answer came after so many seconds."""
-        bin_ = self._outlasted(after_s)
-        if bin_ < len(EDGES):
-            self._awaited[bin_] += 1.0
-            self._came[bin_] += 1.0
+        self._count(self._came, after_s)
 
     def missed(self, after_s: float) -> None:
         """None had come after so many seconds, when it was not awaited any more."""
-        self._outlasted(after_s)
+        self._count(self._missed, after_s)
 
     def expected(self, passed_s: float, most_s: float) -> list[tuple[float, float]]:
         """Of an answer awaited for `passed_s` already: (seconds from now, probability that it comes in the bin that
         ends then), for the next `most_s` seconds."""
         outstanding = self._survival()
-        bin_ = bisect_right(EDGES, passed_s + TICK_S)
+        bin_ = place(passed_s)
         before = whole = outstanding[bin_ - 1] if bin_ else 1.0
         expected: list[tuple[float, float]] = []
         while bin_ < len(EDGES) and EDGES[bin_] - passed_s <= most_s and before > HOPELESS:
@@ -70,21 +74,24 @@ class Delays:
             bin_ += 1
         return expected
 
-    def _outlasted(self, after_s: float) -> int:
-        """Counts the bins before the one of this moment, which is returned."""
-        bin_ = bisect_right(EDGES, after_s)
-        self._awaited *= KEEP
-        self._came *= KEEP
-        self._awaited[:bin_] += 1.0
+    def _count(self, ends: list[float], after_s: float) -> None:
+        ends[min(bisect_right(EDGES, after_s), len(EDGES) - 1)] += self._weight
+        self._weight /= KEEP
         self._outstanding = None
-        return bin_
 
     def _survival(self) -> list[float]:
         """Share of answers that are still to come when each bin ends."""
         if self._outstanding is None:
-            hazards = self._came / (self._awaited + DOUBT)
-            self._outstanding = np.cumprod(1.0 - hazards).tolist()
+            self._outstanding = self._estimate()
         return self._outstanding
+
+    def _estimate(self) -> list[float]:
+        came, missed = np.array(self._came) / self._weight, np.array(self._missed) / self._weight
+        self._came, self._missed, self._weight = came.tolist(), missed.tolist(), 1.0
+        # Awaited in a bin was all that ended there with an answer, or later anyhow.
+        later = np.cumsum((came + missed)[::-1])[::-1] - missed
+        survival: list[float] = np.cumprod(1.0 - came / (later + DOUBT)).tolist()
+        return survival
 
 
 @dataclass(frozen=True, slots=True)

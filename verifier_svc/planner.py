@@ -12,11 +12,11 @@ from verifier_svc.budget import Offer, allot
 from verifier_svc.calibration import Calibration
 from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
-from verifier_svc.pace import Average
+from verifier_svc.pace import Average, Delays, place
 from verifier_svc.price import Price
 from verifier_svc.session import Offered, Session
 from verifier_svc.step import Turn
-from verifier_svc.waiting import Arrival, wait_s
+from verifier_svc.waiting import Awaited, wait_s
 
 NOTHING = Selection()
 FIRST_GUESS = 0.6
@@ -92,12 +92,20 @@ class Planner:
         # Nothing pays that comes later than all gains together are worth.
         most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * plan.seconds) - waited_s
         most_s = min(most_s, sum(gains.values()) / rate)
-        arrivals = [
-            Arrival(after, gain * chance)
-            for session, gain in gains.items()
-            for after, chance in self._drafters.expected(session, now, most_s)
+        return wait_s(rate, self._awaited(gains, now, most_s), most_s)
+
+    def _awaited(self, gains: dict[Session, float], now: float, most_s: float) -> list[Awaited]:
+        """What the sessions await, those together that await the same for as long: the sessions of one step are mostly
+        asked at once."""
+        groups: dict[tuple[Delays, int], tuple[float, list[float]]] = {}
+        for session, gain in gains.items():
+            if awaited := self._drafters.awaited(session, now):
+                delays, passed = awaited
+                groups.setdefault((delays, place(passed)), (passed, []))[1].append(gain)
+        return [
+            Awaited(sum(some), delays.expected(passed, most_s), len(some))
+            for (delays, _), (passed, some) in groups.items()
         ]
-        return wait_s(rate, arrivals, most_s)
 
     def timed(self, plan: Plan, seconds: float, waited: float) -> None:
         """The plan's step took so long, after it was held back for `waited` seconds. Only steps without prefill tell

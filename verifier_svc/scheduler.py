@@ -47,6 +47,8 @@ class Scheduler:
         self._waiting_since: float | None = None
         self._results: list[Result] = []
         """Of the last step, not told yet; empty whenever the loop waits."""
+        self._took: tuple[Plan, float, float] | None = None
+        """The last step's plan, seconds, and seconds that it was held back."""
         self.steps = self.tokens = 0
         """Steps taken, tokens committed."""
         drafters.arrived = self.wake
@@ -125,7 +127,7 @@ class Scheduler:
         ended = self._clock()
         self.steps += 1
         if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
-            self._planner.timed(plan, ended - started, waited)
+            self._took = plan, ended - started, waited
         timing = Timing(started, ended, waited)
         for turn, outcome in zip(turns, outcomes, strict=True):
             self._finish(turn, outcome, timing)
@@ -173,6 +175,9 @@ class Scheduler:
         """Tells drafters and gateways what was committed, and learns from it. Nothing of it decides about the next
         step, so it is done while that one runs.
         """
+        if self._took is not None:
+            self._planner.timed(*self._took)
+            self._took = None
         results, self._results = self._results, []
         for result in results:
             turn, verdict = result.turn, result.verdict

@@ -1,10 +1,13 @@
 """When a step should wait for candidates that are on their way. One function, one formula.
 
-A step that starts now commits N tokens in expectation. If it first waits t seconds for candidates that arrive by then
-and add G(t) tokens, it commits N + G(t), t seconds later. Whatever comes after comes t seconds later too, and a
-verifier that commits R tokens a second in the long run commits R * t fewer in that time. So waiting pays iff
+A step that starts now commits N tokens in expectation. If it is held back until t, or until all that is awaited has
+come, it commits G(t) more and starts D(t) seconds later, both in expectation. With F_i(u) the probability that answer i
+has come by u, and g_i what it is worth,
 
-    G(t) > R * t,     and among the moments at which something arrives the best one maximises G(t) - R * t.
+    G(t) = sum of g_i * F_i(t),     D(t) = integral from 0 to t of 1 - product of F_i(u) du.
+
+Whatever comes after comes so much later too, and a verifier that commits R tokens a second in the long run commits
+R * D fewer in that time. So waiting pays iff G(t) > R * D(t) for some t, and the best t has the largest difference.
 
 This is the renewal-reward argument: a policy whose long-run ratio of tokens to seconds is the largest possible, R,
 takes in every state what maximises tokens - R * seconds (Dinkelbach, "On nonlinear fractional programming", 1967). To
@@ -12,34 +15,45 @@ compare (N + G) / (t + step) with N / step instead looks at one step alone. It w
 1: a plain step loses nothing there, for the candidates that it did not wait for are the next step's.
 
 The decision is taken again at every arrival, so a chain that comes token by token is waited for exactly as long as each
-next token pays.
+next token pays, and what is late is judged by its chances among the late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """Candidates that may come on one session."""
+class Awaited:
+    """Answers that may come, equal in their chances and independent of each other."""
 
-    after_s: float
-    """Seconds from now."""
     gain: float
-    """Tokens that they add to the step in expectation: what they are worth times the chance that they come then."""
+    """Tokens that they add to the step when all have come."""
+    chances: Sequence[tuple[float, float]]
+    """(seconds from now, probability that one comes then): at most 1 in all."""
+    count: int = 1
 
 
-def wait_s(rate: float, arrivals: Iterable[Arrival], most_s: float) -> float:
+def wait_s(rate: float, awaited: Sequence[Awaited], most_s: float) -> float:
     """Seconds to wait before a step, where `rate` tokens are committed a second; 0 is to start now."""
+    moments = sorted(
+        (after_s, index, chance)
+        for index, each in enumerate(awaited)
+        for after_s, chance in each.chances
+        if after_s <= most_s
+    )
+    come = [0.0] * len(awaited)
     best, best_profit = 0.0, 0.0
-    gain = 0.0
-    for arrival in sorted(arrivals, key=lambda arrival: arrival.after_s):
-        if arrival.after_s > most_s:
-            break
-        gain += arrival.gain
-        profit = gain - rate * arrival.after_s
+    now = gain = delay = 0.0
+    for after_s, index, chance in moments:
+        all_come = math.prod(share**each.count for share, each in zip(come, awaited, strict=True))
+        delay += (after_s - now) * max(0.0, 1.0 - all_come)
+        now = after_s
+        come[index] += chance
+        gain += awaited[index].gain * chance
+        profit = gain - rate * delay
         if profit > best_profit:
-            best, best_profit = arrival.after_s, profit
+            best, best_profit = after_s, profit
     return best

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifier_svc.waiting import Arrival, wait_s
+from verifier_svc.waiting import Awaited, wait_s
 
 TIMES = st.floats(0.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One answer whose time is known."""
+
+    after_s: float
+    gain: float
+
+
+def wait_for(rate: float, arrivals: list[Arrival], most_s: float) -> float:
+    return wait_s(rate, [Awaited(arrival.gain, [(arrival.after_s, 1.0)]) for arrival in arrivals], most_s)
+
+
 ARRIVALS = st.lists(st.builds(Arrival, TIMES, st.floats(0.0, 3.0)), max_size=6)
 EVER = 1e9
 
@@ -24,7 +39,7 @@ def profit(rate: float, arrivals: list[Arrival], wait: float) -> float:
 @settings(max_examples=300, deadline=None)
 @given(rate=st.floats(0.0, 50.0), arrivals=ARRIVALS, most_s=st.floats(-1.0, 2.0))
 def test_the_wait_is_the_best_of_all_moments(rate: float, arrivals: list[Arrival], most_s: float) -> None:
-    chosen = wait_s(rate, arrivals, most_s)
+    chosen = wait_for(rate, arrivals, most_s)
     moments = [0.0] + [arrival.after_s for arrival in arrivals if arrival.after_s <= most_s]
     assert chosen in moments
     best = max(profit(rate, arrivals, moment) for moment in moments)
@@ -34,29 +49,54 @@ def test_the_wait_is_the_best_of_all_moments(rate: float, arrivals: list[Arrival
 
 @given(st.lists(st.builds(Arrival, TIMES, st.just(0.0)), max_size=4), st.floats(0.0, 10.0))
 def test_nothing_is_waited_for_that_gains_nothing(arrivals: list[Arrival], rate: float) -> None:
-    assert wait_s(rate, arrivals, 2.0) == 0.0
+    assert wait_for(rate, arrivals, 2.0) == 0.0
 
 
 @given(ARRIVALS, st.floats(0.1, 10.0), st.floats(1.0, 4.0))
 def test_a_faster_verifier_never_waits_longer(arrivals: list[Arrival], rate: float, faster: float) -> None:
-    assert wait_s(rate * faster, arrivals, 2.0) <= wait_s(rate, arrivals, 2.0)
+    assert wait_for(rate * faster, arrivals, 2.0) <= wait_for(rate, arrivals, 2.0)
 
 
 def test_the_formula_decides_at_its_threshold() -> None:
     # 10 tokens a second: a gain of 0.5 is worth 0.05 s, whatever the step itself would commit.
-    assert wait_s(10.0, [Arrival(0.049, 0.5)], 1.0) == 0.049
-    assert wait_s(10.0, [Arrival(0.051, 0.5)], 1.0) == 0.0
+    assert wait_for(10.0, [Arrival(0.049, 0.5)], 1.0) == 0.049
+    assert wait_for(10.0, [Arrival(0.051, 0.5)], 1.0) == 0.0
 
 
 def test_a_chain_is_waited_for_where_its_first_token_alone_would_not_pay() -> None:
     chain = [Arrival(0.06 + 0.01 * place, 0.5) for place in range(4)]
-    assert wait_s(10.0, chain[:1], 1.0) == 0.0
-    assert wait_s(10.0, chain, 1.0) == pytest.approx(0.09)
+    assert wait_for(10.0, chain[:1], 1.0) == 0.0
+    assert wait_for(10.0, chain, 1.0) == pytest.approx(0.09)
 
 
 def test_many_sessions_share_the_cost_of_a_wait() -> None:
-    assert wait_s(100.0, [Arrival(0.04, 0.6)], 1.0) == 0.0
-    assert wait_s(100.0, [Arrival(0.04, 0.6)] * 10, 1.0) == 0.04
+    assert wait_for(100.0, [Arrival(0.04, 0.6)], 1.0) == 0.0
+    assert wait_for(100.0, [Arrival(0.04, 0.6)] * 10, 1.0) == 0.04
+
+
+# Answers whose time is not known.
+
+CHANCES = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.05, 0.3)), min_size=1, max_size=3).map(sorted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.1, 20.0), st.lists(st.builds(Awaited, st.floats(0.1, 3.0), CHANCES, st.integers(1, 2)), max_size=2))
+def test_the_wait_is_the_best_over_all_that_may_happen(rate: float, awaited: list[Awaited]) -> None:
+    """Every outcome is enumerated: which answer comes when, or never; the wait ends when all have come."""
+    single = [(each.gain / each.count, each.chances) for each in awaited for _ in range(each.count)]
+    outcomes = [[*chances, (math.inf, 1.0 - sum(chance for _, chance in chances))] for _, chances in single]
+
+    def expected(wait: float) -> float:
+        total = 0.0
+        for outcome in itertools.product(*outcomes):
+            gain = sum(single[i][0] for i, (after, _) in enumerate(outcome) if after <= wait)
+            ended = min(wait, max(after for after, _ in outcome))
+            total += math.prod(chance for _, chance in outcome) * (gain - rate * ended)
+        return total
+
+    moments = [0.0] + [after for each in awaited for after, _ in each.chances]
+    best = max(map(expected, moments)) if awaited else 0.0
+    assert expected(wait_s(rate, awaited, 1.0)) == pytest.approx(best, abs=1e-9) if awaited else not best
 
 
 # The long run. A round is in one of some states; each says what a step commits that starts at once, how long it takes,
@@ -97,7 +137,7 @@ def long_run(states: list[State], waits: tuple[float, ...]) -> float:
 
 
 def by_rule(states: list[State], rate: float) -> tuple[float, ...]:
-    return tuple(wait_s(rate, state.arrivals, EVER) for state in states)
+    return tuple(wait_for(rate, state.arrivals, EVER) for state in states)
 
 
 def best_of_all(states: list[State]) -> float:
