@@ -13,12 +13,15 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from benchmarks.processes import INFLATED, MODELS, Far
+from benchmarks.processes import INFLATED, MODELS, Far, inflate
+from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.load import Load, run_load
 from slipstream.v1 import gateway_pb2
+from slipstream.vocabulary import load_tokenizer
 
 DELAYS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 CHAINS = (4, 8)
@@ -35,6 +38,7 @@ class Setting:
     draft: str
     prompts: list[list[int]]
     tokens: int
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def requests(self, nodes: int) -> list[gateway_pb2.GenerateRequest]:
         return [
@@ -52,13 +56,13 @@ class Setting:
 async def measure(setting: Setting, delay_ms: float, repeats: int) -> list[Row]:
     """Plain and push-ahead in turn on one system, ask-then-verify on systems of its own."""
     loads: dict[str, list[Load]] = {}
-    async with Far(setting.target, setting.draft, delay_ms).serving() as server:
+    async with Far(setting.target, setting.draft, delay_ms, settings=setting.settings).serving() as server:
         await run_load(server, setting.requests(NODES)[:1], 1)  # the links, and the paces that the waiting rule knows
         for _ in range(repeats):
             for mode, nodes in (("plain", 0), ("push-ahead", NODES)):
                 loads.setdefault(mode, []).append(await run_load(server, setting.requests(nodes), 1))
     for nodes in CHAINS:
-        chain = {"DRAFTER_MAX_NODES": str(nodes), "DRAFTER_WIDTH": "1", "DRAFTER_EXPAND": "1"}
+        chain = {"DRAFTER_MAX_NODES": str(nodes), "DRAFTER_WIDTH": "1", "DRAFTER_EXPAND": "1"} | setting.settings
         asking = Far(setting.target, setting.draft, delay_ms, "benchmarks.synchronous", chain)
         async with asking.serving() as server:
             await run_load(server, setting.requests(nodes)[:1], 1)
@@ -84,12 +88,22 @@ def row(mode: str, delay_ms: float, loads: list[Load]) -> Row:
     }
 
 
+def emulated() -> Setting:
+    # An emulated drafter says honestly how sure it is.
+    prompts = [[seed, 1, 2, 3] for seed in range(2)]
+    return Setting(*EMULATED, prompts=prompts, tokens=200, settings={"DRAFTER_SHARPNESS": "1"})
+
+
+def real() -> Setting:
+    inflate()
+    tokenizer = load_tokenizer(str(MODELS / "target"))
+    prompts = [tokenizer.encode(text).ids for text in held_out(4, characters=300, seed=9)]
+    return Setting(str(INFLATED), str(MODELS / "draft"), prompts=prompts, tokens=48)
+
+
 async def main(kind: str, repeats: int) -> None:
-    if kind == "emulated":
-        setting = Setting(*EMULATED, prompts=[[seed, 1, 2, 3] for seed in range(4)], tokens=256)
-    else:
-        setting = Setting(str(INFLATED), str(MODELS / "draft"), prompts=[], tokens=64)
-    rows = []
+    rows: list[Row] = []
+    setting = emulated() if kind == "emulated" else real()
     for delay_ms in DELAYS_MS:
         rows += await measure(setting, delay_ms, repeats)
         for result in rows[-2 - len(CHAINS) :]:

@@ -45,6 +45,7 @@ async def compare(server: str, at_once: int, tokens: int, repeats: int) -> Row:
         "most": ratios[-1],
         "tokens / round": told["tokens_per_round"],
         "hit rate": told["hit_rate"],
+        "bubble ms / round": loads[True][-1].total("bubble_s") / loads[True][-1].total("rounds") * 1e3,
     }
 
 
