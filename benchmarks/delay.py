@@ -5,7 +5,8 @@ usage: python -m benchmarks.delay [emulated|real] [REPEATS]
 One session at a time. `emulated`: a target of 20 ms a pass, flat to 16 tokens, and a drafter of 2 ms a pass that is
 right in 0.8 of all places and has the truth among its next three guesses in 0.7 of the others, so that only the
 system is measured. `real`: the shipped pair, the target inflated to 300 M parameters. Ask-then-verify is the same
-verifier, waiting in each round for a whole chain of 4 or of 8 (`benchmarks.synchronous`).
+verifier, waiting in each round for a whole chain of 4, or of 8 (`benchmarks.synchronous`). Real prompts are held out
+and do not loop (`benchmarks.prompts`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.processes import INFLATED, MODELS, Far, inflate
-from benchmarks.prompts import held_out
+from benchmarks.processes import INFLATED, MODELS, Far, inflate, serving
+from benchmarks.prompts import without_loops
 from benchmarks.records import Row, write
 from slipstream.load import Load, run_load
 from slipstream.v1 import gateway_pb2
 from slipstream.vocabulary import load_tokenizer
 
 DELAYS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
-CHAINS = (4, 8)
 EMULATED = (
     "emulated:vocabulary=4096&base_ms=20&flat=16",
     "emulated:vocabulary=4096&base_ms=2&acceptance=0.8&fanout=0.7",
@@ -38,6 +38,8 @@ class Setting:
     draft: str
     prompts: list[list[int]]
     tokens: int
+    chains: tuple[int, ...]
+    """Of ask-then-verify."""
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def requests(self, nodes: int) -> list[gateway_pb2.GenerateRequest]:
@@ -61,7 +63,7 @@ async def measure(setting: Setting, delay_ms: float, repeats: int) -> list[Row]:
         for _ in range(repeats):
             for mode, nodes in (("plain", 0), ("push-ahead", NODES)):
                 loads.setdefault(mode, []).append(await run_load(server, setting.requests(nodes), 1))
-    for nodes in CHAINS:
+    for nodes in setting.chains:
         chain = {"DRAFTER_MAX_NODES": str(nodes), "DRAFTER_WIDTH": "1", "DRAFTER_EXPAND": "1"} | setting.settings
         asking = Far(setting.target, setting.draft, delay_ms, "benchmarks.synchronous", chain)
         async with asking.serving() as server:
@@ -91,22 +93,24 @@ def row(mode: str, delay_ms: float, loads: list[Load]) -> Row:
 def emulated() -> Setting:
     # An emulated drafter says honestly how sure it is.
     prompts = [[seed, 1, 2, 3] for seed in range(2)]
-    return Setting(*EMULATED, prompts=prompts, tokens=200, settings={"DRAFTER_SHARPNESS": "1"})
+    return Setting(*EMULATED, prompts=prompts, tokens=200, chains=(4, 8), settings={"DRAFTER_SHARPNESS": "1"})
 
 
-def real() -> Setting:
+async def real() -> Setting:
     inflate()
     tokenizer = load_tokenizer(str(MODELS / "target"))
-    prompts = [tokenizer.encode(text).ids for text in held_out(4, characters=300, seed=9)]
-    return Setting(str(INFLATED), str(MODELS / "draft"), prompts=prompts, tokens=48)
+    async with serving(str(MODELS / "target"), str(MODELS / "draft")) as server:  # the same function
+        texts = await without_loops(server, 3, 48)
+    prompts = [tokenizer.encode(text).ids for text in texts]
+    return Setting(str(INFLATED), str(MODELS / "draft"), prompts=prompts, tokens=48, chains=(4,))
 
 
 async def main(kind: str, repeats: int) -> None:
     rows: list[Row] = []
-    setting = emulated() if kind == "emulated" else real()
+    setting = emulated() if kind == "emulated" else await real()
     for delay_ms in DELAYS_MS:
         rows += await measure(setting, delay_ms, repeats)
-        for result in rows[-2 - len(CHAINS) :]:
+        for result in rows[-2 - len(setting.chains) :]:
             print(result, flush=True)
     write(f"delay_{kind}", f"python -m benchmarks.delay {kind} {repeats}", rows)
 

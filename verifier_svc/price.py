@@ -1,14 +1,16 @@
 """What a candidate must be worth: the path probability below which it does not pay for its place in a step.
 
-One more token in a step of n costs t(n + 1) - t(n) seconds, in which the verifier would commit R tokens a second. So a
+One more token in a step of n costs t(n + 1) - t(n) seconds, and before that some microseconds of the verifier's own
+thread, h, to be read, grafted, weighed and dropped; in that time the verifier would commit R tokens a second. So a
 candidate pays iff it is accepted with a probability above
 
-    price = R * dt/dn,
+    price = R * (dt/dn + h),
 
-the marginal form of what `budget` decides node by node. Drafters are told: they neither send nor prepare what will
-not be taken, and where no candidate pays (a busy verifier whose passes take time in proportion to their tokens: the
-price is 1) they stop altogether, so that speculation that is off costs nothing anywhere. The price needs no
-candidates to be known, so they start again by themselves when the load falls.
+the marginal form of what `budget` decides node by node. With one session h does not count; with thousands of tokens a
+second it does. Drafters are told: they neither send nor prepare what will not be taken, and where no candidate pays (a
+busy verifier whose passes take time in proportion to their tokens: the price is 1) they stop altogether, so that
+speculation that is off costs nothing anywhere. The price needs no candidates to be known, so they start again by
+themselves when the load falls.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ PAUSE = 1.0
 """Instead of a level: no candidate pays."""
 DEAR = 0.8
 """Above this price nothing pays: hardly any first candidate is surer."""
+HANDLING_S = 25e-6
+"""h, measured (`python -m benchmarks.limit`: CPU of a round with and without speculation, by candidates that came)."""
 WEIGHT = 0.1
 """Of a new price in the average."""
 SLACK = 1.25
@@ -41,7 +45,7 @@ class Price:
     def observe(self, rate: float, seconds: Callable[[int], float], tokens: int) -> bool:
         """A step of so many tokens, where `rate` tokens are committed a second. Whether the threshold changed."""
         window = max(4, tokens // 8)  # the curve is linear between buckets: a wider look evens its corners out
-        price = rate * (seconds(tokens + window) - seconds(tokens)) / window
+        price = rate * ((seconds(tokens + window) - seconds(tokens)) / window + HANDLING_S)
         self.average += (price - self.average) * (WEIGHT if self._observed else 1.0)
         self._observed = True
         level = self._level(self.average)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from slipstream.engine.emulated import LinearCost
 from verifier_svc.curve import BUCKETS, CostCurve
-from verifier_svc.price import DEAR, LEVELS, PAUSE, SLACK, Price
+from verifier_svc.price import DEAR, HANDLING_S, LEVELS, PAUSE, SLACK, Price
 
 RATE = 50.0
 
 
 def sloped(price: float) -> Callable[[int], float]:
-    """Seconds of a step in which one more token costs so many tokens at RATE."""
-    return lambda tokens: 0.02 + price / RATE * tokens
+    """Seconds of a step in which one more token costs so many tokens at RATE, handling it included."""
+    return lambda tokens: 0.02 + (price / RATE - HANDLING_S) * tokens
 
 
 def learn(price: Price, value: float, times: int = 200) -> int:
@@ -88,8 +88,17 @@ def test_where_time_is_proportional_to_tokens_no_candidate_pays_and_where_it_is_
     tokens: int,
 ) -> None:
     """The verifier's own rate at that size without candidates: so many tokens in so much time."""
-    for cost, threshold in [(LinearCost(0.0, 0.001), PAUSE), (LinearCost(0.02), LEVELS[0])]:
+    for cost, threshold in [(LinearCost(0.0, 0.001), PAUSE), (LinearCost(0.2), LEVELS[0])]:
         price = Price()
         for _ in range(20):
             price.observe(tokens / cost(tokens, 1), curve_of(cost).of(1), tokens)
+        assert price.threshold == threshold
+
+
+def test_what_costs_the_pass_nothing_still_costs_the_verifier_s_thread() -> None:
+    """At thousands of tokens a second the microseconds of reading and grafting a candidate count."""
+    for rate, threshold in [(100.0, 0.04), (4000.0, 0.08), (12_000.0, 0.25)]:
+        price = Price()
+        for _ in range(20):
+            price.observe(rate, lambda tokens: 0.02, 64)
         assert price.threshold == threshold
