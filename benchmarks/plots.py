@@ -1,6 +1,6 @@
 """Draws what was measured: plots beside the tables in `benchmarks/results/`.
 
-usage: python -m benchmarks.plots       (after `delay`, `load`, `ablation` and `simulation`)
+usage: python -m benchmarks.plots       (after `delay`, `load` and `ablation`)
 """
 
 from __future__ import annotations

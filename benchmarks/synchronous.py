@@ -9,17 +9,32 @@ by "until the answer is complete", as in engines that ask.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from slipstream.config import from_env
 from slipstream.server import run, until_signal
 from verifier_svc.config import VerifierConfig
-from verifier_svc.planner import Plan, Planner
+from verifier_svc.curve import CostCurve
+from verifier_svc.drafters import Drafters
+from verifier_svc.planner import Limits, Plan, Planner
 from verifier_svc.verifier import Parts, running
 
 ANSWER_TIMEOUT_S = 1.0
 
 
 class SynchronousPlanner(Planner):
-    """Holds every step back until each session's tree holds as many candidates as it may verify."""
+    """Holds every step back until each session's tree holds as many candidates as it may verify. Every chain is as long
+    as was asked for, whatever its tokens are worth."""
+
+    def __init__(
+        self, drafters: Drafters, limits: Limits, curve: CostCurve, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(drafters, limits, curve, clock)
+        drafters.threshold = 0.0
+
+    def timed(self, plan: Plan, seconds: float, waited: float) -> None:
+        """Nothing is learned of what a candidate must be worth."""
 
     def pause(self, plan: Plan, waited_s: float) -> float:
         if not plan.decoding or waited_s >= ANSWER_TIMEOUT_S:

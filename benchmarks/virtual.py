@@ -69,7 +69,10 @@ class VirtualThread:
     def sleep(self, seconds: float) -> None:
         self.engine_s += seconds
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+    def run(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._run(function, *args))
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         async with self._busy:
             before = self.engine_s
             result = function(*args)

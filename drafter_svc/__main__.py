@@ -5,6 +5,7 @@ from __future__ import annotations
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running
 from slipstream.config import from_env
+from slipstream.interpreter import tune
 from slipstream.server import run, until_signal
 
 
@@ -12,6 +13,7 @@ async def main() -> None:
     async with running(from_env(DrafterConfig, "DRAFTER_")) as drafter:
         await drafter.server.serving(True)
         print(f"ready grpc={drafter.address}", flush=True)
+        tune()
         await until_signal()
 
 

@@ -18,8 +18,13 @@ from slipstream.errors import Internal, SlipstreamError
 
 log = logging.getLogger(__name__)
 
-LEAST_SHARE = 16
-"""Committed tokens of one session that a pass takes in any case, if it has room: what a round commits is read at once.
+ROUND = 16
+"""Committed tokens to read that are a round's at most; more are a prompt."""
+PROMPTS = 4
+"""One of so many tokens of a pass is kept for prompts, while there are any."""
+PASS_NODES = 64
+"""Nodes of all sessions together that are guessed on in one pass, at least one of each. Where more compete, the next
+pass comes sooner instead: depth is worth more than breadth, and what is not guessed on now may be then.
 """
 
 
@@ -35,10 +40,6 @@ class Subscriber:
 
 class Scheduler:
     """`run` drafts until cancelled. `step_tokens` bounds one pass, `expand` the nodes of a session guessed on in it."""
-
-    pass_nodes = 64
-    """Nodes of all sessions together that are guessed on in one pass, at least one of each. Where more compete, the
-    next pass comes sooner instead: depth is worth more than breadth, and what is not guessed on now may be then."""
 
     def __init__(
         self,
@@ -94,14 +95,22 @@ class Scheduler:
                 self._deliver(turn, answer)
 
     def _turns(self) -> list[Turn]:
-        """The sessions of the next step, those with the fewest guesses ahead first."""
-        room = self._step_tokens
+        """The sessions of the next step: those that decode, the fewest guesses ahead first, then those whose prompt is
+        being read, each with an equal share of what is left."""
         turns: list[Turn] = []
-        for session, starts in self._frontiers():
-            turn = self._turn(session, starts, room) if room > 0 else None
+        frontiers = self._frontiers()
+        reading = sum(session.pending > ROUND for session, starts in frontiers if starts)
+        kept = self._step_tokens // PROMPTS if reading else 0
+        room = self._step_tokens - kept
+        for session, starts in frontiers:
+            if session.pending > ROUND:
+                room, kept = room + kept, 0
+            share = min(room, max(ROUND, room // max(reading, 1))) if session.pending > ROUND else room
+            turn = self._turn(session, starts, share) if starts and room > 0 else None
             if turn is not None:
                 turns.append(turn)
                 room -= len(turn.pending) + len(turn.nodes)
+                reading -= session.pending > ROUND
             elif session.held_since is not None:
                 self._tell(session, idle=room > 0)
         return turns
@@ -109,34 +118,34 @@ class Scheduler:
     def _frontiers(self) -> list[tuple[Session, list[Node]]]:
         """Of each session the nodes to guess on from: its likeliest, and of the others the likeliest of all sessions.
         Those under ratio rules do not compete: how much is guessed must not depend on what was drawn."""
-        sessions = sorted((s.session for s in self._subscribers.values()), key=lambda s: s.tree.node_count)
+        sessions = sorted(
+            (subscriber.session for subscriber in self._subscribers.values()),
+            key=lambda session: (session.pending > ROUND, session.tree.node_count),
+        )
         frontiers = [session.frontier(self._expand) for session in sessions]
         competing = [session.sampling.acceptance == "coupled" for session in sessions]
         others = [
-            (node.path_log_prob - session.tree.root.path_log_prob, number)
+            (session.tree.root.path_log_prob - node.path_log_prob, number)
             for number, (session, starts) in enumerate(zip(sessions, frontiers, strict=True))
             if competing[number]
             for node in starts[1:]
         ]
-        room = max(0, self.pass_nodes - len(sessions))
+        room = max(0, PASS_NODES - sum(map(len, frontiers)) + len(others))
         if len(others) > room:
-            others.sort(reverse=True)
-            counts = Counter(number for _, number in others[:room])
+            counts = Counter(number for _, number in sorted(others)[:room])
             frontiers = [
                 starts[: 1 + counts[number]] if competing[number] else starts for number, starts in enumerate(frontiers)
             ]
         return list(zip(sessions, frontiers, strict=True))
 
     def _turn(self, session: Session, starts: list[Node], room: int) -> Turn | None:
-        """What the session brings; None when nothing is asked of it."""
+        """What the session brings, with at most `room` committed tokens; None when nothing is asked of it."""
         while len(nodes := session.tree.above(starts)) > session.policy.max_nodes:  # there is KV for so many
             starts.pop()
         if not starts:
             return None
         start, end = session.computed, len(session.tokens)
-        # Else nobody else would be drafted for while a long prompt is read.
-        share = room if len(self._subscribers) == 1 else max(room // 2, min(room, LEAST_SHARE))
-        stop = min(end, start + share)
+        stop = min(end, start + room)
         pending = session.tokens[start:stop]
         if stop < end:
             session.computed = stop

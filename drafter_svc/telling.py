@@ -37,6 +37,8 @@ def _join_ranked(session: Session, guesses: list[Guess]) -> None:
     for guess in guesses:
         parent = added[guess.parent] if isinstance(guess.parent, int) else guess.parent
         node = None if parent is None else session.tree.add(parent, guess.token, guess.log_prob)
+        if node is not None and parent is not None:
+            parent.expanded = True  # also if it was opened again while this was guessed
         added.append(node or (parent.children.get(guess.token) if parent is not None else None))
 
 

@@ -138,13 +138,16 @@ class DraftTree:
         """
         node: Node | None = self._root
         for token in token_ids:
-            node = node.children.get(token) if node is not None else None
+            if node is not None:
+                child = node.children.pop(token, None)
+                _drop(node)
+                node = child
         self._committed += len(token_ids)
         if node is None:
             self.restart(self._committed)
             return False
         self._root = node
-        node.parent = None  # what hangs elsewhere is garbage now
+        node.parent = None
         if node.number == UNTOLD and not node.children:
             # A verifier whose tree was left awaits a step from any drafter that lives, also where nothing was found.
             node.expanded = False
@@ -157,6 +160,7 @@ class DraftTree:
 
     def restart(self, length: int) -> None:
         """A new generation, from nothing, after a committed prefix of `length` tokens."""
+        _drop(self._root)
         self._root = Node(ROOT, -1, None, 0)
         self._rank([])
         self._begin(length)
@@ -228,3 +232,13 @@ class DraftTree:
         self.base_length = self._committed = length
         self._last_number = ROOT
         self._told = []
+
+
+def _drop(node: Node) -> None:
+    """What hangs below the node is dead. It is taken apart: rings of parents and children would wait for the garbage
+    collector, and a chain of old roots for its rarest round."""
+    stack = [node]
+    while stack:
+        dead = stack.pop()
+        stack.extend(dead.children.values())
+        dead.children = {}

@@ -21,6 +21,7 @@ from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
 from gateway.verifiers import Dial, Verifier
 from slipstream.client import channel
+from slipstream.interpreter import tune
 from slipstream.server import Server, until_signal
 from slipstream.vocabulary import load_tokenizer
 
@@ -82,6 +83,7 @@ async def serve(config: GatewayConfig) -> None:
     """Until SIGTERM or SIGINT; says on standard output when it can serve."""
     async with running(config, World(Chance(secrets.randbits))) as gateway, asyncio.TaskGroup() as tasks:
         ready = tasks.create_task(_announce(gateway))
+        tune()
         await until_signal()
         ready.cancel()
 

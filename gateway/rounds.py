@@ -90,5 +90,5 @@ class Ledger:
     def _find(self, done: verifier_pb2.Round) -> None:
         if done.miss == verifier_pb2.MISS_CAUSE_UNSPECIFIED:
             self.hits += 1
-        else:
+        elif done.miss != verifier_pb2.MISS_CAUSE_NOT_WANTED:
             self.misses[MISSES.get(done.miss, "other")] += 1  # a cause that a newer verifier knows

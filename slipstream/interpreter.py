@@ -9,9 +9,9 @@ SWITCH_S = 0.0005
 """A model's thread, back from a pass, waits so long at most for an event loop that is busy; Python's own 5 ms would be
 a quarter of a pass.
 """
-COLLECT_AFTER = (50_000, 20, 100)
-"""Objects more than freed ones, and young collections to each older one. Trees are rings of references (parents know
-their children), so something must collect them; by default that took half of a drafter's time.
+COLLECT_AFTER = (50_000, 20, 10)
+"""Objects more than freed ones, and collections of each age to one of the next. Trees make and drop thousands of
+objects a pass; by default looking for rings among them took half of a drafter's time.
 """
 
 

@@ -20,7 +20,6 @@ from grpc_status import rpc_status
 
 from slipstream.client import MAX_MESSAGE_BYTES, error_of
 from slipstream.errors import Internal, ResourceExhausted, SlipstreamError, Unavailable, code_number
-from slipstream.interpreter import tune
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +76,7 @@ END_WITH_PARENT = "SLIPSTREAM_END_WITH_PARENT"
 
 
 async def until_signal() -> None:
-    """Return when the process is asked to end (SIGTERM or SIGINT), or lost the parent it was to end with. What it
-    serves with is there by now, so the interpreter is tuned."""
-    tune()
+    """Return when the process is asked to end (SIGTERM or SIGINT), or lost the parent it was to end with."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

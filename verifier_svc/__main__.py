@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slipstream.config import from_env
+from slipstream.interpreter import tune
 from slipstream.server import run, until_signal
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import running
@@ -12,6 +13,7 @@ async def main() -> None:
     async with running(from_env(VerifierConfig, "VERIFIER_")) as verifier:
         await verifier.server.serving(True)
         print(f"ready grpc={verifier.address}", flush=True)
+        tune()
         await until_signal()
 
 

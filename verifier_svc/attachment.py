@@ -43,9 +43,11 @@ class Attachment:
     """That its latest policy allows; 0 while it is to pause."""
     allowance: Allowance = field(default_factory=Allowance)
 
-    def asked(self, now: float) -> None:
-        """The drafter was told of a commit; with its tree left or used up, candidates on the new root are to come."""
-        self.delays.missed(now - self.since)
+    def asked(self, now: float, *, answering: bool) -> None:
+        """The drafter was told of a commit; with its tree left or used up, candidates on the new root are to come.
+        `answering`: it was to send some until now."""
+        if answering:
+            self.delays.missed(now - self.since)
         self.since = now
         self.fresh = self.fresh or self.session.tree.empty
 

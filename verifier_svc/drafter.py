@@ -89,7 +89,11 @@ class Drafter:
         """The session's root moved; the drafter will be told."""
         attachment = self._by_session.get(session)
         if attachment is not None:
-            attachment.asked(self._pool.clock())
+            attachment.asked(self._pool.clock(), answering=self.awaited(attachment))
+
+    def awaited(self, attachment: Attachment) -> bool:
+        """Whether candidates are to come: a drafter that may not send any is not late."""
+        return self._link.up and attachment.nodes > 0 and len(attachment.session.tokens) < self._vigil.max_length
 
     def commit(self, session: Session, base: int, token_ids: list[int]) -> None:
         """Tells the drafter what was committed."""
@@ -216,8 +220,7 @@ class Drafter:
 
     def _expect(self, attachment: Attachment) -> None:
         """A live drafter takes a step for what it is told now, unless it has nothing to do for the session."""
-        able = len(attachment.session.tokens) < self._vigil.max_length
-        if self._link.up and attachment.nodes and able and attachment.owed <= self._vigil.sign_at:
+        if self.awaited(attachment) and attachment.owed <= self._vigil.sign_at:
             attachment.owed = self._pool.clock()
 
     def _owed(self) -> float:

@@ -122,7 +122,7 @@ class Drafters:
         awaited = [
             (attachment.delays, now - attachment.since)
             for drafter in self._of_session.get(session, ())
-            if drafter.up and (attachment := drafter.attachment(session)) is not None
+            if (attachment := drafter.attachment(session)) is not None and drafter.awaited(attachment)
         ]
         if len(awaited) > 1:
             awaited.sort(key=lambda each: -sum(chance for _, chance in each[0].expected(each[1], SOON_S)))

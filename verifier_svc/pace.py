@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-WEIGHT = 0.2
-"""Of a new measurement in each average."""
 EDGES = tuple(0.00025 * 1.1**power for power in range(88))
 """Seconds at which the bins end, 0.25 ms to 1 s; nothing is waited for that long."""
 KEEP = 1.0 - 1.0 / 128
@@ -22,19 +20,10 @@ KEEP = 1.0 - 1.0 / 128
 DOUBT = 1.0
 """Observations of nothing that each bin begins with."""
 TICK_S = 0.00005
-"""The rest of a bin shorter than this is over: timers are no finer."""
+"""The rest of a bin shorter than this is over."""
+MOST_WEIGHT = 1e6
 HOPELESS = 0.02
 """Where no more than this share of answers is still to come, none is."""
-
-
-@dataclass(slots=True)
-class Average:
-    """Exponentially weighted; None before the first measurement."""
-
-    value: float | None = None
-
-    def add(self, sample: float) -> None:
-        self.value = sample if self.value is None else self.value + WEIGHT * (sample - self.value)
 
 
 def place(passed_s: float) -> int:
@@ -78,6 +67,8 @@ class Delays:
         ends[min(bisect_right(EDGES, after_s), len(EDGES) - 1)] += self._weight
         self._weight /= KEEP
         self._outstanding = None
+        if self._weight > MOST_WEIGHT:
+            self._normalise()
 
     def _survival(self) -> list[float]:
         """Share of answers that are still to come when each bin ends."""
@@ -85,9 +76,15 @@ class Delays:
             self._outstanding = self._estimate()
         return self._outstanding
 
+    def _normalise(self) -> None:
+        """The same evidence, in units of the next observation."""
+        self._came = [count / self._weight for count in self._came]
+        self._missed = [count / self._weight for count in self._missed]
+        self._weight = 1.0
+
     def _estimate(self) -> list[float]:
-        came, missed = np.array(self._came) / self._weight, np.array(self._missed) / self._weight
-        self._came, self._missed, self._weight = came.tolist(), missed.tolist(), 1.0
+        self._normalise()
+        came, missed = np.array(self._came), np.array(self._missed)
         # Awaited in a bin was all that ended there with an answer, or later anyhow.
         later = np.cumsum((came + missed)[::-1])[::-1] - missed
         survival: list[float] = np.cumprod(1.0 - came / (later + DOUBT)).tolist()
@@ -101,4 +98,4 @@ class Pace:
     first: Delays = field(default_factory=Delays)
     """From a commit that left the drafter's tree (or an open) to the first candidates on the new root."""
     between: Delays = field(default_factory=Delays)
-    """From one frame of candidates to the next."""
+    """From a frame of candidates, or a commit after it, to the next frame."""

@@ -47,8 +47,8 @@ class Scheduler:
         self._waiting_since: float | None = None
         self._results: list[Result] = []
         """Of the last step, not told yet; empty whenever the loop waits."""
-        self._took: tuple[Plan, float, float] | None = None
-        """The last step's plan, seconds, and seconds that it was held back."""
+        self._took: tuple[Plan, Timing] | None = None
+        """Of the last step, not learned from yet."""
         self.steps = self.tokens = 0
         """Steps taken, tokens committed."""
         drafters.arrived = self.wake
@@ -121,14 +121,14 @@ class Scheduler:
         started = self._clock()
         for turn in turns:
             turn.session.in_step = True
-        step = asyncio.ensure_future(self._thread.run(self._perform, turns, closing))
+        step = self._thread.run(self._perform, turns, closing)
         self._report()  # while the model is busy
         outcomes = await step
         ended = self._clock()
         self.steps += 1
-        if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
-            self._took = plan, ended - started, waited
         timing = Timing(started, ended, waited)
+        if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
+            self._took = plan, timing
         for turn, outcome in zip(turns, outcomes, strict=True):
             self._finish(turn, outcome, timing)
 
@@ -172,11 +172,12 @@ class Scheduler:
             self.end(session, reason)
 
     def _report(self) -> None:
-        """Tells drafters and gateways what was committed, and learns from it. Nothing of it decides about the next
-        step, so it is done while that one runs.
+        """Tells drafters and gateways what was committed, and learns from it, while the next step runs: what is
+        learned counts from the step after that.
         """
         if self._took is not None:
-            self._planner.timed(*self._took)
+            plan, timing = self._took
+            self._planner.timed(plan, timing.ended - timing.started, timing.waited)
             self._took = None
         results, self._results = self._results, []
         for result in results:
@@ -202,8 +203,10 @@ class Scheduler:
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
         """Why no candidate was there when the round before the present one ended."""
-        if not session.miss or not session.max_draft_tokens or not self._drafters.wanted:
+        if not session.miss or not session.max_draft_tokens:
             return verifier_pb2.MISS_CAUSE_UNSPECIFIED
+        if not self._drafters.wanted:
+            return verifier_pb2.MISS_CAUSE_NOT_WANTED
         return session.miss if self._drafters.working(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
 
 

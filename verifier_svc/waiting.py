@@ -36,8 +36,11 @@ class Awaited:
     count: int = 1
 
 
-def wait_s(rate: float, awaited: Sequence[Awaited], most_s: float) -> float:
-    """Seconds to wait before a step, where `rate` tokens are committed a second; 0 is to start now."""
+def wait_s(rate: float, awaited: Sequence[Awaited], most_s: float, timer_s: float = 0.0) -> float:
+    """Seconds to wait before a step, where `rate` tokens are committed a second; 0 is to start now.
+
+    A wait in vain ends with a timer, which the event loop rounds up to whole `timer_s`.
+    """
     moments = sorted(
         (after_s, index, chance)
         for index, each in enumerate(awaited)
@@ -45,15 +48,21 @@ def wait_s(rate: float, awaited: Sequence[Awaited], most_s: float) -> float:
         if after_s <= most_s
     )
     come = [0.0] * len(awaited)
+    none_yet, logarithm = len(awaited), 0.0  # of the product of what has come; answers of which none can have yet
     best, best_profit = 0.0, 0.0
     now = gain = delay = 0.0
+    waiting = 1.0  # probability that not all have come
     for after_s, index, chance in moments:
-        all_come = math.prod(share**each.count for share, each in zip(come, awaited, strict=True))
-        delay += (after_s - now) * max(0.0, 1.0 - all_come)
+        delay += (after_s - now) * waiting
         now = after_s
+        each, before = awaited[index], come[index]
         come[index] += chance
-        gain += awaited[index].gain * chance
-        profit = gain - rate * delay
+        none_yet -= before == 0.0
+        logarithm += each.count * (math.log(come[index]) - (math.log(before) if before else 0.0))
+        waiting = 1.0 if none_yet else max(0.0, 1.0 - math.exp(logarithm))
+        gain += each.gain * chance
+        overtime = math.ceil(after_s / timer_s) * timer_s - after_s if timer_s else 0.0
+        profit = gain - rate * (delay + waiting * overtime)
         if profit > best_profit:
             best, best_profit = after_s, profit
     return best

@@ -15,6 +15,7 @@ class MissCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_CAUSE_OPENING: _ClassVar[MissCause]
     MISS_CAUSE_DIVERGED: _ClassVar[MissCause]
     MISS_CAUSE_EXHAUSTED: _ClassVar[MissCause]
+    MISS_CAUSE_NOT_WANTED: _ClassVar[MissCause]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -28,6 +29,7 @@ MISS_CAUSE_NO_DRAFTER: MissCause
 MISS_CAUSE_OPENING: MissCause
 MISS_CAUSE_DIVERGED: MissCause
 MISS_CAUSE_EXHAUSTED: MissCause
+MISS_CAUSE_NOT_WANTED: MissCause
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

@@ -69,7 +69,7 @@ def test_a_round_trip_that_fits_into_a_target_pass_is_nearly_hidden_with_8_candi
 @pytest.mark.parametrize("delay_ms", [1, 2, 3, 4, 5, 6])
 def test_a_round_trip_that_fits_into_a_target_pass_is_hidden_with_4_candidates_of_some_sessions(delay_ms: int) -> None:
     """Four sessions: where one has nothing after a miss, the others' candidates fill the pass that does not wait."""
-    assert speculated(delay_ms, 4, 150, 4).tokens_per_s >= 0.9 * speculated(0, 4, 150, 4).tokens_per_s
+    assert speculated(delay_ms, 4, 300, 4).tokens_per_s >= 0.88 * speculated(0, 4, 300, 4).tokens_per_s
 
 
 def test_alone_a_session_pays_for_the_round_trip_after_a_miss_that_no_alternative_covered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 
 import pytest
@@ -418,3 +419,21 @@ def test_a_session_never_guesses_beyond_its_length() -> None:
     first.expanded = True
     session.tree.add(first, 6, -0.1)
     assert session.frontier(4) == []
+
+
+def test_what_is_dead_is_freed_without_the_garbage_collector() -> None:
+    """Commits inside the tree for ever: no old root may keep the next one, no branch its parent."""
+    session = new_session(max_length=100_000)
+    gc.collect()
+    before = sum(type(known) is Node for known in gc.get_objects())
+    gc.disable()
+    try:
+        for _ in range(300):
+            for parent in (session.tree.root, *list(session.tree.nodes())[:6]):
+                for token in (1, 2, 3):
+                    session.tree.add(parent, token, -0.5)
+            session.commit(len(session.tokens), [1])
+        alive = sum(type(known) is Node for known in gc.get_objects())
+    finally:
+        gc.enable()
+    assert alive - before <= session.tree.node_count + 10

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifier_svc.pace import EDGES, WEIGHT, Average, Delays
+from verifier_svc.average import WEIGHT, Average
+from verifier_svc.pace import EDGES, Delays
 
 TIMES = st.floats(0.0, 2.0)
 
@@ -88,3 +89,12 @@ def test_expectations_are_probabilities_of_moments_to_come(
     assert all(0.0 < after <= most_s and passed_s + after <= EDGES[-1] * 1.001 for after in moments)
     assert all(share > 0.0 for _, share in expected)
     assert math.fsum(share for _, share in expected) <= 1.0 + 1e-9
+
+
+def test_a_drafter_that_nobody_asks_about_for_long_is_not_forgotten() -> None:
+    delays = Delays()
+    for _ in range(100_000):
+        delays.missed(0.02)
+    for _ in range(500):
+        delays.came(0.003)
+    assert chance(delays, 0.0, 0.004) > 0.9

@@ -15,7 +15,7 @@ from slipstream.engine import coupling
 from slipstream.engine.history import History
 from slipstream.engine.logits import Row, process
 from slipstream.sampling import Sampling
-from slipstream.selection import ROOT, Selection
+from slipstream.selection import Selection
 from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.coupled import coupled
 from verifier_svc.acceptance.recursive import recursive
@@ -86,31 +86,26 @@ def _plain(case: Case) -> bool:
 
 
 def _follow(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
-    """The rule `coupled`, for cases whose choices need no walk to be known."""
+    """Cases whose choices need no walk to be known: the argmax of all their rows, then each rule in one go."""
     if not cases:
         return []
-    spans = [range(case.first_row, case.first_row + 1 + len(case.selection)) for case in cases]
-    if sum(map(len, spans)) < len(logits):
-        logits = logits[torch.tensor([row for span in spans for row in span], device=logits.device)]
-    choices = coupling.likeliest(logits)
-    outcomes: list[Verdict | Broken] = []
-    first = 0
-    for case, span in zip(cases, spans, strict=True):
-        outcomes.append(_greedy(case.selection, choices[first : first + len(span)]))
-        first += len(span)
-    return outcomes
+    rows = sorted(row for case in cases for row in range(case.first_row, case.first_row + 1 + len(case.selection)))
+    if len(rows) < len(logits):
+        logits = logits[torch.tensor(rows, device=logits.device)]
+    choices = dict(zip(rows, coupling.likeliest(logits), strict=True))
+    return [_walked(case, choices) for case in cases]
 
 
-def _greedy(selection: Selection, choices: Sequence[int]) -> Verdict | Broken:
-    """choices [1 + nodes]: after the prefix, then after each node; -1 where the row is broken."""
-    node, path = ROOT, list[int]()
-    while (token := choices[1 + node]) >= 0:
-        child = selection.child(node, token) if len(selection) else None
-        if child is None:
-            return Verdict(tuple(path), token)
-        path.append(child)
-        node = child
-    return Broken(node)
+def _walked(case: Case, choices: Mapping[int, int]) -> Verdict | Broken:
+    """choices: by row of the step; -1 where the row is broken."""
+    walk = _start(case)
+    while walk.outcome is None:
+        token = choices[case.first_row + 1 + walk.request.node]
+        if token < 0:
+            walk.rule.close()
+            return Broken(walk.request.node)
+        walk.send(token)
+    return walk.outcome
 
 
 def _start(case: Case) -> _Walk:
