@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from slipstream.selection import ROOT, Selection
@@ -15,6 +15,7 @@ from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
 from verifier_svc.pace import Delays, place
 from verifier_svc.price import Price
+from verifier_svc.promise import Hope, Promise
 from verifier_svc.session import Offered, Session
 from verifier_svc.step import Turn
 from verifier_svc.waiting import Awaited, wait_s
@@ -65,6 +66,7 @@ class Planner:
         self._acceptance = Average(FIRST_GUESS)
         self._tokens, self._seconds = Average(), Average()
         self._price = Price(drafters.threshold)
+        self._promise = Promise()
 
     def plan(self, sessions: Iterable[Session]) -> Plan:
         """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody starves: those
@@ -91,12 +93,17 @@ class Planner:
         if not plan.decoding:
             return 0.0
         now, rate = self._clock(), self._rate(plan)
-        gains = {turn.session: gain for turn in plan.turns if (gain := self._gain(turn, plan)) > 0.0}
+        hopes = {turn.session: self._hope(turn, plan) for turn in plan.turns if turn.session.draft_limit}
+        self._promise.look(hopes)
+        gains = {turn.session: gain for turn in plan.turns if (gain := self._gain(turn, plan, hopes)) > 0.0}
         most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * plan.seconds) - waited_s
         # Even if the rule would go on waiting for the late ones: their chances are the least sure, and it has cost 10 %
         # to believe in them (benchmarks.virtual, 5 ms away).
         most_s = min(most_s, sum(gains.values()) / rate)
-        return wait_s(rate, self._awaited(gains, now, most_s), most_s, TIMER_S)
+        pause = wait_s(rate, self._awaited(gains, now, most_s), most_s, TIMER_S)
+        if pause > 0.0:
+            self._promise.wait(hopes)
+        return pause
 
     def _awaited(self, gains: dict[Session, float], now: float, most_s: float) -> list[Awaited]:
         """What the sessions await, those together that await the same for as long: the sessions of one step are mostly
@@ -171,18 +178,25 @@ class Planner:
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
         return self._calibration.path_probabilities(_drafters(session, chosen), session.workload, chosen)
 
-    def _gain(self, turn: Turn, plan: Plan) -> float:
-        """How many tokens the best of the session's next candidates is worth if it hangs below the likeliest leaf:
-        beyond its price, or beyond the candidate that a full selection would have to give for it."""
+    def _hope(self, turn: Turn, plan: Plan) -> Hope:
+        """What one more candidate is worth if it hangs below the likeliest leaf."""
         session, chosen = turn.session, turn.selection
-        if not session.draft_limit:
-            return 0.0
         paths = plan.paths.get(session) or self._paths(session, chosen)
         leaves = (paths[node] for node in range(len(chosen)) if chosen.first_child(node) is None)
-        gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self._price.average
+        gain = max(leaves, default=1.0) * (self._acceptance.value or 0.0)
+        return Hope(session.tree.version, sum(paths[: len(chosen)]), gain)
+
+    def _gain(self, turn: Turn, plan: Plan, hopes: Mapping[Session, Hope]) -> float:
+        """How many tokens the session's next candidates are worth: beyond their price, or beyond the candidate that a
+        full selection would have to give for one."""
+        session, chosen = turn.session, turn.selection
+        if session not in hopes:
+            return 0.0
+        paths = plan.paths.get(session) or self._paths(session, chosen)
+        cost = self._price.average
         if len(chosen) >= session.draft_limit or len(paths) > len(chosen):
             cost = max(cost, paths[min(len(chosen), len(paths) - 1)])
-        return gain - cost
+        return hopes[session].gain * self._promise.ratio - cost
 
 
 def drawn(session: Session, budget: int) -> Selection:
