@@ -42,24 +42,33 @@ class Attachment:
     nodes: int = 0
     """That its latest policy allows; 0 while it is to pause."""
     allowance: Allowance = field(default_factory=Allowance)
+    delays: Delays = field(init=False)
+    """Of what is awaited now."""
+
+    def __post_init__(self) -> None:
+        self.delays = self.pace.first
 
     def asked(self, now: float, *, answering: bool) -> None:
         """The drafter was told of a commit; with its tree left or used up, candidates on the new root are to come.
         `answering`: it was to send some until now."""
         if answering:
             self.delays.missed(now - self.since)
-        self.since = now
         self.fresh = self.fresh or self.session.tree.empty
+        self._await(now)
 
     def arrived(self, now: float) -> None:
         """Candidates came."""
         self.delays.came(now - self.since)
-        self.since, self.fresh = now, False
+        self.fresh = False
+        self._await(now)
 
-    @property
-    def delays(self) -> Delays:
-        """Of what is awaited now."""
-        return self.pace.first if self.fresh else self.pace.between
+    def _await(self, now: float) -> None:
+        self.since = now
+        if self.fresh:
+            self.delays = self.pace.first
+        else:
+            few = self.session.tree.node_count < self.session.max_draft_tokens
+            self.delays = self.pace.few if few else self.pace.enough
 
     def attached(self) -> None:
         """Tells the gateway that the drafter works for the session."""

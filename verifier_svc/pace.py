@@ -97,5 +97,8 @@ class Pace:
 
     first: Delays = field(default_factory=Delays)
     """From a commit that left the drafter's tree (or an open) to the first candidates on the new root."""
-    between: Delays = field(default_factory=Delays)
-    """From a frame of candidates, or a commit after it, to the next frame."""
+    few: Delays = field(default_factory=Delays)
+    """From a frame, or a commit that stayed inside the tree, to the next frame, while the session has fewer candidates
+    than a step may take: the drafter is filling the tree up."""
+    enough: Delays = field(default_factory=Delays)
+    """The same with more: often it has nothing worth telling."""
