@@ -30,7 +30,7 @@ def target(settings: str = "", kv_tokens: int = 65_536) -> Engine:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Verifier]:
-    async with verifier(target("base_ms=1")) as server:
+    async with verifier(target("base_ms=5")) as server:  # slow enough for candidates to pay on a busy machine too
         yield server
 
 
