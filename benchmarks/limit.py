@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 
-from benchmarks.processes import ANYWHERE
+from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER
 from benchmarks.records import Row, write
 from benchmarks.virtual import open_request
 from slipstream.cli.serve import Role
@@ -29,8 +29,6 @@ from verifier_svc.verifier import running
 PASS_S = 0.020
 TARGET = "emulated:vocabulary=4096&base_ms=20"
 DRAFT = "emulated:vocabulary=4096&base_ms=2&acceptance=0.8&fanout=0.7"
-# An emulated drafter says honestly how sure it is; KV without a model costs nothing.
-DRAFTER = {"DRAFTER_MODEL": DRAFT, "DRAFTER_SHARPNESS": "1", "DRAFTER_KV_TOKENS": str(1 << 20)}
 SESSIONS = (1, 8, 32, 64)
 NODES = 8
 TOKENS = 4000
@@ -39,7 +37,7 @@ WINDOWS = 5
 
 
 async def measure(sessions: int, mode: str) -> Row:
-    drafter = Role("drafter_svc", DRAFTER | {"DRAFTER_LISTEN": ANYWHERE})
+    drafter = Role("drafter_svc", EMULATED_DRAFTER | {"DRAFTER_MODEL": DRAFT, "DRAFTER_LISTEN": ANYWHERE})
     config = VerifierConfig(model=TARGET, listen=ANYWHERE, grace_s=0.0, kv_tokens=1 << 20)
     async with running(config) as verifier:
         tune()  # as `python -m verifier_svc` does

@@ -15,6 +15,8 @@ from slipstream.cli.serve import Fleet, Role, default_threads
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "models"
 ANYWHERE = "127.0.0.1:0"
+EMULATED_DRAFTER = {"DRAFTER_SHARPNESS": "1", "DRAFTER_KV_TOKENS": str(1 << 20)}
+"""An emulated drafter says honestly how sure it is; KV without a model costs nothing."""
 INFLATED = ROOT / ".cache" / "target-300m"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from benchmarks.processes import MODELS
+from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS
 from benchmarks.prompts import held_out, request
 from slipstream.cli.serve import Role
 from slipstream.engine.engine import Engine
@@ -54,19 +54,16 @@ class Meter:
 async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler, Meter]]:
     """The gateway's address, and what the verifier in this process counts."""
     emulated = target.startswith("emulated:")
-    # An emulated drafter says honestly how sure it is; KV without a model costs nothing.
-    settings = {"DRAFTER_MODEL": draft, "DRAFTER_LISTEN": "127.0.0.1:0"}
-    if emulated:
-        settings |= {"DRAFTER_SHARPNESS": "1", "DRAFTER_KV_TOKENS": str(1 << 20)}
+    settings = {"DRAFTER_MODEL": draft, "DRAFTER_LISTEN": ANYWHERE} | (EMULATED_DRAFTER if emulated else {})
     drafter = Role("drafter_svc", settings)
-    config = VerifierConfig(model=target, listen="127.0.0.1:0", grace_s=0.0, kv_tokens=1 << (20 if emulated else 16))
+    config = VerifierConfig(model=target, listen=ANYWHERE, grace_s=0.0, kv_tokens=1 << (20 if emulated else 16))
     async with running(config) as verifier:
         tune()  # as `python -m verifier_svc` does
         meter = Meter(verifier.engine)
         gateway = Role(
             "gateway",
             {
-                "GATEWAY_LISTEN": "127.0.0.1:0",
+                "GATEWAY_LISTEN": ANYWHERE,
                 "GATEWAY_VERIFIERS": verifier.address,
                 "GATEWAY_DRAFTERS": f"model={await drafter.start()}",
                 "GATEWAY_TOKENIZER": str(MODELS / "target") if emulated else target,
@@ -105,11 +102,9 @@ async def load(address: str, sessions: int, mode: str) -> None:
     assert await client.wait() == 0
 
 
-async def client(
-    address: str, sessions: int, mode: str, tokens: int = TOKENS, temperature: float = TEMPERATURE
-) -> None:
+async def client(address: str, sessions: int, mode: str) -> None:
     prompts = held_out(sessions)
-    requests = [request(prompt, tokens, speculate=mode == "on", temperature=temperature, seed=7) for prompt in prompts]
+    requests = [request(prompt, TOKENS, speculate=mode == "on", temperature=TEMPERATURE, seed=7) for prompt in prompts]
     await run_load(address, requests, sessions)
 
 

@@ -4,6 +4,8 @@ Everything between a verifier's and a drafter's stream is the system's own code,
 the model thread and the link are replaced: a pass takes exactly its emulated time, a frame arrives exactly `delay_s`
 later, and Python costs nothing. So figures are exact, repeatable to the last digit, and take no time: an upper bound
 that the measured system is to be held against.
+
+usage: python -m benchmarks.virtual     (tokens a second by one-way delay; a target of 20 ms, a drafter of 2 ms a pass)
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.scheduler import Scheduler as DraftScheduler
@@ -29,6 +32,7 @@ from verifier_svc.planner import Limits, Planner
 from verifier_svc.scheduler import Scheduler
 
 VOCABULARY = 512
+DELAYS_MS = (0, 1, 2, 5, 6, 10, 20, 50)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -212,3 +216,24 @@ def open_request(
         drafters=[address] if max_draft_tokens else [],
     )
     return verifier_pb2.DecodeRequest(commands=[verifier_pb2.DecodeCommand(session=number, epoch=1, open=request)])
+
+
+def main() -> None:
+    rows: list[Row] = []
+    for sessions, nodes, tokens in ((1, 8, 1500), (1, 4, 1500), (4, 4, 300)):
+        for delay_ms in DELAYS_MS:
+            outcome = run(decode(World(delay_s=delay_ms / 1e3), sessions, tokens, nodes))
+            rows.append(
+                {
+                    "sessions": sessions,
+                    "max_draft_tokens": nodes,
+                    "delay_ms": delay_ms,
+                    "tok/s": outcome.tokens_per_s,
+                    "candidate B / token": outcome.candidate_bytes / outcome.tokens,
+                }
+            )
+    write("virtual", "python -m benchmarks.virtual", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,15 +18,14 @@ LINK_LOST = "LINK_LOST"
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """Each open gets a number and a source of its own, so that frames sent before it, which stand on something else,
-    name nothing."""
+    """Each open gets a number of its own, which is its source in the session's tree too, so that frames sent before it,
+    which stand on something else, name nothing."""
 
     session: Session
     pace: Pace
     name: str
     """What the session's gateway calls the drafter; another gateway may call it otherwise."""
     number: int
-    source: int
     since: float
     """Monotonic seconds: when the drafter was told something, or its last candidates came."""
     fresh: bool = True

@@ -79,7 +79,7 @@ class Drafter:
             self._open(session, name)
         elif known.name != name:
             known.name = name
-            session.name_source(known.source, name)
+            session.name_source(known.number, name)
 
     def reopen(self, session: Session) -> None:
         """Start again on the session's present prefix."""
@@ -100,7 +100,7 @@ class Drafter:
         attachment = self._by_session.get(session)
         if attachment is None:
             return
-        if not session.tree.follows(attachment.source):
+        if not session.tree.follows(attachment.number):
             self._expect(attachment)
         self._send(attachment, commit=drafter_pb2.DraftCommit(base_length=base, token_ids=token_ids))
 
@@ -174,7 +174,7 @@ class Drafter:
     def _graft(self, attachment: Attachment, candidates: types_pb2.Candidates) -> bool:
         """Raises InvalidArgument for what no correct drafter sends, FailedPrecondition for a base from the future."""
         tree = attachment.session.tree
-        frame = read(candidates, attachment.source, self._pool.vocabulary_size, tree.limits)
+        frame = read(candidates, attachment.number, self._pool.vocabulary_size, tree.limits)
         if not tree.graft(frame).added:
             return False
         attachment.arrived(self._pool.clock())
@@ -212,7 +212,7 @@ class Drafter:
         self.close(session)
         number = self._pool.next_number()
         now = self._pool.clock()
-        attachment = Attachment(session, self.pace, name, number, number, now, reopens=reopens, opened=now)
+        attachment = Attachment(session, self.pace, name, number, now, reopens=reopens, opened=now)
         self._attached[number] = self._by_session[session] = attachment
         session.name_source(number, name)
         self._send(attachment, open=self._open_request(session))
@@ -229,7 +229,7 @@ class Drafter:
 
     def _forget(self, attachment: Attachment) -> None:
         del self._attached[attachment.number], self._by_session[attachment.session]
-        attachment.session.tree.forget(attachment.source)
+        attachment.session.tree.forget(attachment.number)
 
     def _give_up(self, attachment: Attachment, error: SlipstreamError) -> None:
         self._pool.gave_up(attachment.session, self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from slipstream.selection import ROOT, Selection
@@ -95,7 +95,8 @@ class Planner:
         now, rate = self._clock(), self._rate(plan)
         hopes = {turn.session: self._hope(turn, plan) for turn in plan.turns if turn.session.draft_limit}
         self._promise.look(hopes)
-        gains = {turn.session: gain for turn in plan.turns if (gain := self._gain(turn, plan, hopes)) > 0.0}
+        ratio = self._promise.ratio
+        gains = {session: gain for session, hope in hopes.items() if (gain := hope.gain * ratio - hope.cost) > 0.0}
         most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * plan.seconds) - waited_s
         # Even if the rule would go on waiting for the late ones: their chances are the least sure, and it has cost 10 %
         # to believe in them (benchmarks.virtual, 5 ms away).
@@ -183,20 +184,10 @@ class Planner:
         session, chosen = turn.session, turn.selection
         paths = plan.paths.get(session) or self._paths(session, chosen)
         leaves = (paths[node] for node in range(len(chosen)) if chosen.first_child(node) is None)
-        gain = max(leaves, default=1.0) * (self._acceptance.value or 0.0)
-        return Hope(session.tree.version, sum(paths[: len(chosen)]), gain)
-
-    def _gain(self, turn: Turn, plan: Plan, hopes: Mapping[Session, Hope]) -> float:
-        """How many tokens the session's next candidates are worth: beyond their price, or beyond the candidate that a
-        full selection would have to give for one."""
-        session, chosen = turn.session, turn.selection
-        if session not in hopes:
-            return 0.0
-        paths = plan.paths.get(session) or self._paths(session, chosen)
-        cost = self._price.average
+        gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self._price.average
         if len(chosen) >= session.draft_limit or len(paths) > len(chosen):
             cost = max(cost, paths[min(len(chosen), len(paths) - 1)])
-        return hopes[session].gain * self._promise.ratio - cost
+        return Hope(session.tree.version, sum(paths[: len(chosen)]), gain, cost)
 
 
 def drawn(session: Session, budget: int) -> Selection:

@@ -6,11 +6,11 @@ candidate pays iff it is accepted with a probability above
 
     price = R * (dt/dn + h),
 
-the marginal form of what `budget` decides node by node. With one session h does not count; with thousands of tokens a
-second it does. Drafters are told: they neither send nor prepare what will not be taken, and where no candidate pays (a
-busy verifier whose passes take time in proportion to their tokens: the price is 1) they stop altogether, so that
-speculation that is off costs nothing anywhere. The price needs no candidates to be known, so they start again by
-themselves when the load falls.
+the marginal form of what `budget` decides node by node, and h, which is spent before that. With one session h does not
+count; with thousands of tokens a second it does. Drafters are told: they neither send nor prepare what will not be
+taken, and where no candidate pays (a busy verifier whose passes take time in proportion to their tokens: the price is
+1) they stop altogether, so that speculation that is off costs nothing anywhere. The price needs no candidates to be
+known, so they start again by themselves when the load falls.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ class Hope:
     """Tokens expected of the candidates that the step would take as it is."""
     gain: float
     """Tokens that one more candidate would add."""
+    cost: float = 0.0
+    """Tokens that its place costs, or the candidate that a full selection would have to give for it."""
 
 
 class Promise:

@@ -23,6 +23,8 @@ PEAK = 60.0
 """Logit of the chosen token, the others are 0. Gumbel noise of 24 bits spans less than 20."""
 ALTERNATIVES = (4 / 7, 2 / 7, 1 / 7)
 """Where the truth stands among a drafter's further guesses, when it is among them."""
+LEAST_VOCABULARY = 8
+"""The guesses, and something else."""
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -68,8 +70,10 @@ class EmulatedEngine(Bookkeeping):
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if model.vocabulary_size <= 1 + len(ALTERNATIVES):
-            raise InvalidArgument(f"an emulated model needs a vocabulary of more than {1 + len(ALTERNATIVES)} tokens.")
+        if model.vocabulary_size < LEAST_VOCABULARY:
+            raise InvalidArgument(
+                f"vocabulary={model.vocabulary_size}; give an emulated model {LEAST_VOCABULARY} at least."
+            )
         super().__init__(pool, model.max_length)
         self._emulated = model
         self._cost = cost

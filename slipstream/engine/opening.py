@@ -11,7 +11,6 @@ from slipstream.engine.engine import Engine
 from slipstream.errors import InvalidArgument
 
 EMULATED = "emulated:"
-LEAST_VOCABULARY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,6 @@ def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:
         raise InvalidArgument(
             f"{EMULATED}{settings} cannot be read; settings are {', '.join(sorted(known))}."
         ) from error
-    if emulation.vocabulary < LEAST_VOCABULARY:
-        raise InvalidArgument(f"{EMULATED}vocabulary={emulation.vocabulary:g}; give {LEAST_VOCABULARY} at least.")
     model = EmulatedModel(
         vocabulary_size=int(emulation.vocabulary),
         acceptance=emulation.acceptance,

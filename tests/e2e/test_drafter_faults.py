@@ -17,48 +17,14 @@ import pytest
 
 from slipstream.cli.serve import Role
 from slipstream.client import channel
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
+from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import ROOT
-from tests.fleet import emulated_text
+from tests.follower import Follower
 
 SESSIONS = 4
 TOKENS = 20_000
 SILENCE_S = 1.0
 PROMPTS = [[number, 8, 9] for number in range(SESSIONS)]
-
-
-class Text:
-    """One request, and what came of it so far."""
-
-    def __init__(self, stub: Any, prompt: list[int]) -> None:
-        self.prompt = prompt
-        self.tokens: list[int] = []
-        self._stub = stub
-        self._session_id = ""
-        self.reading = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        request = gateway_pb2.GenerateRequest(
-            prompt_token_ids=gateway_pb2.TokenIds(token_ids=self.prompt),
-            max_tokens=TOKENS,
-            sampling=gateway_pb2.SamplingOptions(temperature=0.0),
-        )
-        async for event in self._stub.Generate(request):
-            if event.HasField("started"):
-                self._session_id = event.started.session_id
-            elif event.HasField("delta"):
-                assert event.delta.offset == len(self.tokens)
-                self.tokens += event.delta.token_ids
-
-    async def drafted(self) -> int:
-        record = await self._stub.GetSession(gateway_pb2.GetSessionRequest(session_id=self._session_id))
-        return int(record.statistics.drafted)
-
-    async def end(self) -> None:
-        """Every token is what the target alone would have said."""
-        await self._stub.Cancel(gateway_pb2.CancelRequest(session_id=self._session_id))
-        await self.reading
-        assert self.tokens == emulated_text(self.prompt, len(self.tokens))
 
 
 @dataclass
@@ -89,7 +55,7 @@ class System:
         return time.monotonic() - began
 
 
-async def speculation(texts: list[Text]) -> float:
+async def speculation(texts: list[Follower]) -> float:
     """Seconds until candidates of every session are verified again."""
     began = time.monotonic()
     async with asyncio.timeout(30):
@@ -142,9 +108,9 @@ def alive(pid: int) -> str:
         return ""
 
 
-async def in_the_middle(running: System) -> list[Text]:
+async def in_the_middle(running: System) -> list[Follower]:
     """Texts that speculate."""
-    texts = [Text(running.stub, prompt) for prompt in PROMPTS]
+    texts = [Follower(running.stub, prompt, TOKENS) for prompt in PROMPTS]
     while not all(len(text.tokens) > 20 for text in texts):
         assert not any(text.reading.done() for text in texts)
         await asyncio.sleep(0.01)
@@ -161,9 +127,9 @@ async def test_when_a_drafter_dies_or_freezes_its_sessions_move_to_the_other_one
         victim = max(used, key=lambda name: used[name])
         heir = "b" if victim == "a" else "a"
         os.kill(running.pid(victim), fault)
-        await running.until_has(heir, SESSIONS)
+        moved = await running.until_has(heir, SESSIONS)
         assert alive(running.pid(victim)) in ("", "Z") if fault == signal.SIGKILL else alive(running.pid(victim)) == "T"
-        await speculation(texts)
+        print(f"{fault.name}: moved after {moved:.2f} s, all speculate after {moved + await speculation(texts):.2f} s")
         if fault == signal.SIGSTOP:
             os.kill(running.pid(victim), signal.SIGCONT)
             await running.until_has(victim, 0)  # it hears, late, that they were closed

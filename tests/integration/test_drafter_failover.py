@@ -26,8 +26,9 @@ from slipstream.client import channel
 from slipstream.engine.emulated import EmulatedEngine
 from slipstream.engine.opening import open_engine
 from slipstream.engine.step import Segment
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from slipstream.v1 import gateway_pb2_grpc
 from tests.fleet import drafter, emulated_text, until, verifier
+from tests.follower import Follower
 from tests.hostile_drafter import Answer, HostileDrafter, frame, hostile, refusal
 from verifier_svc.verifier import Verifier
 
@@ -42,53 +43,28 @@ KV = 1_000_000
 MODEL = wire.model_to_wire(open_engine(DRAFT, kv_tokens=KV).model)
 
 
-class Run:
-    """One request, read as fast as it comes until the test has seen enough."""
+class Run(Follower):
+    """A long one."""
 
     def __init__(self, stub: Any, prompt: list[int], **speculation: Any) -> None:
-        self.tokens: list[int] = []
-        self.session_id = ""
-        self._stub = stub
-        self._prompt = prompt
-        self._request = gateway_pb2.GenerateRequest(
-            prompt_token_ids=gateway_pb2.TokenIds(token_ids=prompt),
-            max_tokens=LONG,
-            sampling=gateway_pb2.SamplingOptions(temperature=0.0),
-            speculation=gateway_pb2.SpeculationOptions(**speculation),
-        )
-        self._task = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async for event in self._stub.Generate(self._request):
-            if event.HasField("started"):
-                self.session_id = event.started.session_id
-            elif event.HasField("delta"):
-                assert event.delta.offset == len(self.tokens)
-                self.tokens += event.delta.token_ids
-
-    async def drafted(self) -> int:
-        record = await self._stub.GetSession(gateway_pb2.GetSessionRequest(session_id=self.session_id))
-        return int(record.statistics.drafted)
+        super().__init__(stub, prompt, LONG, **speculation)
 
     async def speculates(self, more: int = 50) -> None:
         """Return once `more` candidates were verified from now on."""
-        await until(lambda: bool(self.session_id) or self._task.done())
+        await until(lambda: bool(self.session_id) or self.reading.done())
         async with asyncio.timeout(20):
             enough = await self.drafted() + more
             while await self.drafted() < enough:
-                assert not self._task.done(), self._task.exception()
+                assert not self.reading.done(), self.reading.exception()
                 await asyncio.sleep(0.05)  # each answer holds the whole text
 
     async def advances(self, tokens: int = 100) -> None:
         enough = len(self.tokens) + tokens
-        await until(lambda: len(self.tokens) >= enough or self._task.done())
-        assert not self._task.done(), self._task.exception()
+        await until(lambda: len(self.tokens) >= enough or self.reading.done())
+        assert not self.reading.done(), self.reading.exception()
 
     async def end(self) -> None:
-        """Ends it and checks every token."""
-        await self._stub.Cancel(gateway_pb2.CancelRequest(session_id=self.session_id))
-        await self._task
-        assert self.tokens == emulated_text(self._prompt, len(self.tokens))
+        await super().end()
         assert self.tokens
 
 

@@ -12,6 +12,7 @@ from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.step import Segment
 from slipstream.errors import InvalidArgument, OutOfRange, ResourceExhausted
+from tests.greedy import greedy
 
 
 @dataclass
@@ -35,30 +36,18 @@ def build(
     return EmulatedEngine(model, cost or LinearCost(), BlockPool(64, 16), fake.clock, fake.sleep)
 
 
-def decode(engine: Engine, prompt: list[int], count: int) -> list[int]:
-    sequence = engine.open(len(prompt) + count)
-    text, pending = list(prompt), list(prompt)
-    for _ in range(count):
-        segment = Segment(sequence, pending)
-        pending = [int(engine.forward([segment])[0].argmax())]
-        engine.keep(segment, [])
-        text += pending
-    engine.close(sequence)
-    return text[len(prompt) :]
-
-
 def test_the_text_depends_on_seed_first_token_and_position_only() -> None:
-    text = decode(build(), [7, 1, 2], 20)
-    assert decode(build(), [7, 9, 9], 20) == text
-    assert decode(build(), [7, 1, 2, *text[:5]], 15) == text[5:]
-    assert decode(build(), [8, 1, 2], 20) != text
-    assert decode(build(seed=1), [7, 1, 2], 20) != text
+    text = greedy(build(), [7, 1, 2], 20)
+    assert greedy(build(), [7, 9, 9], 20) == text
+    assert greedy(build(), [7, 1, 2, *text[:5]], 15) == text[5:]
+    assert greedy(build(), [8, 1, 2], 20) != text
+    assert greedy(build(seed=1), [7, 1, 2], 20) != text
     assert len(set(text)) > 10
 
 
 def test_tree_rows_predict_their_own_depth() -> None:
     engine = build()
-    text = decode(engine, [7], 6)
+    text = greedy(engine, [7], 6)
     segment = Segment(engine.open(32), [7], [text[0], 99, text[1], 98, text[2]], [-1, -1, 0, 1, 2])
     rows = engine.forward([segment]).argmax(dim=1).tolist()
     assert rows == [text[0], text[1], text[1], text[2], text[2], text[3]]
@@ -125,7 +114,7 @@ def test_without_a_fake_the_engine_sleeps() -> None:
 def test_where_a_drafter_is_wrong_the_truth_is_among_its_next_guesses_at_the_set_share() -> None:
     model = EmulatedModel(vocabulary_size=64, acceptance=0.6, fanout=0.5)
     drafter = EmulatedEngine(model, LinearCost(), BlockPool(256, 16))
-    truth = decode(build_sized(64), [7], 2000)
+    truth = greedy(build_sized(64), [7], 2000)
     segment = Segment(drafter.open(2001), [7, *truth[:-1]])
     rows = []
     for token in segment.pending:

@@ -25,6 +25,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.sampling import Sampling
 from tests.checkpoints import FAMILIES, VOCABULARY, save_checkpoint
 from tests.fleet import drafter, gateway, verifier
+from tests.greedy import greedy
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import open_target
 
@@ -88,18 +89,6 @@ def last_logits(engine: PackedEngine, tokens: list[int]) -> torch.Tensor:
     logits = engine.forward([Segment(sequence, tokens)])[0]
     engine.close(sequence)
     return logits
-
-
-def greedy(engine: PackedEngine, tokens: list[int], count: int) -> list[int]:
-    sequence = engine.open(len(tokens) + count)
-    pending, text = tokens, []
-    for _ in range(count):
-        segment = Segment(sequence, pending)
-        pending = [int(engine.forward([segment])[0].argmax())]
-        engine.keep(segment, [])
-        text += pending
-    engine.close(sequence)
-    return text
 
 
 @pytest.mark.parametrize("quantisation", QUANTISERS)

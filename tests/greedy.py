@@ -1,0 +1,19 @@
+"""An engine's own greedy text, one token a pass: what everything else is compared with."""
+
+from __future__ import annotations
+
+from slipstream.engine.engine import Engine
+from slipstream.engine.step import Segment
+
+
+def greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
+    """The `count` tokens after the prompt."""
+    sequence = engine.open(len(prompt) + count)
+    text, pending = list[int](), prompt
+    for _ in range(count):
+        segment = Segment(sequence, pending)
+        pending = [int(engine.forward([segment])[0].argmax())]
+        engine.keep(segment, [])
+        text += pending
+    engine.close(sequence)
+    return text
