@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from verifier_svc.curve import BUCKETS, CostCurve
 from verifier_svc.drafter import Drafter
 from verifier_svc.drafters import Drafters
 from verifier_svc.planner import Limits, Planner
+from verifier_svc.price import LEVELS
 from verifier_svc.scheduler import Scheduler
 
 VOCABULARY = 512
@@ -97,7 +99,7 @@ class World:
     width: int = 4
     expand: int = 4
     max_nodes: int = 128
-    min_path_probability: float = 0.04
+    min_path_probability: float = LEVELS[0]
     planner: type[Planner] = Planner
 
 
@@ -124,20 +126,34 @@ class VirtualLink:
     def __init__(self, peer: drafter_service.Peer, listener: Drafter, delay_s: float) -> None:
         self.up = True
         self.bytes = 0
-        self._peer = peer
-        self._listener = listener
-        self._delay_s = delay_s
+        self._outbox = peer.outbox
+        self._there, self._back = _Line(delay_s, peer.receive), _Line(delay_s, listener.receive)
 
     def send(self, command: drafter_pb2.DraftCommand) -> None:
-        request = drafter_pb2.DraftRequest(commands=[command])
-        asyncio.get_running_loop().call_later(self._delay_s, self._peer.receive, request)
+        self._there.send(drafter_pb2.DraftRequest(commands=[command]))
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while items := await self._peer.outbox.take():
+        while items := await self._outbox.take():
             frame = drafter_service.pack(items)
             self.bytes += frame.ByteSize()
-            loop.call_later(self._delay_s, self._listener.receive, frame)
+            self._back.send(frame)
+
+
+class _Line:
+    """One direction. What was sent first arrives first: timers of one moment go off in any order, a stream's frames do
+    not."""
+
+    def __init__(self, delay_s: float, receive: Callable[[Any], None]) -> None:
+        self._delay_s = delay_s
+        self._receive = receive
+        self._under_way: deque[Any] = deque()
+
+    def send(self, frame: Any) -> None:
+        self._under_way.append(frame)
+        asyncio.get_running_loop().call_later(self._delay_s, self._arrive)
+
+    def _arrive(self) -> None:
+        self._receive(self._under_way.popleft())
 
 
 def _engine(model: EmulatedModel, cost: LinearCost, thread: VirtualThread) -> EmulatedEngine:

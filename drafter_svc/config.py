@@ -27,7 +27,7 @@ class DrafterConfig:
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
-    max_nodes: int = 64
+    max_nodes: int = 128
     """Most nodes ahead of one session's committed prefix, whatever its policy asks for."""
     width: int = 4
     """Guesses below one node: the likeliest token, then what may replace it."""

@@ -26,8 +26,8 @@ class VerifierConfig:
     """Most tokens of one forward pass."""
     prefill_tokens: int = 256
     """Most prompt tokens of one pass while other sessions decode, so that a long prompt does not stall them."""
-    min_path_probability: float = 0.04
-    """Drafters stop below this: such a candidate does not pay for its verification."""
+    min_path_probability: float = 0.02
+    """The least that drafters are told (`verifier_svc.price`): no path less likely is worth its bytes."""
     max_wait_s: float = 0.25
     """The longest a step may wait for candidates, however much they promise."""
     measure_s: float = 3.0

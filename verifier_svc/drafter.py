@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LEAST_NODES = 16
 """What a drafter is believed to be able to answer with, whatever its policy says: frames of an older one are late."""
-AHEAD = 6
+AHEAD = 16
 """Nodes that a drafter may be ahead by, for each that a step may take: in verification, after it, and replacements."""
 MAX_REOPENS = 3
 """How often a session is opened again because its drafter missed a commit; a drafter that always does is no use."""

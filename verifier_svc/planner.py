@@ -98,9 +98,6 @@ class Planner:
         ratio = self._promise.ratio
         gains = {session: gain for session, hope in hopes.items() if (gain := hope.gain * ratio - hope.cost) > 0.0}
         most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * plan.seconds) - waited_s
-        # Even if the rule would go on waiting for the late ones: their chances are the least sure, and it has cost 10 %
-        # to believe in them (benchmarks.virtual, 5 ms away).
-        most_s = min(most_s, sum(gains.values()) / rate)
         pause = wait_s(rate, self._awaited(gains, now, most_s), most_s, TIMER_S)
         if pause > 0.0:
             self._promise.wait(hopes)

@@ -21,16 +21,28 @@ PROMPTS = 8
 TOKENS = 40
 
 
+MOST_TRIES = 10
+
+
 async def texts(
     server: str, *, speculate: bool, temperature: float, seed: int, k: int | None = None
 ) -> list[list[int]]:
+    """What the server says. With speculation it is asked again until something was drafted: on a machine that is busy
+    for a moment a candidate of so small a target may not pay."""
     prompts = held_out(PROMPTS)
     requests = [
         request(prompt, TOKENS, speculate=speculate, temperature=temperature, seed=seed, k=k) for prompt in prompts
     ]
-    load = await run_load(server, requests, 4)
-    assert (load.total("drafted") > 0) == speculate
-    return [completion.token_ids for completion in load.completions]
+    said: list[list[int]] = []
+    for _ in range(MOST_TRIES):
+        load = await run_load(server, requests, 4)
+        repeated, said = said, [completion.token_ids for completion in load.completions]
+        assert repeated in ([], said)
+        drafted = load.total("drafted")
+        assert speculate or not drafted
+        if drafted or not speculate:
+            return said
+    raise AssertionError(f"nothing was drafted in {MOST_TRIES} tries")
 
 
 @pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.7, 1), (1.0, 2**63 + 5)])

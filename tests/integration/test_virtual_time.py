@@ -15,8 +15,8 @@ from benchmarks.virtual import Outcome, World, decode, run
 from slipstream.engine.emulated import LinearCost
 
 WORLD = World()
-MOST_BYTES = 64
-"""From drafter to verifier, for a token of output."""
+MOST_BYTES = 120
+"""From drafter to verifier, for a token of output. The shipped pair sends half of that (`benchmarks.wire`)."""
 
 
 @cache
@@ -58,7 +58,7 @@ def test_candidates_cost_few_bytes_at_any_delay(delay_ms: int) -> None:
     assert 0 < outcome.candidate_bytes <= MOST_BYTES * outcome.tokens
 
 
-@pytest.mark.parametrize(("delay_ms", "share"), [(1, 0.94), (2, 0.87)])
+@pytest.mark.parametrize(("delay_ms", "share"), [(1, 0.96), (2, 0.9)])
 def test_a_round_trip_that_fits_into_a_target_pass_is_nearly_hidden_with_8_candidates(
     delay_ms: int, share: float
 ) -> None:
@@ -69,12 +69,12 @@ def test_a_round_trip_that_fits_into_a_target_pass_is_nearly_hidden_with_8_candi
 @pytest.mark.parametrize("delay_ms", [1, 2, 3, 4, 5, 6])
 def test_a_round_trip_that_fits_into_a_target_pass_is_hidden_with_4_candidates_of_some_sessions(delay_ms: int) -> None:
     """Four sessions: where one has nothing after a miss, the others' candidates fill the pass that does not wait."""
-    assert speculated(delay_ms, 4, 300, 4).tokens_per_s >= 0.88 * speculated(0, 4, 300, 4).tokens_per_s
+    assert speculated(delay_ms, 4, 300, 4).tokens_per_s >= 0.94 * speculated(0, 4, 300, 4).tokens_per_s
 
 
 def test_alone_a_session_pays_for_the_round_trip_after_a_miss_that_no_alternative_covered() -> None:
     """6 % of the positions. Its next candidates come 2 * 6 + 2 ms later, instead of 2."""
-    assert speculated(6, 1, 500, 4).tokens_per_s >= 0.84 * speculated(0, 1, 500, 4).tokens_per_s
+    assert speculated(6, 1, 500, 4).tokens_per_s >= 0.86 * speculated(0, 1, 500, 4).tokens_per_s
 
 
 def test_a_sure_drafter_that_runs_far_ahead_stays_within_the_verifier_s_tree() -> None:
@@ -97,7 +97,7 @@ def test_where_time_is_proportional_to_tokens_speculation_pauses_and_costs_nothi
     assert outcome.tokens_per_s >= 0.99 * plain(busy, 32, 64).tokens_per_s
     drafted = [round.drafted for round in outcome.rounds]
     assert sum(drafted) <= 0.02 * outcome.tokens and not any(drafted[len(drafted) // 4 :])
-    assert outcome.draft_steps <= outcome.steps and outcome.candidate_bytes <= 8 * outcome.tokens
+    assert outcome.draft_steps <= 2 * outcome.steps and outcome.candidate_bytes <= 8 * outcome.tokens
 
 
 def test_where_passes_cost_the_same_whatever_is_in_them_many_sessions_go_on_speculating() -> None:
