@@ -10,9 +10,10 @@ the marginal form of what `budget` decides node by node, and h, which is spent b
 
 Drafters are told less than that. A candidate that is too unlikely for this step may be what the next one begins with:
 a commit divides every path probability by that of what was committed. Being there then is worth the part of a token
-that it brings above its price, about SAVED * (1 - price), and until then it cost h alone. So it is worth sending above
+that it brings above its price, about SAVED * (1 - price), and until then it cost h alone. And it is taken then only if
+it is worth the price itself, below something that was worth it too. So it is worth sending above
 
-    R * h / (SAVED * (1 - price)),
+    max(R * h / (SAVED * (1 - price)), price^2),
 
 and where no candidate pays (a busy verifier whose passes take time in proportion to their tokens: the price is 1)
 drafters stop altogether, so that speculation that is off costs nothing anywhere. None of this needs candidates to be
@@ -59,7 +60,7 @@ class Price:
         price = rate * ((seconds(tokens + window) - seconds(tokens)) / window + HANDLING_S)
         weight = WEIGHT if self._observed else 1.0
         self.average += (price - self.average) * weight
-        sending = rate * HANDLING_S / (SAVED * (1.0 - min(self.average, DEAR)))
+        sending = max(rate * HANDLING_S / (SAVED * (1.0 - min(self.average, DEAR))), self.average**2)
         self._sending += (sending - self._sending) * weight
         self._observed = True
         before = self.threshold

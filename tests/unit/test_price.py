@@ -83,7 +83,7 @@ def test_pausing_ends_by_itself_when_the_load_falls_and_does_not_flap() -> None:
     price = Price()
     assert learn(price, DEAR * 1.05) >= 1 and price.threshold == PAUSE
     assert learn(price, DEAR / SLACK * 1.01) == 0
-    assert learn(price, DEAR / SLACK * 0.98) == 1 and price.threshold == LEVELS[0]
+    assert learn(price, DEAR / SLACK * 0.98) == 1 and price.threshold == 0.4
 
 
 @given(st.sampled_from(LEVELS[1:]), st.lists(st.floats(-0.09, 0.09), min_size=1, max_size=60))
@@ -91,6 +91,14 @@ def test_a_price_that_trembles_around_a_level_is_told_once(level: float, noise: 
     price = Price()
     send(price, level * 0.9)
     assert sum(price.observe(rate_of(level * (1.0 + share)), flat, 4) for share in noise) <= 1
+
+
+@pytest.mark.parametrize(("value", "threshold"), [(0.1, 0.02), (0.21, 0.04), (0.4, 0.15), (0.7, 0.4)])
+def test_where_a_place_is_dear_a_candidate_must_be_worth_it_twice(value: float, threshold: float) -> None:
+    """Its own place, and that of what is above it."""
+    price = Price()
+    learn(price, value)
+    assert price.threshold == threshold
 
 
 def test_one_odd_step_changes_nothing() -> None:
