@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ from verifier_svc.price import LEVELS
 from verifier_svc.scheduler import Scheduler
 
 VOCABULARY = 512
+BLOCKS, BLOCK_SIZE = 1 << 15, 32
 DELAYS_MS = (0, 1, 2, 5, 6, 10, 20, 50)
 
 
@@ -101,6 +103,8 @@ class World:
     max_nodes: int = 128
     min_path_probability: float = LEVELS[0]
     planner: type[Planner] = Planner
+    blocks: int = BLOCKS
+    """KV of the target."""
 
 
 @dataclass(slots=True)
@@ -156,57 +160,79 @@ class _Line:
         self._receive(self._under_way.popleft())
 
 
-def _engine(model: EmulatedModel, cost: LinearCost, thread: VirtualThread) -> EmulatedEngine:
-    return EmulatedEngine(model, cost, BlockPool(1 << 16, 32), lambda: 0.0, thread.sleep)
+def _engine(model: EmulatedModel, cost: LinearCost, thread: VirtualThread, blocks: int) -> EmulatedEngine:
+    return EmulatedEngine(model, cost, BlockPool(blocks, BLOCK_SIZE), lambda: 0.0, thread.sleep)
 
 
-async def decode(world: World, sessions: int, tokens: int, max_draft_tokens: int) -> Outcome:
-    """`sessions` at once, each `tokens` long. Must run under `run`."""
+@dataclass(frozen=True, slots=True)
+class System:
+    """A verifier and its drafter, running."""
+
+    service: verifier_service.VerifierService
+    scheduler: Scheduler
+    engine: EmulatedEngine
+    """The target."""
+    drafting: DraftScheduler
+    link: VirtualLink
+    drafter: verifier_pb2.DrafterAddress
+
+    def gateway(self) -> verifier_service.Peer:
+        """One gateway's stream."""
+        return verifier_service.Peer(self.service)
+
+
+@asynccontextmanager
+async def system(world: World) -> AsyncIterator[System]:
+    """Must run under `run`."""
     loop = asyncio.get_running_loop()
     draft_thread, target_thread = VirtualThread(), VirtualThread()
     draft = _engine(
         EmulatedModel(vocabulary_size=VOCABULARY, acceptance=world.acceptance, fanout=world.fanout),
         world.draft,
         draft_thread,
+        BLOCKS,
     )
     proposer = ModelProposer(draft, width=world.width, max_nodes=world.max_nodes, proposal_tokens=32)
     drafting = DraftScheduler(proposer, draft_thread, 512, world.expand, loop.time)  # type: ignore[arg-type]
     bounds = drafter_service.Bounds(wire.model_to_wire(draft.model), 4096, world.max_nodes)
 
-    target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread)
+    target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
     model = wire.model_to_wire(target.model)
     drafters = Drafters(model, world.min_path_probability, loop.time)
     planner = world.planner(drafters, Limits(512, 256, 0.25), _curve(world.target), loop.time)
     verifying = Scheduler(target, target_thread, drafters, planner, loop.time)  # type: ignore[arg-type]
-    service = verifier_service.VerifierService(verifying, drafters, verifier_service.Bounds(model, 4096, 64))
-    gateway = verifier_service.Peer(service)
+    tokens = world.blocks * BLOCK_SIZE
+    service = verifier_service.VerifierService(verifying, drafters, verifier_service.Bounds(model, 4096, 64, tokens))
 
-    links: list[VirtualLink] = []
-    loops: list[Awaitable[None]] = [drafting.run(), verifying.run()]
-
-    def connect(drafter: Drafter) -> None:
-        link = VirtualLink(drafter_service.Peer(drafting, bounds), drafter, world.delay_s)
-        drafter._link = link  # type: ignore[assignment]
-        links.append(link)
-        tasks.append(loop.create_task(link.run()))
-
-    tasks: list[asyncio.Task[None]] = [loop.create_task(each) for each in loops]  # type: ignore[arg-type]
     address = verifier_pb2.DrafterAddress(address="drafter:1", name="model")
-    connect(drafters._drafter(address, []))
-    for number in range(sessions):
-        gateway.receive(open_request(number, tokens, max_draft_tokens, address))
-    rounds: list[verifier_pb2.Round] = []
-    ended = 0
-    while ended < sessions:
-        replies = await gateway.outbox.take()
-        rounds += [reply for reply in replies if isinstance(reply, verifier_pb2.Round)]
-        ends = [reply for reply in replies if isinstance(reply, verifier_pb2.SessionEnd)]
-        assert not any(end.HasField("failure") for end in ends), ends
-        ended += len(ends)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return Outcome(loop.time(), verifying.steps, drafting.steps, links[0].bytes, rounds)
+    drafter = drafters._drafter(address, [])
+    link = VirtualLink(drafter_service.Peer(drafting, bounds), drafter, world.delay_s)
+    drafter._link = link  # type: ignore[assignment]
+    tasks = [loop.create_task(each.run()) for each in (drafting, verifying, link)]
+    try:
+        yield System(service, verifying, target, drafting, link, address)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def decode(world: World, sessions: int, tokens: int, max_draft_tokens: int) -> Outcome:
+    """`sessions` at once, each `tokens` long. Must run under `run`."""
+    async with system(world) as running:
+        gateway = running.gateway()
+        for number in range(sessions):
+            gateway.receive(open_request(number, tokens, max_draft_tokens, running.drafter))
+        rounds: list[verifier_pb2.Round] = []
+        ended = 0
+        while ended < sessions:
+            replies = await gateway.outbox.take()
+            rounds += [reply for reply in replies if isinstance(reply, verifier_pb2.Round)]
+            ends = [reply for reply in replies if isinstance(reply, verifier_pb2.SessionEnd)]
+            assert not any(end.HasField("failure") for end in ends), ends
+            ended += len(ends)
+        seconds = asyncio.get_running_loop().time()
+    return Outcome(seconds, running.scheduler.steps, running.drafting.steps, running.link.bytes, rounds)
 
 
 def _curve(cost: LinearCost) -> CostCurve:

@@ -15,7 +15,7 @@ from drafter_svc.service import Bounds, DrafterService
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
 from slipstream.v1 import types_pb2, worker_pb2
-from slipstream.worker import Identity, WorkerService
+from slipstream.worker import LAST_WORDS_S, Identity, WorkerService
 
 Opening = Callable[[DrafterConfig], tuple[types_pb2.ModelInfo, Proposer]]
 
@@ -31,7 +31,7 @@ class Drafter:
 
 @asynccontextmanager
 async def running(config: DrafterConfig, opening: Opening = open_proposer) -> AsyncIterator[Drafter]:
-    """A drafter that listens; `opening` runs on the model's thread. At the end streams have `grace_s` to finish."""
+    """A drafter that listens; `opening` runs on the model's thread. At the end sessions have `grace_s` to finish."""
     async with ModelThread(config.threads, "draft-model") as thread:
         model, proposer = await thread.run(opening, config)
         scheduler = Scheduler(proposer, thread, config.step_tokens, config.expand)
@@ -43,5 +43,6 @@ async def running(config: DrafterConfig, opening: Opening = open_proposer) -> As
             try:
                 yield Drafter(await server.start(config.listen), scheduler, server)
             finally:
-                await server.stop(config.grace_s)
+                await worker.drain(config.grace_s)
+                await server.stop(min(config.grace_s, LAST_WORDS_S))
                 drafting.cancel()

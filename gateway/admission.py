@@ -33,6 +33,7 @@ class Plan:
     max_draft_tokens: int
     workload: str = ""
     cache_salt: str = ""
+    priority: int = 0
     prediction: tuple[int, ...] = ()
     """Output that is expected; empty without speculation."""
     drafting: Drafting = field(default_factory=Drafting, compare=False)
@@ -57,6 +58,7 @@ class Plan:
             ),
             workload=self.workload,
             cache_salt=self.cache_salt,
+            priority=self.priority,
         )
         if self.prediction:
             request.prediction.token_ids.token_ids.extend(self.prediction)
@@ -98,6 +100,7 @@ class Admission:
             max_draft_tokens=draft_tokens,
             workload=request.workload,
             cache_salt=request.cache_salt,
+            priority=request.priority,
             prediction=prediction if draft_tokens else (),
             drafting=drafting,
         )

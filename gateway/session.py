@@ -231,6 +231,7 @@ class Session:
             prediction_token_ids=plan.prediction,
             cache_salt=plan.cache_salt,
             workload=plan.workload,
+            priority=plan.priority,
         )
 
     def _started(self) -> gateway_pb2.GenerateResponse:

@@ -12,6 +12,9 @@ import grpc
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 WATCH_PERIOD_S = 0.1
+DRAIN_PERIOD_S = 0.02
+LAST_WORDS_S = 0.5
+"""For what was said last to leave the machine; peers keep their streams open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +27,23 @@ class Identity:
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """`load` is asked for the present load, at most once in WATCH_PERIOD_S for each watcher."""
+    """`load` is asked for the present load, at most once in WATCH_PERIOD_S for each watcher.
+
+    A worker that is to end announces it (`draining`), so that it gets no new sessions, and those it has may finish.
+    """
 
     def __init__(self, identity: Identity, load: Callable[[], worker_pb2.WatchResponse]) -> None:
         self._identity = identity
         self._load = load
+        self.draining = False
+
+    async def drain(self, grace_s: float) -> None:
+        """Announces the end and returns when there are no sessions left, or `grace_s` later. Their gateways take the
+        rest elsewhere when their streams break."""
+        self.draining = True
+        end = asyncio.get_running_loop().time() + grace_s
+        while self._load().sessions and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(DRAIN_PERIOD_S)
 
     def register(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
@@ -45,6 +60,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         told: worker_pb2.WatchResponse | None = None
         while True:
             load = self._load()
+            load.draining = self.draining
             if load != told:
                 told = load
                 yield load

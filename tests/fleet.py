@@ -46,9 +46,9 @@ async def verifier(engine: Engine, **settings: Any) -> AsyncIterator[Verifier]:
         yield running
 
 
-def emulated_text(prompt: list[int], tokens: int) -> list[int]:
+def emulated_text(prompt: list[int], tokens: int, vocabulary: int = 256) -> list[int]:
     """What the emulated target says after a prompt, without any server."""
-    engine = open_engine("emulated:")
+    engine = open_engine(f"emulated:vocabulary={vocabulary}")
     assert isinstance(engine, EmulatedEngine)
     places = np.arange(len(prompt), len(prompt) + tokens, dtype=np.uint64)
     return [int(token) for token in engine.tokens(np.full(tokens, prompt[0], np.uint64), places)]

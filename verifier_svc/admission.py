@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream import wire
-from slipstream.errors import InvalidArgument, PermissionDenied
+from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2
 
@@ -19,6 +19,16 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
     if max(len(request.workload.encode()), len(request.cache_salt.encode())) > wire.MAX_LABEL_BYTES:
         raise InvalidArgument(f"workload and cache_salt have at most {wire.MAX_LABEL_BYTES} bytes each.")
     _check_tokens(request, model)
+
+
+def check_room(max_length: int, kv_tokens: int) -> None:
+    """Raises ResourceExhausted for a session that could outgrow all the KV there is: others can wait, it could not."""
+    if max_length > kv_tokens:
+        raise ResourceExhausted(
+            f"the session may become {max_length} tokens long, and this verifier has KV for {kv_tokens}; ask for less, "
+            "or another verifier.",
+            reason="KV_TOO_SMALL",
+        )
 
 
 def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) -> None:

@@ -69,10 +69,10 @@ class Planner:
         self._promise = Promise()
 
     def plan(self, sessions: Iterable[Session]) -> Plan:
-        """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody starves: those
-        that waited longest decode first, and candidates leave prefill its share."""
+        """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody of the same
+        priority starves: those that waited longest decode first, and candidates leave prefill its share."""
         runnable = [session for session in sessions if session.runnable]
-        decoding = sorted((s for s in runnable if s.pending == 1), key=lambda session: session.idle_since)
+        decoding = sorted((s for s in runnable if s.pending == 1), key=lambda s: (s.priority, s.idle_since))
         prefilling = [session for session in runnable if session.pending > 1]
         reserved = 0
         if decoding:
@@ -82,10 +82,7 @@ class Planner:
         plan = self._decode(decoding, self._limits.step_tokens - reserved - len(decoding), reserved)
         room = self._limits.step_tokens - sum(1 + len(turn.selection) for turn in plan.turns)
         room = min(room, self._limits.prefill_tokens) if decoding else room
-        for session in prefilling:
-            if room > 0:
-                plan.turns.append(_turn(session, min(session.pending, room), NOTHING))
-                room -= len(plan.turns[-1].pending)
+        plan.turns.extend(_turn(session, size, NOTHING) for session, size in _chunks(prefilling, room).items())
         return plan
 
     def pause(self, plan: Plan, waited_s: float) -> float:
@@ -185,6 +182,20 @@ class Planner:
         if len(chosen) >= session.draft_limit or len(paths) > len(chosen):
             cost = max(cost, paths[min(len(chosen), len(paths) - 1)])
         return Hope(session.tree.version, sum(paths[: len(chosen)]), gain, cost)
+
+
+def _chunks(sessions: list[Session], room: int) -> dict[Session, int]:
+    """How many tokens of each prompt are read in a step of `room`: half goes to those that come first, half to those
+    that have the least left. So a long prompt is read on while others come, and they are not held up by it."""
+    sizes = dict.fromkeys(sessions, 0)
+    first = sorted(sessions, key=lambda session: session.rank)
+    shortest = sorted(first, key=lambda session: (session.priority, session.pending))
+    for order, until in ((first, room // 2), (shortest, 0), (first, 0)):
+        for session in order:
+            size = max(0, min(session.pending - sizes[session], room - until))
+            sizes[session] += size
+            room -= size
+    return {session: size for session, size in sizes.items() if size}
 
 
 def drawn(session: Session, budget: int) -> Selection:

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream import wire
 from slipstream.engine.engine import Engine
@@ -18,6 +18,7 @@ from slipstream.selection import Selection
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.verdict import Verdict
 from verifier_svc.drafters import Drafters
+from verifier_svc.memory import Memory
 from verifier_svc.planner import Plan, Planner
 from verifier_svc.session import Rewind, Session
 from verifier_svc.step import Outcome, Turn, perform
@@ -42,6 +43,8 @@ class Scheduler:
         self._planner = planner
         self._clock = clock
         self._sessions: dict[Session, None] = {}
+        self.memory = Memory(engine)
+        self._arrivals = 0
         self._closing: list[Session] = []
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
@@ -58,7 +61,10 @@ class Scheduler:
 
     def add(self, session: Session) -> None:
         session.idle_since = self._clock()
+        self._arrivals += 1
+        session.arrival = self._arrivals
         self._sessions[session] = None
+        self.memory.add(session)
         self.wake()
 
     def wake(self) -> None:
@@ -92,8 +98,9 @@ class Scheduler:
     async def run(self) -> None:
         while True:
             self._changed.clear()
-            plan = self._planner.plan(self._sessions)
-            if not plan.turns and not self._closing:
+            self._close()
+            plan = self._planner.plan(self.memory.enter())
+            if not plan.turns:
                 self._report()
                 await self._changed.wait()
                 continue
@@ -104,7 +111,16 @@ class Scheduler:
                 await self._wait(pause)
                 continue
             self._waiting_since = None
-            await self._step(plan, waited)
+            if turns := self.memory.fit(plan.turns):
+                await self._step(replace(plan, turns=turns), waited)
+            else:
+                await asyncio.sleep(0)
+
+    def _close(self) -> None:
+        """Frees the KV of sessions that ended; no step is running."""
+        closing, self._closing = self._closing, []
+        for session in closing:
+            self.memory.remove(session)
 
     async def _wait(self, pause: float) -> None:
         if self._waiting_since is None:
@@ -117,11 +133,10 @@ class Scheduler:
     async def _step(self, plan: Plan, waited: float) -> None:
         """Runs a step that was held back for `waited` seconds."""
         turns = plan.turns
-        closing, self._closing = self._closing, []
         started = self._clock()
         for turn in turns:
             turn.session.in_step = True
-        step = self._thread.run(self._perform, turns, closing)
+        step = self._thread.run(self._perform, turns)
         self._report()  # while the model is busy
         outcomes = await step
         ended = self._clock()
@@ -132,10 +147,10 @@ class Scheduler:
         for turn, outcome in zip(turns, outcomes, strict=True):
             self._finish(turn, outcome, timing)
 
-    def _perform(self, turns: list[Turn], closing: list[Session]) -> list[Outcome]:
+    def _perform(self, turns: list[Turn]) -> list[Outcome]:
         """On the model's thread. A step that fails as a whole fails its sessions, not the verifier."""
         try:
-            return perform(self._engine, turns, closing)
+            return perform(self._engine, turns)
         except Exception as error:
             log.error("a verifier step failed", exc_info=error)
             return [Internal("the verifier failed in this session's step.") for _ in turns]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -20,9 +20,10 @@ from slipstream.errors import (
     OutOfRange,
     ResourceExhausted,
     SlipstreamError,
+    Unavailable,
 )
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
-from verifier_svc.admission import check_open, check_trust
+from verifier_svc.admission import check_open, check_room, check_trust
 from verifier_svc.drafters import Drafters
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.session import Reply, Rewind, Session
@@ -37,6 +38,7 @@ class Bounds:
     model: types_pb2.ModelInfo
     max_sessions: int
     max_draft_tokens: int
+    kv_tokens: int
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -46,6 +48,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self.bounds = bounds
         self.by_id: dict[str, Session] = {}
         """Sessions of all gateways: the fence between two that claim one session."""
+        self.leaving: Callable[[], bool] = lambda: False
+        """Whether the verifier is about to end."""
 
     def register(self, server: grpc.aio.Server) -> None:
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, server)
@@ -120,7 +124,10 @@ class Peer:
     def _open(self, number: int, epoch: int, request: verifier_pb2.DecodeOpen) -> None:
         if number in self._sessions and not self._sessions[number].closed:
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
+        if self._service.leaving():
+            raise Unavailable("the verifier is about to end; open the session on another one.", reason="DRAINING")
         check_open(request, epoch, self._service.bounds.model)
+        check_room(request.max_length, self._service.bounds.kv_tokens)
         if len(self._service.scheduler) >= self._service.bounds.max_sessions:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
         sampling = wire.sampling_from_wire(request.sampling)
@@ -147,6 +154,7 @@ class Peer:
             workload=request.workload,
             prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
+            priority=request.priority,
         )
         self._service.drafters.attach(session, list(request.drafters))  # raises before anything is remembered
         self._sessions[number] = self._service.by_id[session.id] = session

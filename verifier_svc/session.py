@@ -13,6 +13,8 @@ from slipstream.v1 import verifier_pb2
 
 MOST_SOURCES = 64
 """Whose names are remembered: every open on a drafter is a source of its own."""
+Rank = tuple[int, int]
+"""Who comes first: priority, the lower the sooner, then arrival."""
 Reply = verifier_pb2.Round | verifier_pb2.DrafterEvent | verifier_pb2.SessionEnd
 
 
@@ -38,7 +40,7 @@ class Offered:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Owned by the event loop; `sequence` is the model thread's, and between steps nobody's."""
+    """Owned by the event loop; in a step `sequence` is the model thread's."""
 
     id: str
     number: int
@@ -62,9 +64,14 @@ class Session:
     prediction: tuple[int, ...] = ()
     """Output the client expects; for the drafters."""
     cache_salt: str = ""
+    priority: int = 0
+    """The lower, the sooner it is served."""
+    arrival: int = 0
+    """Counts the sessions of this verifier."""
     computed: int = 0
     """Leading committed tokens whose KV is in `sequence`."""
     sequence: Sequence | None = None
+    """None while it waits for room (`verifier_svc.memory`)."""
     in_step: bool = False
     closed: bool = False
     rewind: Rewind | None = None
@@ -80,6 +87,10 @@ class Session:
     def pending(self) -> int:
         """Committed tokens without KV; at least one."""
         return len(self.tokens) - self.computed
+
+    @property
+    def rank(self) -> Rank:
+        return self.priority, self.arrival
 
     @property
     def runnable(self) -> bool:

@@ -30,57 +30,46 @@ class Turn:
     """Whether `pending` reaches the last committed token, so that a token can follow."""
     selection: Selection
 
+    @property
+    def tokens(self) -> int:
+        """KV rows that it writes."""
+        return len(self.pending) + len(self.selection)
+
 
 Outcome = Verdict | SlipstreamError | None
 """None: a prefill that goes on."""
 
 
 @torch.inference_mode()
-def perform(engine: Engine, turns: list[Turn], closing: list[Session]) -> list[Outcome]:
-    """Runs a step. `closing` are sessions that ended since the last one; their KV is free first."""
-    for session in closing:
-        if session.sequence is not None:
-            engine.close(session.sequence)
-            session.sequence = None
-    outcomes: list[Outcome] = [None] * len(turns)
-    segments: dict[int, Segment] = {}
-    for index, turn in enumerate(turns):
-        try:
-            segments[index] = _segment(engine, turn)
-        except SlipstreamError as error:
-            outcomes[index] = error
-    if segments:
-        logits = engine.forward(list(segments.values()))
-        _decide(engine, turns, segments, logits, outcomes)
-    return outcomes
+def perform(engine: Engine, turns: list[Turn]) -> list[Outcome]:
+    """Runs a step, for which every session's sequence has grown already."""
+    segments = [_segment(turn) for turn in turns]
+    return _decide(engine, turns, segments, engine.forward(segments))
 
 
-def _segment(engine: Engine, turn: Turn) -> Segment:
-    """Raises ResourceExhausted when a new session finds no KV memory: it is refused before any work is done for it."""
-    session = turn.session
-    if session.sequence is None:
-        session.sequence = engine.open(session.max_length + session.max_draft_tokens)
-    engine.rollback(session.sequence, turn.computed)
+def _segment(turn: Turn) -> Segment:
+    assert turn.session.sequence is not None
     chosen = turn.selection
-    return Segment(session.sequence, turn.pending, list(chosen.token_ids), list(chosen.parents), turn.complete)
+    return Segment(
+        turn.session.sequence, turn.pending, list(chosen.token_ids), list(chosen.parents), want_logits=turn.complete
+    )
 
 
-def _decide(
-    engine: Engine, turns: list[Turn], segments: dict[int, Segment], logits: torch.Tensor, outcomes: list[Outcome]
-) -> None:
+def _decide(engine: Engine, turns: list[Turn], segments: list[Segment], logits: torch.Tensor) -> list[Outcome]:
     cases: dict[int, Case] = {}
     row = 0
-    for index, segment in segments.items():
-        turn = turns[index]
+    for index, (turn, segment) in enumerate(zip(turns, segments, strict=True)):
         if turn.complete:
             session = turn.session
             cases[index] = Case(turn.selection, row, session.sampling, turn.base, session.history)
         row += segment.logit_rows
     verdicts = dict(zip(cases, judge(list(cases.values()), logits), strict=True))
-    for index, segment in segments.items():
+    outcomes: list[Outcome] = []
+    for index, segment in enumerate(segments):
         verdict = verdicts.get(index)
         if isinstance(verdict, Broken):
-            outcomes[index] = Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS")
+            outcomes.append(Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS"))
             continue
-        outcomes[index] = verdict
+        outcomes.append(verdict)
         engine.keep(segment, list(verdict.path) if verdict is not None else [])
+    return outcomes

@@ -14,7 +14,7 @@ from slipstream.engine.quantisation import for_target
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
 from slipstream.v1 import worker_pb2
-from slipstream.worker import Identity, WorkerService
+from slipstream.worker import LAST_WORDS_S, Identity, WorkerService
 from verifier_svc.config import VerifierConfig
 from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
@@ -50,7 +50,7 @@ class Verifier:
 
 @asynccontextmanager
 async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIterator[Verifier]:
-    """A verifier that listens; at the end its streams have `grace_s` to finish."""
+    """A verifier that listens; at the end its sessions have `grace_s` to finish."""
     parts = parts or Parts()
     async with ModelThread(config.threads, "target-model") as thread:
         engine = await thread.run(parts.opening, config)
@@ -60,15 +60,19 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
         await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
         limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
         scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
-        service = VerifierService(scheduler, drafters, Bounds(model, config.max_sessions, config.max_draft_tokens))
+        kv_tokens = engine.blocks_total * engine.block_size
+        bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens)
+        service = VerifierService(scheduler, drafters, bounds)
         worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
+        service.leaving = lambda: worker.draining
         server = Server([service.register, worker.register])
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
             try:
                 yield Verifier(await server.start(config.listen), scheduler, engine, service, server)
             finally:
-                await server.stop(config.grace_s)
+                await worker.drain(config.grace_s)
+                await server.stop(min(config.grace_s, LAST_WORDS_S))
                 for loop in loops:
                     loop.cancel()
 
@@ -79,4 +83,8 @@ def load(scheduler: Scheduler, engine: Engine) -> worker_pb2.WatchResponse:
         kv_blocks_total=engine.blocks_total,
         kv_blocks_free=engine.blocks_free,
         steps=scheduler.steps,
+        waiting=scheduler.memory.waiting,
+        preemptions=scheduler.memory.preemptions,
+        prefix_tokens_sought=scheduler.memory.tokens_sought,
+        prefix_tokens_found=scheduler.memory.tokens_found,
     )

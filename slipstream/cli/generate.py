@@ -34,6 +34,7 @@ def generate(
     acceptance: Annotated[str, typer.Option(help="coupled, rejection, block or recursive.")] = "coupled",
     workload: Annotated[str, typer.Option(help="Kind of work: acceptance and rules are kept apart by it.")] = "",
     cache_salt: Annotated[str, typer.Option(help="Share caches with sessions of the same salt alone.")] = "",
+    priority: Annotated[int, typer.Option(help="Lower is served sooner where there is not room for all.")] = 0,
     prediction: Annotated[str | None, typer.Option(help="Output that is expected, as of a text to edit.")] = None,
     prediction_file: Annotated[Path | None, typer.Option(help="The same, from a file; - is standard input.")] = None,
     model: Annotated[str, typer.Option(help="Model name; default: the only one.")] = "",
@@ -61,6 +62,7 @@ def generate(
             ),
             workload=workload,
             cache_salt=cache_salt,
+            priority=priority,
             prediction=_prediction(prediction, prediction_file),
         )
         completion = asyncio.run(_run(server, request, echo=not as_json))

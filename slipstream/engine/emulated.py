@@ -100,7 +100,7 @@ class EmulatedEngine(Bookkeeping):
             if segment.want_logits:
                 rows = _next_positions(segment)
                 positions += rows
-                salts += [segment.sequence.salt] * len(rows)
+                salts += [_first(segment)] * len(rows)
         logits = torch.zeros(len(positions), self._emulated.vocabulary_size)
         if positions:
             chosen = self.tokens(np.array(salts, np.uint64), np.array(positions, np.uint64))
@@ -142,9 +142,12 @@ class EmulatedEngine(Bookkeeping):
         size = self._emulated.vocabulary_size
         if not all(0 <= token < size for token in (*segment.pending, *segment.nodes)):
             raise InvalidArgument(f"a token id is outside the vocabulary of {size}")
-        if segment.sequence.length == 0:
-            segment.sequence.salt = segment.pending[0]
         segment.sequence.ahead = segment.tokens
+
+
+def _first(segment: Segment) -> int:
+    """The session's first token, which names its text."""
+    return (segment.sequence.tokens or segment.pending)[0]
 
 
 def _next_positions(segment: Segment) -> list[int]:

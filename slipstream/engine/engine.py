@@ -1,7 +1,9 @@
 """The engine: what drafter and verifier ask of a model. `PackedEngine` runs one, `EmulatedEngine` pretends to.
 
-The life of a step, all on the model's own thread:
+The life of a step; the forward pass belongs to the model's own thread, the rest is bookkeeping and may be done by
+whoever knows that no pass is running:
 
+    engine.grow(sequence, tokens)           # KV for what the step writes
     logits = engine.forward(segments)       # rows for pending tokens and candidate nodes, nothing committed yet
     for segment, path in ...:
         engine.keep(segment, path)          # the accepted nodes become part of the sequence, the others vanish
@@ -9,6 +11,7 @@ The life of a step, all on the model's own thread:
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from typing import Protocol
 
 import torch
@@ -31,10 +34,24 @@ class Engine(Protocol):
     def blocks_free(self) -> int: ...
 
     def open(self, capacity: int) -> Sequence:
-        """Reserves KV for `capacity` tokens, the most candidates of one step included.
+        """Reserves KV for `capacity` tokens, the most candidates of one step included; it shares nothing with others.
 
         Raises ResourceExhausted when the pool has no room now, OutOfRange for less than one token.
         """
+        ...
+
+    def begin(self, token_ids: Tokens[int], salt: str) -> Sequence:
+        """A sequence that starts with as much of `token_ids` as is known under this salt: whole blocks, the last token
+        never. It reserves nothing; `grow` does."""
+        ...
+
+    def missing(self, sequence: Sequence, count: int) -> int:
+        """Free blocks that it takes to write `count` more tokens."""
+        ...
+
+    def grow(self, sequence: Sequence, count: int) -> None:
+        """Room to write `count` more tokens. Raises ResourceExhausted, changing nothing, when too few blocks are
+        free."""
         ...
 
     def forward(self, segments: list[Segment]) -> torch.Tensor:
@@ -56,7 +73,8 @@ class Engine(Protocol):
         ...
 
     def rollback(self, sequence: Sequence, length: int) -> None:
-        """Forgets everything from slot `length` on. Raises OutOfRange for a length the sequence does not have."""
+        """Forgets everything from slot `length` on; a sequence that began gives its blocks behind back, so it must grow
+        again. Raises OutOfRange for a length the sequence does not have."""
         ...
 
     def close(self, sequence: Sequence) -> None:

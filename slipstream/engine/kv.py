@@ -33,7 +33,8 @@ class KVStore:
             key, value = views[layer.source, "key"], views[layer.source, "value"]
             self._rows[layer.index] = (key, value) if layer.source == layer.index else None
             self._reads[layer.index] = (key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
-        self._moves: list[tuple[int, int]] = []
+        self._moves: dict[int, int] = {}
+        """Where each row that is to be written comes from."""
 
     def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """key, value [1, heads, T, dim] to the pool rows [T]. A layer that shares another's rows writes nothing."""
@@ -47,15 +48,16 @@ class KVStore:
         return self._reads[layer]
 
     def move(self, moves: list[tuple[int, int]]) -> None:
-        """Queues row copies (from, to). They happen before the next step, for all sessions at once."""
-        self._moves += moves
+        """Queues row copies (from, to), all of these read before any is written. They happen before the next step, for
+        all sessions at once; until then a copy of a copy is one of its source."""
+        self._moves |= {target: self._moves.get(source, source) for source, target in moves}
 
     def settle(self) -> None:
         """Carries out the queued moves; every row is read before any is written."""
         if not self._moves:
             return
-        pairs = torch.tensor(self._moves)
-        self._moves = []
+        pairs = torch.tensor([(source, target) for target, source in self._moves.items()])
+        self._moves = {}
         for group in self._groups:
             here = pairs.to(group.device)
             group.index_copy_(1, here[:, 1], group.index_select(1, here[:, 0]))

@@ -10,7 +10,6 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.kv import KVStore
 from slipstream.engine.memory import available_bytes
 from slipstream.engine.plan import Plan
-from slipstream.engine.sequence import Sequence
 from slipstream.engine.step import Segment
 from slipstream.errors import InvalidArgument, ResourceExhausted
 
@@ -59,6 +58,5 @@ class PackedEngine(Bookkeeping):
             if not all(0 <= token < size for token in (*segment.pending, *segment.nodes)):
                 raise InvalidArgument(f"a token id is outside the vocabulary of {size}")
 
-    def _move(self, sequence: Sequence, moves: list[tuple[int, int]]) -> None:
-        rows = sequence.pool_rows(0, max(max(move) for move in moves) + 1)
-        self._store.move([(rows[source], rows[target]) for source, target in moves])
+    def _copy(self, moves: list[tuple[int, int]]) -> None:
+        self._store.move(moves)

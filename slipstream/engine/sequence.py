@@ -13,30 +13,50 @@ class Sequence:
 
     blocks: list[int]
     block_size: int
-    capacity: int
-    """Tokens, candidates included, that may have rows at the same time."""
+    salt: str | None = None
+    """Whose prefixes it shares; None: nobody's."""
     length: int = 0
     ahead: int = 0
     closed: bool = False
-    salt: int = 0
-    """The first token; only the emulated engine reads it."""
-    rows: torch.Tensor | None = field(default=None, repr=False)
-    """int64 [capacity]: pool row of each slot; None while the blocks are one contiguous run."""
+    tokens: list[int] = field(default_factory=list)
+    """What the rows hold."""
+    digests: list[bytes] = field(default_factory=list)
+    """Names of its leading blocks (`slipstream.engine.prefixes`)."""
+    _rows: torch.Tensor | None = field(default=None, repr=False)
+    _run: bool = True
 
     def __post_init__(self) -> None:
-        first = self.blocks[0] if self.blocks else 0
-        if self.blocks != list(range(first, first + len(self.blocks))):
+        self.moved()
+
+    @property
+    def capacity(self) -> int:
+        """Tokens, candidates included, that may have rows at the same time."""
+        return len(self.blocks) * self.block_size
+
+    @property
+    def rows(self) -> torch.Tensor | None:
+        """int64 [capacity]: pool row of each slot; None while the blocks are one contiguous run."""
+        if self._run:
+            return None
+        if self._rows is None:
             starts = torch.tensor(self.blocks).unsqueeze(1) * self.block_size
-            self.rows = (starts + torch.arange(self.block_size)).flatten()
+            self._rows = (starts + torch.arange(self.block_size)).flatten()
+        return self._rows
 
     @property
     def first_row(self) -> int:
         """The pool row of slot 0; with contiguous blocks slot s is row `first_row + s`."""
-        return self.blocks[0] * self.block_size
+        return self.blocks[0] * self.block_size if self.blocks else 0
+
+    def moved(self) -> None:
+        """The blocks are others now."""
+        first = self.blocks[0] if self.blocks else 0
+        self._run = self.blocks == list(range(first, first + len(self.blocks)))
+        self._rows = None
 
     def pool_rows(self, start: int, stop: int) -> list[int]:
         """Pool rows of the slots start .. stop-1."""
-        if self.rows is None:
+        if self._run:
             return list(range(self.first_row + start, self.first_row + stop))
         size = self.block_size
         return [self.blocks[slot // size] * size + slot % size for slot in range(start, stop)]

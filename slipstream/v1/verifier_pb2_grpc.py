@@ -59,7 +59,9 @@ class VerifierServiceServicer:
         INVALID_ARGUMENT    a frame that is no protobuf of this contract: a bug, do not retry.
 
         Codes inside SessionEnd.failure:
-        RESOURCE_EXHAUSTED   no KV memory for the session: another verifier, or later.
+        RESOURCE_EXHAUSTED   too many sessions, or (KV_TOO_SMALL) max_length is more than all KV memory holds: another
+        verifier. A session that only finds it full waits.
+        UNAVAILABLE          (DRAINING) the verifier is about to end: another verifier.
         INVALID_ARGUMENT     the Open can never work (token out of range, prompt too long): tell the client.
         FAILED_PRECONDITION  the session asks for what this model cannot do: tell the client.
         PERMISSION_DENIED    a ratio rule with a drafter that is not trusted, or with several: tell the client.

@@ -35,15 +35,23 @@ class WatchRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("sessions", "kv_blocks_total", "kv_blocks_free", "draining", "steps")
+    __slots__ = ("sessions", "kv_blocks_total", "kv_blocks_free", "draining", "steps", "waiting", "preemptions", "prefix_tokens_sought", "prefix_tokens_found")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_SOUGHT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FOUND_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     kv_blocks_total: int
     kv_blocks_free: int
     draining: bool
     steps: int
-    def __init__(self, sessions: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ...) -> None: ...
+    waiting: int
+    preemptions: int
+    prefix_tokens_sought: int
+    prefix_tokens_found: int
+    def __init__(self, sessions: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., waiting: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ...) -> None: ...

@@ -400,16 +400,16 @@ async def test_a_ratio_rule_needs_trusted_drafters(server: Verifier, client: Gat
     await until(free(server))
 
 
-async def test_without_memory_the_new_session_is_refused_and_running_ones_keep_their_text() -> None:
+async def test_sessions_that_do_not_all_fit_into_memory_take_turns_and_only_what_never_fits_is_refused() -> None:
     async with verifier(target("base_ms=1", kv_tokens=320)) as server, gateway(server.address) as client:
-        running = [await client.open([seed, 1], tokens=120) for seed in (3, 4)]
-        await until(lambda: all(decoded.rounds for _, decoded in running))
-        _, refused = await client.open(PROMPT, tokens=120)
+        running = [await client.open([seed, 1], tokens=200) for seed in range(3, 9)]
+        refused = await client.decode(PROMPT, tokens=320)
         assert await code(refused) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        for seed, (_, decoded) in zip((3, 4), running, strict=True):
+        assert refused.end is not None and refused.end.failure.reason == "KV_TOO_SMALL"
+        for seed, (_, decoded) in enumerate(running, 3):
             await ended(decoded)
-            assert decoded.token_ids == text([seed, 1], 120)
-        assert (await client.decode(PROMPT, tokens=120)).token_ids == text(PROMPT, 120)
+            assert decoded.token_ids == text([seed, 1], 200)
+        assert server.scheduler.memory.preemptions > 0
         await until(free(server))
 
 

@@ -96,7 +96,7 @@ def test_kv_is_accounted_for() -> None:
     with pytest.raises(ResourceExhausted):
         engine.open(64 * 16)
     with pytest.raises(OutOfRange):
-        engine.forward([Segment(sequence, [1] * 18)])
+        engine.forward([Segment(sequence, [1] * (2 * engine.block_size + 1))])
     with pytest.raises(InvalidArgument):
         engine.forward([Segment(sequence, [256])])
     engine.close(sequence)

@@ -13,6 +13,7 @@ import transformers
 
 from slipstream.engine.checkpoint import load_checkpoint
 from slipstream.engine.packed import PackedEngine
+from slipstream.engine.sequence import Sequence
 from slipstream.engine.step import Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
 from slipstream.vocabulary import fingerprint, load_tokenizer
@@ -137,7 +138,7 @@ def test_room_is_reserved_or_refused(engine: PackedEngine) -> None:
     with pytest.raises(ResourceExhausted, match="try later"):
         engine.open(17)
     with pytest.raises(OutOfRange):
-        engine.forward([Segment(first, [1] * 41)])
+        engine.forward([Segment(first, [1] * 49)])
     engine.close(first)
     engine.close(first)
     assert engine.blocks_free == 4
@@ -177,3 +178,33 @@ def test_committed_tokens_end_at_the_models_length(tmp_path: Path) -> None:
     assert torch.allclose(at_the_end, engine.forward([Segment(sequence, list(range(8)))])[0], atol=1e-5)
     with pytest.raises(OutOfRange, match="end the session"):
         engine.forward([Segment(sequence, list(range(9)))])
+
+
+def read(engine: PackedEngine, tokens: list[int], salt: str = "") -> tuple[Sequence, torch.Tensor]:
+    """A sequence of these tokens, and the logits after the last one."""
+    sequence = engine.begin(tokens, salt)
+    return sequence, go_on(engine, sequence, tokens[sequence.length :])
+
+
+def go_on(engine: PackedEngine, sequence: Sequence, tokens: list[int]) -> torch.Tensor:
+    engine.grow(sequence, len(tokens))
+    segment = Segment(sequence, tokens)
+    logits = engine.forward([segment])[0]
+    engine.keep(segment, [])
+    return logits
+
+
+def test_shared_prefixes_give_the_same_numbers(llama: Path) -> None:
+    engine = PackedEngine(load_checkpoint(str(llama)), tokens=256, block_size=16)
+    prompt = [(7 * place) % VOCABULARY for place in range(40)]
+    first, alone = read(engine, prompt)
+    second, shared = read(engine, prompt)
+    assert second.blocks[:2] == first.blocks[:2] and torch.allclose(alone, shared, atol=1e-5)
+    _, other = read(engine, prompt, salt="another tenant")
+    assert torch.allclose(alone, other, atol=1e-5)
+    # A rollback into what both read: one goes on elsewhere, the other one does not notice.
+    engine.rollback(second, 21)
+    changed = go_on(engine, second, [3, 1, 4])
+    _, fresh = read(engine, [*prompt[:21], 3, 1, 4], salt="nobody")
+    assert torch.allclose(changed, fresh, atol=1e-5)
+    assert torch.allclose(go_on(engine, first, [5]), read(engine, [*prompt, 5], salt="nobody")[1], atol=1e-5)

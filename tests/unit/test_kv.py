@@ -36,7 +36,7 @@ class PoolMachine(RuleBasedStateMachine):
         if need > self.pool.free:
             with pytest.raises(ResourceExhausted):
                 self.books.open(capacity)
-            return Sequence([], SIZE, 0, closed=True)
+            return Sequence([], SIZE, closed=True)
         sequence = self.books.open(capacity)
         assert len(set(sequence.blocks)) == len(sequence.blocks) == need
         assert not {block for blocks in self.held for block in blocks} & set(sequence.blocks)
@@ -72,18 +72,22 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-def test_a_contiguous_run_is_preferred_and_the_smallest_one_taken() -> None:
-    pool = BlockPool(10, SIZE)
-    first, second, third = pool.take(3), pool.take(2), pool.take(1)
-    assert (first, second, third) == ([0, 1, 2], [3, 4], [5])
-    pool.release(first)
-    assert pool.take(3) == first
-    pool.release(second)
-    assert pool.take(2) == second
-    assert pool.take(4) == [6, 7, 8, 9]
-    pool.release(first)
-    pool.release(third)
-    assert sorted(pool.take(4)) == [0, 1, 2, 5]
+def test_a_contiguous_run_is_taken_from_the_middle_of_the_widest_one() -> None:
+    pool = BlockPool(16, SIZE)
+    first, second, third = pool.take(2), pool.take(2), pool.take(2)
+    assert (first, second) == ([0, 1], [9, 10])
+    assert third == [5, 6]
+    assert pool.take(2, after=6) == [7, 8]  # there was room behind it
+    assert pool.take(5, after=1) == [11, 12, 13, 14, 15]  # and less than five here
+    assert sorted(pool.take(3)) == [2, 3, 4]
+
+
+def test_scattered_blocks_are_taken_when_no_run_is_long_enough() -> None:
+    pool = BlockPool(4, SIZE)
+    blocks = pool.take(4)
+    pool.release([blocks[0]])
+    pool.release([blocks[2]])
+    assert sorted(pool.take(2)) == [0, 2]
 
 
 def test_releasing_or_sharing_free_blocks_is_a_bug() -> None:
@@ -95,8 +99,8 @@ def test_releasing_or_sharing_free_blocks_is_a_bug() -> None:
 
 
 def test_pool_rows_follow_the_block_table() -> None:
-    assert Sequence([2, 3], SIZE, 8).pool_rows(3, 6) == [11, 12, 13]
-    scattered = Sequence([5, 1], SIZE, 8)
+    assert Sequence([2, 3], SIZE).pool_rows(3, 6) == [11, 12, 13]
+    scattered = Sequence([5, 1], SIZE)
     assert scattered.pool_rows(2, 6) == [22, 23, 4, 5]
     assert scattered.rows is not None and scattered.rows[2:6].tolist() == [22, 23, 4, 5]
 
@@ -111,18 +115,18 @@ def test_capacity_is_bounded(books: Bookkeeping) -> None:
         books.open(0)
     with pytest.raises(ResourceExhausted):
         books.open(BLOCKS * SIZE + 1)
-    sequence = books.open(6)
+    sequence = books.open(6)  # two blocks of four
     with pytest.raises(OutOfRange):
-        Segment(sequence, [1] * 5, [1, 1], [-1, 0]).check()
+        Segment(sequence, [1] * 7, [1, 1], [-1, 0]).check()
 
 
 @pytest.mark.parametrize(
     "segment",
     [
-        Segment(Sequence([0], SIZE, 4), []),
-        Segment(Sequence([0], SIZE, 4), [1], [2], []),
-        Segment(Sequence([0], SIZE, 4), [1], [2], [0]),
-        Segment(Sequence([0], SIZE, 4), [1], [2], [-2]),
+        Segment(Sequence([0], SIZE), []),
+        Segment(Sequence([0], SIZE), [1], [2], []),
+        Segment(Sequence([0], SIZE), [1], [2], [0]),
+        Segment(Sequence([0], SIZE), [1], [2], [-2]),
     ],
     ids=["nothing pending", "a parent missing", "its own parent", "no such parent"],
 )
@@ -157,6 +161,17 @@ def test_rollback_only_shortens(books: Bookkeeping) -> None:
         books.rollback(sequence, 0)
     with pytest.raises(FailedPrecondition):
         Segment(sequence, [1]).check()
+
+
+def test_a_copy_of_a_row_that_is_to_be_written_is_one_of_its_source() -> None:
+    layer = Layer(0, 0, 1, 1, 1, None, torch.float32, torch.device("cpu"))
+    store = KVStore([layer], rows=6)
+    rows = torch.arange(6.0).view(1, 1, 6, 1)
+    store.write(0, torch.arange(6), rows, rows)
+    store.move([(3, 2), (5, 3)])
+    store.move([(2, 0), (3, 1)])
+    store.settle()
+    assert store.read(0)[0].flatten().tolist() == [3, 5, 3, 5, 4, 5]
 
 
 def test_moves_read_every_row_before_writing_any() -> None:

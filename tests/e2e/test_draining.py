@@ -1,0 +1,140 @@
+"""SIGTERM amid texts: short ones finish where they are, long ones go on elsewhere, and the worker ends with 0."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.cli.serve import Role
+from slipstream.client import channel
+from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tests.e2e.conftest import ROOT
+from tests.follower import Follower
+
+PASS_MS = 20
+SHORT, LONG = 40, 20_000
+GRACE_S = 3.0
+
+
+@dataclass
+class Worker:
+    role: Role
+    watch: Any
+
+    async def end(self) -> tuple[int, float]:
+        """SIGTERM: its exit status, and the seconds it took."""
+        began = time.monotonic()
+        process = self.role._process
+        assert process is not None
+        process.terminate()
+        async with asyncio.timeout(30):
+            return await process.wait(), time.monotonic() - began
+
+    async def sessions(self) -> int:
+        load = await self._load()
+        return int(load.sessions)
+
+    async def until_draining(self) -> None:
+        while not (await self._load()).draining:
+            await asyncio.sleep(0.01)
+
+    async def _load(self) -> worker_pb2.WatchResponse:
+        call = self.watch(worker_pb2.WatchRequest(), timeout=5)
+        load: worker_pb2.WatchResponse = await call.read()
+        call.cancel()
+        return load
+
+
+@dataclass
+class System:
+    stub: Any
+    verifiers: list[Worker]
+    drafters: list[Worker]
+
+    def follow(self, first: int, tokens: int) -> Follower:
+        return Follower(self.stub, [first, 8, 9], tokens)
+
+    async def spread(self, workers: list[Worker], sessions: int) -> None:
+        """Returns once every one of the workers has so many."""
+        async with asyncio.timeout(30):
+            while [await worker.sessions() for worker in workers] != [sessions] * len(workers):
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def system() -> AsyncIterator[System]:
+    """Two verifiers, two drafters, a gateway."""
+    async with AsyncExitStack() as stack:
+
+        async def start(module: str, **settings: str) -> tuple[Role, str]:
+            role = Role(module, settings | {"OMP_NUM_THREADS": "1"})
+            stack.push_async_callback(role.end)
+            return role, await role.start()
+
+        async def worker(module: str, prefix: str, model: str) -> tuple[Worker, str]:
+            settings = {"MODEL": model, "LISTEN": "127.0.0.1:0", "GRACE_S": str(GRACE_S), "KV_TOKENS": "200000"}
+            role, address = await start(module, **{prefix + name: value for name, value in settings.items()})
+            line = await stack.enter_async_context(channel(address))
+            return Worker(role, worker_pb2_grpc.WorkerServiceStub(line).Watch), address
+
+        target, draft = f"emulated:base_ms={PASS_MS}", "emulated:acceptance=0.9"
+        verifiers = [await worker("verifier_svc", "VERIFIER_", target) for _ in range(2)]
+        drafters = [await worker("drafter_svc", "DRAFTER_", draft) for _ in range(2)]
+        _, address = await start(
+            "gateway",
+            GATEWAY_LISTEN="127.0.0.1:0",
+            GATEWAY_VERIFIERS=",".join(address for _, address in verifiers),
+            GATEWAY_DRAFTERS=",".join(f"d{number}={address}" for number, (_, address) in enumerate(drafters)),
+            GATEWAY_TOKENIZER=str(ROOT / "models" / "target"),
+        )
+        line = await stack.enter_async_context(channel(address))
+        stub = gateway_pb2_grpc.GatewayServiceStub(line)
+        yield System(stub, [each for each, _ in verifiers], [each for each, _ in drafters])
+
+
+async def test_a_verifier_that_ends_lets_short_texts_finish_and_hands_long_ones_over() -> None:
+    async with system() as running:
+        texts = [running.follow(number, LONG) for number in range(4)]
+        await running.spread(running.verifiers, 2)
+        leaving, staying = running.verifiers
+        short = [running.follow(number, SHORT) for number in range(2)]
+        await running.spread(running.verifiers, 3)
+        ending = asyncio.create_task(leaving.end())
+        await leaving.until_draining()
+        late = running.follow(7, LONG)
+        for each in short:
+            await each.reading
+        assert not ending.done(), "the long ones still run there"
+        status, seconds = await ending
+        print(f"SIGTERM of a verifier: ended after {seconds:.2f} s of {GRACE_S:g} s")
+        assert status == 0 and GRACE_S - 0.1 < seconds < GRACE_S + 5
+        await running.spread([staying], 5)
+        for text in [*texts, late]:
+            before = len(text.tokens)
+            while len(text.tokens) < before + 20:
+                await asyncio.sleep(0.01)
+            await text.end()
+
+
+async def test_a_drafter_that_ends_gives_its_sessions_to_another_one_and_is_gone_at_once() -> None:
+    async with system() as running:
+        texts = [running.follow(number, LONG) for number in range(4)]
+        await running.spread(running.drafters, 2)
+        leaving, staying = running.drafters
+        status, seconds = await leaving.end()
+        print(f"SIGTERM of a drafter: ended after {seconds:.2f} s of {GRACE_S:g} s")
+        assert status == 0 and seconds < GRACE_S
+        await running.spread([staying], 4)
+        for text in texts:
+            await text.end()
+
+
+async def test_an_idle_worker_ends_at_once() -> None:
+    async with system() as running:
+        for worker in (running.verifiers[0], running.drafters[0]):
+            status, seconds = await worker.end()
+            assert status == 0 and seconds < GRACE_S

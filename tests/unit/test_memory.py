@@ -1,0 +1,225 @@
+"""Who has KV: nobody is lost, whoever comes first goes on, and the books balance."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.candidates import CandidateTree
+from slipstream.engine.blocks import BlockPool
+from slipstream.engine.bookkeeping import Bookkeeping
+from slipstream.engine.history import History
+from slipstream.engine.step import Segment
+from slipstream.sampling import Sampling
+from slipstream.selection import Selection
+from verifier_svc.memory import Memory
+from verifier_svc.session import Session
+from verifier_svc.step import Turn
+
+BLOCKS, SIZE = 8, 4
+LONGEST = BLOCKS * SIZE
+CHUNK = 6
+"""Tokens of a prompt that are read in a step."""
+
+
+def session(arrival: int, tokens: list[int], max_length: int = LONGEST, priority: int = 0, salt: str = "") -> Session:
+    return Session(
+        id=f"s{arrival}",
+        number=arrival,
+        epoch=1,
+        sampling=Sampling(),
+        tokens=list(tokens),
+        prompt_length=len(tokens),
+        max_length=max_length,
+        stop_token_ids=frozenset(),
+        max_draft_tokens=4,
+        credit=None,
+        tree=CandidateTree(tokens),
+        history=History(tokens),
+        say=lambda reply: None,
+        priority=priority,
+        arrival=arrival,
+        cache_salt=salt,
+    )
+
+
+def candidates(count: int) -> Selection:
+    """A chain."""
+    nothing = (0.0,) * count
+    parents = tuple(range(-1, count - 1))
+    return Selection(
+        (1,) * count, parents, tuple(range(1, count + 1)), nothing, nothing, (None,) * count, ((),) * count
+    )
+
+
+class World:
+    """A verifier without a model: sessions read their prompts and then commit a token a step, and candidates."""
+
+    def __init__(self, blocks: int = BLOCKS) -> None:
+        self.engine = Bookkeeping(BlockPool(blocks, SIZE), 1000)
+        self.memory = Memory(self.engine)  # type: ignore[arg-type]
+        self.sessions: list[Session] = []
+
+    def add(self, new: Session) -> Session:
+        self.sessions.append(new)
+        self.memory.add(new)
+        return new
+
+    def turns(self, drafts: int = 0) -> list[Turn]:
+        turns = []
+        for each in self.memory.enter():
+            if each.runnable:
+                pending = each.tokens[each.computed : each.computed + CHUNK]
+                complete = len(pending) == each.pending
+                turns.append(
+                    Turn(
+                        each, len(each.tokens), each.computed, pending, complete, candidates(drafts if complete else 0)
+                    )
+                )
+        return turns
+
+    def step(self, drafts: int = 0, accepted: int = 0) -> list[Turn]:
+        """What the step was made of."""
+        turns = self.memory.fit(self.turns(drafts))
+        for turn in turns:
+            each, chosen = turn.session, turn.selection
+            assert each.sequence is not None and each.sequence.length == turn.computed
+            segment = Segment(each.sequence, turn.pending, list(chosen.token_ids), list(chosen.parents))
+            segment.check()
+            each.sequence.ahead = segment.tokens
+            path = list(range(min(accepted, len(chosen), each.max_length - len(each.tokens) - 1)))
+            self.engine.keep(segment, path if turn.complete else [])
+            if not turn.complete:
+                each.computed += len(turn.pending)
+                continue
+            each.commit([1] * len(path) + [each.arrival % 3], turn.base + len(path))
+            if len(each.tokens) >= each.max_length:
+                self.end(each)
+        return turns
+
+    def end(self, each: Session) -> None:
+        each.closed = True
+        self.memory.remove(each)
+        self.sessions.remove(each)
+
+    def balance(self) -> None:
+        held = [each.sequence for each in self.sessions if each.sequence is not None]
+        used = {block for sequence in held for block in sequence.blocks}
+        assert self.engine.blocks_free == self.engine.blocks_total - len(used)
+        assert self.memory.waiting == sum(each.sequence is None for each in self.sessions)
+
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST - 4)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=12),
+    st.integers(0, 4),
+    st.data(),
+)
+def test_all_sessions_end_whatever_comes_together(
+    asked: list[tuple[list[int], int, int, int]], drafts: int, data: st.DataObject
+) -> None:
+    """Each with its prompt, its output, its priority, and the step before which it comes."""
+    world = World()
+    coming = [
+        (step, session(number, prompt, min(LONGEST, len(prompt) + more), priority))
+        for number, (prompt, more, priority, step) in enumerate(sorted(asked, key=lambda each: each[3]))
+    ]
+    steps = 0
+    while world.sessions or coming:
+        while coming and coming[0][0] <= steps:
+            world.add(coming.pop(0)[1])
+        first = min((each for each in world.sessions if each.runnable), key=lambda each: each.rank, default=None)
+        turns = world.step(drafts, data.draw(st.integers(0, drafts)) if drafts else 0)
+        assert first is None or first in {turn.session for turn in turns}, "whoever comes first goes on"
+        world.balance()
+        steps += 1
+        assert steps < 2000
+    assert world.engine.blocks_free == BLOCKS and world.memory.waiting == 0
+
+
+def test_a_session_enters_when_its_prompt_fits_not_when_its_longest_text_does() -> None:
+    world = World()
+    for number in range(4):
+        world.add(session(number, [number] * 3))  # together they may need four times what there is
+    assert len(world.turns()) == 4
+
+
+def test_long_prompts_are_not_overtaken_by_short_ones() -> None:
+    world = World()
+    world.add(session(0, [0] * 17))  # five blocks
+    long = world.add(session(1, [1] * 17))
+    short = world.add(session(2, [2] * 2))
+    assert [turn.session.arrival for turn in world.turns()] == [0]
+    world.end(world.sessions[0])
+    assert [turn.session for turn in world.turns()] == [long, short]
+
+
+def test_the_last_to_come_makes_room_and_goes_on_later_where_it_was() -> None:
+    world = World(blocks=5)
+    first, last = world.add(session(0, [0] * 7, 16)), world.add(session(1, [1] * 6, 15))
+    world.step()
+    world.step()
+    while first in world.sessions:
+        world.step()
+    assert world.memory.preemptions == 1 and len(last.tokens) < 15
+    while last in world.sessions:
+        world.step()
+    assert last.tokens[:6] == [1] * 6 and len(last.tokens) == 15
+
+
+def test_candidates_are_given_up_before_anybody_s_kv_is() -> None:
+    world = World(blocks=5)
+    world.add(session(0, [0] * 5, 16))
+    world.add(session(1, [1] * 5, 16))
+    world.step()
+    assert [len(turn.selection) for turn in world.step(drafts=4)] == [4, 0]
+    assert world.memory.preemptions == 0
+
+
+def test_a_higher_priority_takes_the_room_of_a_lower_one() -> None:
+    world = World()
+    low = [world.add(session(number, [number] * 9, priority=5)) for number in range(2)]
+    assert len(world.turns()) == 2
+    high = world.add(session(2, [7] * 20, priority=-1))
+    sessions = [turn.session for turn in world.turns()]
+    assert high in sessions and low[1] not in sessions and world.memory.preemptions >= 1
+
+
+def test_equals_do_not_take_each_other_s_room_to_enter() -> None:
+    world = World()
+    world.add(session(0, [0] * 20))
+    world.turns()
+    world.add(session(1, [1] * 20))
+    assert [turn.session.arrival for turn in world.turns()] == [0] and world.memory.preemptions == 0
+
+
+def test_a_session_whose_client_does_not_read_gives_its_room_up_first_and_comes_back() -> None:
+    world = World()
+    slow = world.add(session(0, [0] * 20))
+    for _ in range(4):
+        world.step()
+    slow.credit = 0
+    world.add(session(1, [1] * 20))
+    assert [turn.session.arrival for turn in world.turns()] == [1]
+    world.balance()
+    world.end(world.sessions[1])
+    slow.credit = 5
+    assert [turn.session for turn in world.turns()] == [slow]
+    assert slow.computed >= 4  # the beginning of what it had is still there
+
+
+def test_prompts_that_begin_alike_are_read_once() -> None:
+    world = World(blocks=16)
+    prompt = [1, 2, 3] * 6
+    world.add(session(0, prompt))
+    for _ in range(4):
+        world.step()
+    other = world.add(session(1, [*prompt, 9]))
+    world.turns()
+    assert other.computed == 16 and other.sequence is not None
+    salted = world.add(session(2, prompt, salt="else"))
+    world.turns()
+    assert salted.computed == 0

@@ -1,0 +1,248 @@
+"""Sharing prefixes: whoever reads a row finds there what it computed itself, or what somebody computed from the same
+tokens under the same salt; and every block comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from slipstream.engine.blocks import KEPT_SHARE, BlockPool
+from slipstream.engine.bookkeeping import Bookkeeping
+from slipstream.engine.prefixes import Prefixes, root
+from slipstream.engine.sequence import Sequence
+from slipstream.engine.step import Segment
+from slipstream.errors import ResourceExhausted
+
+BLOCKS, SIZE = 10, 4
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20)
+Row = tuple[str | None, tuple[int, ...]]
+"""What a row's KV was computed from: whose it is, and all tokens up to its own."""
+
+
+class Books(Bookkeeping):
+    """Rows that remember what they were computed from."""
+
+    def __init__(self, blocks: int = BLOCKS) -> None:
+        super().__init__(BlockPool(blocks, SIZE), 1000)
+        self.pool = self._pool
+        self.prefixes = self._prefixes
+        self.rows: dict[int, Row] = {}
+
+    def forward(self, segment: Segment) -> None:
+        sequence = segment.sequence
+        segment.check()
+        rows = sequence.pool_rows(sequence.length, sequence.length + segment.tokens)
+        owner = sequence.salt
+        known = tuple(sequence.tokens)
+        paths: list[tuple[int, ...]] = []
+        for node, parent in enumerate(segment.parents):
+            above = paths[parent] if parent >= 0 else (*known, *segment.pending)
+            paths.append((*above, segment.nodes[node]))
+        chain = [(*known, *segment.pending[: end + 1]) for end in range(len(segment.pending))]
+        for row, tokens in zip(rows, [*chain, *paths], strict=True):
+            assert self.pool.count(row // SIZE) == 1 and row // SIZE not in self.prefixes  # nobody else reads it
+            self.rows[row] = owner, tokens
+        sequence.ahead = segment.tokens
+
+    def _copy(self, moves: list[tuple[int, int]]) -> None:
+        for target, row in [(target, self.rows[source]) for source, target in moves]:
+            self.rows[target] = row
+
+    def holds(self, sequence: Sequence) -> list[Row]:
+        return [self.rows[row] for row in sequence.pool_rows(0, sequence.length)]
+
+
+@dataclass(eq=False)
+class Writer:
+    """A session: its sequence, and all its tokens."""
+
+    sequence: Sequence
+    tokens: list[int] = field(default_factory=list)
+
+
+class SharingMachine(RuleBasedStateMachine):
+    writers = Bundle("writers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.books = Books()
+        self.alive: list[Writer] = []
+
+    @rule(target=writers, prompt=PROMPTS, salt=st.sampled_from(["", "a"]))
+    def begin(self, prompt: list[int], salt: str) -> Writer:
+        writer = Writer(self.books.begin(prompt, salt), list(prompt))
+        sequence = writer.sequence
+        assert sequence.length < len(prompt) and sequence.length % SIZE == 0
+        assert sequence.tokens == prompt[: sequence.length]
+        self.alive.append(writer)
+        return writer
+
+    @rule(writer=writers, data=st.data())
+    def step(self, writer: Writer, data: st.DataObject) -> None:
+        """Some of what is pending, and candidates of which a path is accepted."""
+        sequence = writer.sequence
+        if sequence.closed:
+            return
+        waiting = writer.tokens[sequence.length :]
+        pending = waiting[: data.draw(st.integers(1, len(waiting)))]
+        count = data.draw(st.integers(0, 4)) if len(pending) == len(waiting) else 0
+        parents = [data.draw(st.integers(-1, node - 1)) for node in range(count)]
+        segment = Segment(sequence, pending, [data.draw(st.integers(0, 1)) for _ in range(count)], parents)
+        missing = self.books.missing(sequence, segment.tokens)
+        if missing > self.books.blocks_free:
+            before = list(sequence.blocks)
+            with pytest.raises(ResourceExhausted):
+                self.books.grow(sequence, segment.tokens)
+            assert sequence.blocks == before
+            return
+        free = self.books.blocks_free
+        self.books.grow(sequence, segment.tokens)
+        # A copy gives its original back to those who share it, who are still there.
+        assert self.books.blocks_free == free - missing
+        self.books.forward(segment)
+        path: list[int] = []
+        while children := [node for node, parent in enumerate(parents) if parent == (path[-1] if path else -1)]:
+            if not data.draw(st.booleans()):
+                break
+            path.append(data.draw(st.sampled_from(children)))
+        self.books.keep(segment, path)
+        if len(pending) == len(waiting):
+            writer.tokens += [segment.nodes[node] for node in path]
+            writer.tokens.append(data.draw(st.integers(0, 1)))
+
+    @rule(writer=writers, data=st.data())
+    def roll_back(self, writer: Writer, data: st.DataObject) -> None:
+        if not writer.sequence.closed:
+            length = data.draw(st.integers(0, writer.sequence.length))
+            self.books.rollback(writer.sequence, length)
+            writer.tokens = writer.tokens[: length + 1]
+
+    @rule(writer=consumes(writers))
+    def close(self, writer: Writer) -> None:
+        self.books.close(writer.sequence)
+        self.books.close(writer.sequence)
+        if writer in self.alive:
+            self.alive.remove(writer)
+
+    @invariant()
+    def everybody_reads_what_it_would_have_written(self) -> None:
+        for writer in self.alive:
+            sequence, tokens = writer.sequence, writer.tokens
+            assert sequence.tokens == tokens[: sequence.length]
+            assert self.books.holds(sequence) == [
+                (sequence.salt, tuple(tokens[: slot + 1])) for slot in range(sequence.length)
+            ]
+
+    @invariant()
+    def named_blocks_hold_what_their_names_say(self) -> None:
+        for block in filter(self.books.prefixes.__contains__, range(BLOCKS)):
+            salt, tokens = self.books.rows[block * SIZE + SIZE - 1]
+            found, _ = self.books.prefixes.find(tokens, salt or "")
+            assert found[-1:] == [block] or len(found) < len(tokens) // SIZE  # what is above it was forgotten
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        pool = self.books.pool
+        uses = [block for writer in self.alive for block in writer.sequence.blocks]
+        assert [pool.count(block) for block in range(BLOCKS)] == [uses.count(block) for block in range(BLOCKS)]
+        assert pool.free == BLOCKS - len(set(uses))
+        assert pool.kept <= BLOCKS * KEPT_SHARE
+
+    def teardown(self) -> None:
+        for writer in self.alive:
+            self.books.close(writer.sequence)
+        assert self.books.blocks_free == BLOCKS
+
+
+TestSharing = SharingMachine.TestCase
+TestSharing.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def write(books: Books, tokens: list[int], salt: str = "") -> Sequence:
+    """A sequence whose rows hold all tokens but the last."""
+    sequence = books.begin(tokens, salt)
+    segment = Segment(sequence, tokens[sequence.length : -1])
+    if segment.pending:
+        books.grow(sequence, segment.tokens)
+        books.forward(segment)
+        books.keep(segment, [])
+    return sequence
+
+
+def test_a_prompt_whose_beginning_is_known_is_not_computed_again() -> None:
+    books = Books()
+    first = write(books, [*range(10)])
+    second = books.begin([*range(9), 77], "")
+    assert second.length == 8 and second.blocks == first.blocks[:2]
+
+
+def test_the_last_token_is_always_computed() -> None:
+    books = Books()
+    write(books, [*range(9)])
+    assert books.begin([*range(8)], "").length == 4
+
+
+def test_tenants_share_nothing() -> None:
+    books = Books()
+    write(books, [*range(10)], "a")
+    assert books.begin([*range(10)], "b").length == 0
+    assert books.begin([*range(10)], "").length == 0
+    assert books.begin([*range(10)], "a").length == 8
+
+
+def test_what_was_closed_is_found_until_its_room_is_needed_the_oldest_goes_first() -> None:
+    books = Books()
+    books.close(write(books, [1] * 9))
+    books.close(write(books, [2] * 9))
+    assert books.blocks_free == BLOCKS and books.pool.kept == 4
+    whole = books.open((BLOCKS - 3) * SIZE)  # all blank blocks, and one kept one
+    assert books.begin([1] * 9, "").length == 4  # its end went first
+    assert books.begin([2] * 9, "").length == 8
+    books.close(whole)
+
+
+def test_a_rollback_into_a_shared_block_copies_it() -> None:
+    books = Books()
+    first, second = write(books, [*range(9)]), write(books, [*range(9)])
+    assert first.blocks == second.blocks
+    books.rollback(second, 6)
+    assert books.missing(second, 2) == 1
+    books.grow(second, 2)
+    books.forward(Segment(second, [70, 71]))
+    books.keep(Segment(second, [70, 71]), [])
+    assert books.holds(first) == [("", tuple(range(slot + 1))) for slot in range(8)]
+    assert [tokens[-1] for _, tokens in books.holds(second)] == [0, 1, 2, 3, 4, 5, 70, 71]
+
+
+def test_what_was_reserved_shares_nothing_and_stays_reserved() -> None:
+    books = Books()
+    sequence = books.open(12)
+    books.forward(Segment(sequence, [*range(9)]))
+    books.keep(Segment(sequence, [*range(9)]), [])
+    assert not len(books.prefixes)
+    books.rollback(sequence, 0)
+    assert sequence.capacity == 12 and books.missing(sequence, 12) == 0
+
+
+def test_sequences_grow_in_place_as_long_as_their_neighbours_leave_room() -> None:
+    books = Books(blocks=64)
+    some = [write(books, [number] * 6) for number in range(4)]
+    for sequence in some:
+        for _ in range(5):
+            books.grow(sequence, SIZE)
+            segment = Segment(sequence, [9] * SIZE)
+            books.forward(segment)
+            books.keep(segment, [])
+    assert all(sequence.rows is None for sequence in some)
+
+
+def test_equal_tokens_behind_different_ones_have_different_names() -> None:
+    names = Prefixes(2)
+    assert names.name(0, root(""), [1, 2]) != names.name(1, root("salt"), [1, 2])
+    first = names.name(2, root(""), [3, 3])
+    assert names.name(3, first, [1, 2]) != names.name(4, root(""), [1, 2])
+    assert names.find([3, 3, 1, 2, 5, 5], "")[0] == [2, 3]
