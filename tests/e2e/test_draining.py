@@ -1,4 +1,4 @@
-"""SIGTERM amid texts: short ones finish where they are, long ones go on elsewhere, and the worker ends with 0."""
+"""SIGTERM amid texts: short ones finish where they are, long ones go on elsewhere, the worker ends with status 0."""
 
 from __future__ import annotations
 
