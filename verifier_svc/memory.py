@@ -3,9 +3,9 @@
 Nothing is reserved for what a session may need one day, so many more run than their longest texts would have room for.
 Sessions are served in order of `rank`: priority first, then arrival.
 
-- **Enter**: the first of those without KV enters when there is room for all its tokens, which it takes at once, and for
-  one more block of each session that is inside, which will grow. As long as it does not fit, nobody behind it does either: short prompts do
-  not starve a long one. For a higher priority, those of a lower one make room.
+- **Enter**: the first of those without KV enters when there is room for all its tokens, which it takes at once, and
+  for one more block of each session that is inside, which will grow. As long as it does not fit, nobody behind it does
+  either: short prompts do not starve a long one. For a higher priority, those of a lower one make room.
 - **Fit**: a step's blocks are taken in order. Whoever finds too few goes without candidates; if that does not help,
   the last of those behind it gives up its KV, and waits to enter again. What it had is computed anew then, or found,
   for released blocks are kept while nobody needs them.
