@@ -12,6 +12,7 @@ and do not loop (`benchmarks.prompts`).
 from __future__ import annotations
 
 import asyncio
+import secrets
 import statistics
 import sys
 from collections.abc import Mapping
@@ -50,6 +51,7 @@ class Setting:
                 ignore_eos=True,
                 sampling=gateway_pb2.SamplingOptions(temperature=0.0),
                 speculation=gateway_pb2.SpeculationOptions(disabled=not nodes, max_draft_tokens=nodes),
+                cache_salt=secrets.token_hex(8),  # what one run computed of a prompt must not make the next one faster
             )
             for prompt in self.prompts
         ]

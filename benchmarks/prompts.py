@@ -7,6 +7,7 @@ kept by a rule that looks at the target's own plain greedy text alone: at least 
 from __future__ import annotations
 
 import random
+import secrets
 
 from slipstream.load import run_load
 from slipstream.training.corpus import read_corpus
@@ -50,10 +51,12 @@ async def without_loops(server: str, count: int, max_tokens: int) -> list[str]:
 def request(
     prompt: str, max_tokens: int, *, speculate: bool, temperature: float = 0.0, seed: int = 0, k: int | None = None
 ) -> gateway_pb2.GenerateRequest:
+    """Under a salt of its own: what one run computed of a prompt must not make the next one faster."""
     return gateway_pb2.GenerateRequest(
         prompt=prompt,
         max_tokens=max_tokens,
         ignore_eos=True,
         sampling=gateway_pb2.SamplingOptions(temperature=temperature, seed=seed),
         speculation=gateway_pb2.SpeculationOptions(disabled=not speculate, max_draft_tokens=k),
+        cache_salt=secrets.token_hex(8),
     )

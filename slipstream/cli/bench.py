@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -31,12 +32,14 @@ def bench(
         raise typer.BadParameter(f"{prompts} holds no prompt.")
 
     def requests(plain: bool) -> list[gateway_pb2.GenerateRequest]:
+        salt = secrets.token_hex(8)  # what a run computed of the prompts must not make the next one faster
         return [
             gateway_pb2.GenerateRequest(
                 prompt=text,
                 max_tokens=max_tokens,
                 ignore_eos=True,
                 workload=workload,
+                cache_salt=salt,
                 sampling=gateway_pb2.SamplingOptions(temperature=temperature, seed=seed + index),
                 speculation=gateway_pb2.SpeculationOptions(disabled=plain, max_draft_tokens=max_draft_tokens),
             )
