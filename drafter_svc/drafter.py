@@ -43,6 +43,7 @@ async def running(config: DrafterConfig, opening: Opening = open_proposer) -> As
             try:
                 yield Drafter(await server.start(config.listen), scheduler, server)
             finally:
+                await server.serving(False)
                 await worker.drain(config.grace_s)
                 await server.stop(min(config.grace_s, LAST_WORDS_S))
                 drafting.cancel()

@@ -10,7 +10,7 @@ from gateway.routing import Drafting, Router
 from gateway.rules import Case, Rule, choose
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
-from slipstream.errors import InvalidArgument, ResourceExhausted
+from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.sampling import Sampling
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
@@ -82,6 +82,7 @@ class Admission:
         sampling = self._sampling(request.sampling, model)
         stop_token_ids = self._stop_token_ids(request, model)
         _check_labels(request)
+        self._check_priority(request.priority)
         prompt = await self._prompt(request, model)
         prediction = await self._prediction(request.prediction, model)
         max_length = min(len(prompt) + self._max_tokens(request), model.max_length)
@@ -104,6 +105,13 @@ class Admission:
             prediction=prediction if draft_tokens else (),
             drafting=drafting,
         )
+
+    def _check_priority(self, priority: int) -> None:
+        if priority < self._config.least_priority:
+            raise PermissionDenied(
+                f"priority {priority} is kept for others; claim {self._config.least_priority} or more.",
+                reason="PRIORITY",
+            )
 
     def _drafters(self, asked: Drafting, model: types_pb2.ModelInfo) -> tuple[verifier_pb2.DrafterAddress, ...]:
         drafters = self._router.pair(

@@ -51,6 +51,8 @@ class GatewayConfig:
     breaker_cool_down_s: float = 1.0
     """Until one session may try it again; doubled by every failed try, up to the longest."""
     breaker_longest_cool_down_s: float = 60.0
+    least_priority: int = 0
+    """The lowest `priority` that a request may claim: below 0 it would come before all those that claim nothing."""
     grace_s: float = 20.0
     """How long running sessions may go on after SIGTERM."""
 

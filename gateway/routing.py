@@ -74,13 +74,13 @@ class Router:
         return known[name]
 
     def place(self, model: str, avoid: Collection[Verifier] = ()) -> Verifier | None:
-        """The least loaded verifier of a model, None while there is none."""
+        """The least loaded verifier of a model, best one where nobody waits for memory. None while there is none."""
         able = [
             verifier
             for verifier in self.verifiers
             if verifier.ready and verifier not in avoid and verifier.model and verifier.model.name == model
         ]
-        return min(able, key=lambda verifier: verifier.sessions, default=None)
+        return min(able, key=lambda verifier: (verifier.crowded, verifier.sessions), default=None)
 
     def pair(
         self,

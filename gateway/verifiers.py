@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 Dial = Callable[[str], grpc.aio.Channel]
 
 EMULATED = "emulated"
+DRAINING = "DRAINING"
 """Of an engine without a model, for tests of load: its token ids are just numbers."""
 
 
@@ -69,6 +70,11 @@ class Verifier:
         return max(len(self._seats), self._presence.load.sessions)
 
     @property
+    def crowded(self) -> bool:
+        """Whether sessions wait here for KV memory."""
+        return self._presence.load.waiting > 0
+
+    @property
     def steps(self) -> int:
         """Grows while the verifier works."""
         return self._presence.load.steps
@@ -101,6 +107,8 @@ class Verifier:
                 seat.receive(done)
         self._told(frame.drafter_events)
         for end in frame.ends:
+            if end.failure.reason == DRAINING:  # sooner than its Watch says so
+                self._presence.load.draining = True
             if seat := self._seats.pop(end.session, None):
                 seat.finished(end)
 

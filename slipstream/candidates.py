@@ -284,6 +284,8 @@ class CandidateTree:
 
     def _kill(self, node: _Node) -> None:
         """Everything below this node dies."""
+        if not node.children:
+            return
         for dead in list(_descendants(node)):
             self._forget_names(dead)
             dead.parent = None

@@ -71,6 +71,8 @@ class Server:
         await self._server.stop(grace_s)
 
 
+NEVER_FITS = "KV_TOO_SMALL"
+"""The one reason of RESOURCE_EXHAUSTED that does not pass with time."""
 END_WITH_PARENT = "SLIPSTREAM_END_WITH_PARENT"
 """Set to 1 for processes of `slipstream serve`: killed without a word, it leaves none behind."""
 
@@ -164,7 +166,7 @@ def _status(error: SlipstreamError) -> status_pb2.Status:
     packed = any_pb2.Any()
     packed.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN))
     details = [packed]
-    if isinstance(error, (ResourceExhausted, Unavailable)):
+    if isinstance(error, (ResourceExhausted, Unavailable)) and error.reason != NEVER_FITS:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(1000)
         again = any_pb2.Any()

@@ -11,18 +11,19 @@ Sessions are served in order of `rank`: priority first, then arrival.
   for released blocks are kept while nobody needs them.
 - Sessions that cannot run (their client does not read) give theirs up before all others.
 
-So the first in order always goes on, for the pool holds the longest session that admission lets in, and nobody is lost.
+So the first of those inside always goes on, for the pool holds the longest session that admission lets in, and nobody
+is lost.
 """
 
 from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.sequence import Sequence
+from slipstream.engine.sequence import Sequence as KV
 from slipstream.selection import Selection
 from verifier_svc.session import Rank, Session
 from verifier_svc.step import Turn
@@ -34,22 +35,24 @@ class Memory:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._inside: dict[Session, None] = {}
+        self._waiting: dict[Session, None] = {}
         self._queue: list[tuple[Rank, Session]] = []
-        self._resting: list[Session] = []
+        """A heap of those that wait, and of some that did."""
+        self._resting: dict[Session, None] = {}
         """Without KV, and not runnable."""
-        self._refused: tuple[Session, int] | None = None
-        """Who did not fit into how many free blocks."""
+        self._refusal: _Refusal | None = None
         self.preemptions = 0
         """How often a session gave up its KV before it ended."""
         self.tokens_sought = self.tokens_found = 0
-        """Tokens of sessions that entered, and those of them whose KV was there already."""
+        """Tokens of sessions that entered for the first time, and those of them whose KV was there already."""
 
     @property
     def waiting(self) -> int:
         """Sessions without KV."""
-        return sum(not session.closed for _, session in self._queue) + len(self._resting)
+        return len(self._waiting) + len(self._resting)
 
     def add(self, session: Session) -> None:
+        self._waiting[session] = None
         heapq.heappush(self._queue, (session.rank, session))
 
     def remove(self, session: Session) -> None:
@@ -57,29 +60,32 @@ class Memory:
         if session.sequence is not None:
             self._engine.close(session.sequence)
             session.sequence = None
-        self._inside.pop(session, None)
-        if session in self._resting:
-            self._resting.remove(session)
+        for place in (self._inside, self._waiting, self._resting):
+            place.pop(session, None)
+        if len(self._queue) > 2 * len(self._waiting) + 64:  # those who left it by the side
+            self._queue = [(waiting.rank, waiting) for waiting in self._waiting]
+            heapq.heapify(self._queue)
 
     def enter(self) -> Collection[Session]:
         """The sessions that have KV, after all have entered that fit."""
         for session in [session for session in self._resting if session.runnable]:
-            self._resting.remove(session)
+            del self._resting[session]
             self.add(session)
         while self._queue:
-            session = heapq.heappop(self._queue)[1]
-            if session.closed:
+            rank, session = heapq.heappop(self._queue)
+            if session not in self._waiting:
                 continue
             if not session.runnable:
-                self._resting.append(session)
+                self._resting[session] = None
             elif not self._enter(session):
-                self.add(session)
+                heapq.heappush(self._queue, (rank, session))
                 break
+            del self._waiting[session]
         return self._inside.keys()
 
     def fit(self, turns: list[Turn]) -> list[Turn]:
-        """Those of the turns that there is KV for, some without candidates; it is taken. If there are none, those who
-        have the KV are not in this step, and one of them has less now."""
+        """Those of the turns that there is KV for, some without candidates; it is taken. All of them is `turns` itself.
+        None of them leaves the last of all sessions without its KV, so that there is more the next time."""
         for turn in turns:
             self._engine.rollback(_sequence(turn), turn.computed)
         if sum(map(self._missing, turns)) <= self._engine.blocks_free:
@@ -87,34 +93,50 @@ class Memory:
                 self._grow(turn)
             return turns
         fitted: list[Turn] = []
+        victims = self._victims()
         for turn in sorted(turns, key=lambda turn: turn.session.rank):
-            if turn.session.sequence is not None and (fit := self._fit(turn)) is not None:
+            if turn.session.sequence is not None and (fit := self._fit(turn, victims)) is not None:
                 fitted.append(fit)
         if not fitted:
             self._preempt(max(self._inside, key=lambda session: session.rank))
         return fitted
 
     def _enter(self, session: Session) -> bool:
-        free = self._engine.blocks_free
-        if self._refused == (session, free):
+        victims = self._victims((session.priority, sys.maxsize))
+        refusal = _Refusal(session, len(session.tokens), len(self._inside), len(victims), self._engine.blocks_free)
+        if self._refusal is not None and refusal.follows(self._refusal):
             return False
         sequence = self._engine.begin(session.tokens, session.cache_salt)
         pending = len(session.tokens) - sequence.length
-        while self._inside and self._engine.missing(sequence, pending) + len(self._inside) > self._engine.blocks_free:
-            victim = self._last((session.priority, sys.maxsize))
-            if victim is None:
-                self._engine.close(sequence)
-                self._refused = session, free
-                return False
+        leaving = self._enough(self._engine.missing(sequence, pending), victims)
+        if leaving is None:
+            self._engine.close(sequence)
+            self._refusal = refusal
+            return False
+        for victim in leaving:
             self._preempt(victim)
         self._engine.grow(sequence, pending)
         session.sequence, session.computed = sequence, sequence.length
         self._inside[session] = None
-        self.tokens_sought += len(session.tokens) - 1
-        self.tokens_found += sequence.length
+        if not session.entered:
+            session.entered = True
+            self.tokens_sought += len(session.tokens) - 1
+            self.tokens_found += sequence.length
         return True
 
-    def _fit(self, turn: Turn) -> Turn | None:
+    def _enough(self, missing: int, victims: Sequence[Session]) -> Sequence[Session] | None:
+        """How many of the victims, first ones first, must leave for one that misses so many blocks to enter. None where
+        all are too few: then nobody leaves."""
+        inside, free = len(self._inside), self._engine.blocks_free
+        for count in range(len(victims) + 1):
+            if not inside or missing + inside <= free:
+                return victims[:count]
+            if count < len(victims):
+                free += self._engine.owned(_held(victims[count]))
+                inside -= 1
+        return None
+
+    def _fit(self, turn: Turn, victims: list[Session]) -> Turn | None:
         """The turn with or without its candidates, or nothing, where nobody behind it has anything to give up."""
         plain = replace(turn, selection=Selection())
         while True:
@@ -122,22 +144,19 @@ class Memory:
                 if self._missing(offer) <= self._engine.blocks_free:
                     self._grow(offer)
                     return offer
-            victim = self._last(turn.session.rank)
-            if victim is None:
+            if not victims or (victims[0].runnable and victims[0].rank <= turn.session.rank):
                 return None
-            self._preempt(victim)
+            self._preempt(victims.pop(0))
 
-    def _last(self, rank: Rank) -> Session | None:
-        """Who gives up its KV for somebody of this rank: one that cannot run, or the last one behind it."""
-        idle = [session for session in self._inside if not session.runnable]
-        if idle:
-            return min(idle, key=lambda session: session.idle_since)
-        last = max(self._inside, key=lambda session: session.rank, default=None)
-        return last if last is not None and last.rank > rank else None
+    def _victims(self, rank: Rank | None = None) -> list[Session]:
+        """Who gives up its KV, first ones first: those that cannot run, then the last in order; behind `rank` alone if
+        there is one."""
+        idle = sorted((each for each in self._inside if not each.runnable), key=lambda each: each.idle_since)
+        running = (each for each in self._inside if each.runnable and (rank is None or each.rank > rank))
+        return [*idle, *sorted(running, key=lambda each: each.rank, reverse=True)]
 
     def _preempt(self, session: Session) -> None:
-        assert session.sequence is not None
-        self._engine.close(session.sequence)
+        self._engine.close(_held(session))
         session.sequence, session.computed = None, 0
         del self._inside[session]
         self.add(session)
@@ -150,7 +169,26 @@ class Memory:
         self._engine.grow(_sequence(turn), turn.tokens)
 
 
-def _sequence(turn: Turn) -> Sequence:
-    sequence = turn.session.sequence
-    assert sequence is not None
-    return sequence
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Who did not fit, and into what."""
+
+    session: Session
+    tokens: int
+    inside: int
+    victims: int
+    free: int
+
+    def follows(self, last: _Refusal) -> bool:
+        """Whether nothing got better since that one."""
+        same = (last.session, last.tokens, last.inside, last.victims)
+        return (self.session, self.tokens, self.inside, self.victims) == same and self.free <= last.free
+
+
+def _sequence(turn: Turn) -> KV:
+    return _held(turn.session)
+
+
+def _held(session: Session) -> KV:
+    assert session.sequence is not None
+    return session.sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.selection import ROOT, Selection
 from verifier_svc.acceptance.verdict import Verdict
@@ -21,6 +21,7 @@ from verifier_svc.step import Turn
 from verifier_svc.waiting import Awaited, wait_s
 
 NOTHING = Selection()
+NOTHING_OFFERED = Offered(-1, 0, NOTHING, [])
 FIRST_GUESS = 0.6
 """Share of candidates accepted that is assumed before any was measured."""
 TIMER_S = 0.001
@@ -50,6 +51,11 @@ class Plan:
     def decoding(self) -> bool:
         """Whether every session gets a token: no prefill in it."""
         return bool(self.turns) and all(turn.complete for turn in self.turns)
+
+    def only(self, turns: list[Turn]) -> Plan:
+        """With these turns, some of which have fewer candidates than before."""
+        paths = (self.paths.get(turn.session, [])[: len(turn.selection)] for turn in turns if turn.complete)
+        return replace(self, turns=turns, tokens=sum(1.0 + sum(some) for some in paths))
 
 
 class Planner:
@@ -164,6 +170,8 @@ class Planner:
 
     def _offered(self, session: Session, limit: int) -> Offered:
         """The session's best candidates. While a step waits it is planned again at every arrival, mostly elsewhere."""
+        if session.tree.empty:
+            return NOTHING_OFFERED
         known, version = session.offer, session.tree.version
         if known is None or known.version != version or known.limit != limit:
             selection = session.tree.select(limit)
@@ -190,7 +198,7 @@ def _chunks(sessions: list[Session], room: int) -> dict[Session, int]:
     sizes = dict.fromkeys(sessions, 0)
     first = sorted(sessions, key=lambda session: session.rank)
     shortest = sorted(first, key=lambda session: (session.priority, session.pending))
-    for order, until in ((first, room // 2), (shortest, 0), (first, 0)):
+    for order, until in ((first, room // 2), (shortest, 0)):
         for session in order:
             size = max(0, min(session.pending - sizes[session], room - until))
             sizes[session] += size

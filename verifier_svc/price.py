@@ -34,8 +34,8 @@ HANDLING_S = 25e-6
 """h, measured (`python -m benchmarks.limit`: CPU of a round with and without speculation, by candidates that came)."""
 SAVED = 0.5
 """Tokens that a step gains by a candidate which is there when the step begins."""
-WEIGHT = 0.1
-"""Of a new price in the average."""
+WEIGHT = 0.25
+"""Of a new price in the average: a handful of steps after many sessions came, nobody drafts in vain any more."""
 SLACK = 1.25
 """A price must have fallen below a level by so much before drafters are told a lower one: talk costs too."""
 
@@ -57,7 +57,7 @@ class Price:
     def observe(self, rate: float, seconds: Callable[[int], float], tokens: int) -> bool:
         """A step of so many tokens, where `rate` tokens are committed a second. Whether the threshold changed."""
         window = max(4, tokens // 8)  # the curve is linear between buckets: a wider look evens its corners out
-        price = rate * ((seconds(tokens + window) - seconds(tokens)) / window + HANDLING_S)
+        price = min(PAUSE, rate * ((seconds(tokens + window) - seconds(tokens)) / window + HANDLING_S))
         weight = WEIGHT if self._observed else 1.0
         self.average += (price - self.average) * weight
         sending = max(rate * HANDLING_S / (SAVED * (1.0 - min(self.average, DEAR))), self.average**2)

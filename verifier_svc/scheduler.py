@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slipstream import wire
 from slipstream.engine.engine import Engine
@@ -112,7 +112,7 @@ class Scheduler:
                 continue
             self._waiting_since = None
             if turns := self.memory.fit(plan.turns):
-                await self._step(replace(plan, turns=turns), waited)
+                await self._step(plan if turns is plan.turns else plan.only(turns), waited)
             else:
                 await asyncio.sleep(0)
 
@@ -261,6 +261,8 @@ def _shares(session: Session, chosen: Selection, path: tuple[int, ...]) -> list[
 def _clip(session: Session, token_ids: list[int]) -> tuple[list[int], verifier_pb2.FinishReason | None]:
     """What of a round is committed: nothing after a stop token, nothing beyond max_length."""
     room = session.max_length - len(session.tokens)
+    if len(token_ids) < room and session.stop_token_ids.isdisjoint(token_ids):
+        return token_ids, None
     for index, token in enumerate(token_ids[:room]):
         if token in session.stop_token_ids:
             return token_ids[: index + 1], verifier_pb2.FINISH_REASON_STOP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import grpc
@@ -48,8 +48,19 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self.bounds = bounds
         self.by_id: dict[str, Session] = {}
         """Sessions of all gateways: the fence between two that claim one session."""
-        self.leaving: Callable[[], bool] = lambda: False
-        """Whether the verifier is about to end."""
+        self._leaving = False
+
+    def leave(self) -> None:
+        """The verifier is about to end: sessions without KV have nothing to lose elsewhere, nor have new ones."""
+        self._leaving = True
+        for session in list(self.by_id.values()):
+            if session.sequence is None and not session.closed:
+                self.scheduler.end(session, verifier_pb2.FINISH_REASON_ERROR, _leaving())
+
+    def check_staying(self) -> None:
+        """Raises Unavailable once the verifier is about to end."""
+        if self._leaving:
+            raise _leaving()
 
     def register(self, server: grpc.aio.Server) -> None:
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, server)
@@ -64,6 +75,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             await links.serve(requests, context, peer.outbox, peer.receive, pack)
         finally:
             peer.leave()
+
+
+def _leaving() -> Unavailable:
+    return Unavailable("the verifier is about to end; open the session on another one.", reason="DRAINING")
 
 
 def pack(replies: list[Reply]) -> verifier_pb2.DecodeResponse:
@@ -124,8 +139,7 @@ class Peer:
     def _open(self, number: int, epoch: int, request: verifier_pb2.DecodeOpen) -> None:
         if number in self._sessions and not self._sessions[number].closed:
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
-        if self._service.leaving():
-            raise Unavailable("the verifier is about to end; open the session on another one.", reason="DRAINING")
+        self._service.check_staying()
         check_open(request, epoch, self._service.bounds.model)
         check_room(request.max_length, self._service.bounds.kv_tokens)
         if len(self._service.scheduler) >= self._service.bounds.max_sessions:

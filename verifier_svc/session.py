@@ -72,6 +72,8 @@ class Session:
     """Leading committed tokens whose KV is in `sequence`."""
     sequence: Sequence | None = None
     """None while it waits for room (`verifier_svc.memory`)."""
+    entered: bool = False
+    """Whether it ever had one."""
     in_step: bool = False
     closed: bool = False
     rewind: Rewind | None = None

@@ -68,6 +68,7 @@ def _decide(engine: Engine, turns: list[Turn], segments: list[Segment], logits: 
     for index, segment in enumerate(segments):
         verdict = verdicts.get(index)
         if isinstance(verdict, Broken):
+            engine.disown(segment.sequence)
             outcomes.append(Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS"))
             continue
         outcomes.append(verdict)

@@ -64,13 +64,14 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
         bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens)
         service = VerifierService(scheduler, drafters, bounds)
         worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
-        service.leaving = lambda: worker.draining
         server = Server([service.register, worker.register])
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
             try:
                 yield Verifier(await server.start(config.listen), scheduler, engine, service, server)
             finally:
+                await server.serving(False)
+                service.leave()
                 await worker.drain(config.grace_s)
                 await server.stop(min(config.grace_s, LAST_WORDS_S))
                 for loop in loops:

@@ -75,6 +75,13 @@ class Bookkeeping:
         sequence.tokens += [*segment.pending, *(segment.nodes[node] for node in path)]
         self._name(sequence)
 
+    def owned(self, sequence: Sequence) -> int:
+        return sum(self._pool.count(block) == 1 for block in sequence.blocks)
+
+    def disown(self, sequence: Sequence) -> None:
+        for block in sequence.blocks:
+            self._prefixes.forget(block)
+
     def rollback(self, sequence: Sequence, length: int) -> None:
         if sequence.closed or not 0 <= length <= sequence.length:
             raise OutOfRange(f"cannot roll back to {length}: the sequence has {sequence.length} tokens")

@@ -72,6 +72,14 @@ class Engine(Protocol):
         """
         ...
 
+    def owned(self, sequence: Sequence) -> int:
+        """Blocks that are free at least once the sequence is closed."""
+        ...
+
+    def disown(self, sequence: Sequence) -> None:
+        """What the sequence holds is broken: nobody finds it any more."""
+        ...
+
     def rollback(self, sequence: Sequence, length: int) -> None:
         """Forgets everything from slot `length` on; a sequence that began gives its blocks behind back, so it must grow
         again. Raises OutOfRange for a length the sequence does not have."""

@@ -57,10 +57,12 @@ class KVStore:
         if not self._moves:
             return
         pairs = torch.tensor([(source, target) for target, source in self._moves.items()])
+        there = [pairs.to(group.device) for group in self._groups]
+        # What may fail comes first: then the moves are still to be made.
+        rows = [group.index_select(1, here[:, 0]) for group, here in zip(self._groups, there, strict=True)]
+        for group, here, moved in zip(self._groups, there, rows, strict=True):
+            group.index_copy_(1, here[:, 1], moved)
         self._moves = {}
-        for group in self._groups:
-            here = pairs.to(group.device)
-            group.index_copy_(1, here[:, 1], group.index_select(1, here[:, 0]))
 
 
 def _shape(layer: Layer, dim: int) -> _Shape:

@@ -23,6 +23,7 @@ GRACE_S = 3.0
 @dataclass
 class Worker:
     role: Role
+    address: str
     watch: Any
 
     async def end(self) -> tuple[int, float]:
@@ -79,7 +80,7 @@ async def system() -> AsyncIterator[System]:
             settings = {"MODEL": model, "LISTEN": "127.0.0.1:0", "GRACE_S": str(GRACE_S), "KV_TOKENS": "200000"}
             role, address = await start(module, **{prefix + name: value for name, value in settings.items()})
             line = await stack.enter_async_context(channel(address))
-            return Worker(role, worker_pb2_grpc.WorkerServiceStub(line).Watch), address
+            return Worker(role, address, worker_pb2_grpc.WorkerServiceStub(line).Watch), address
 
         target, draft = f"emulated:base_ms={PASS_MS}", "emulated:acceptance=0.9"
         verifiers = [await worker("verifier_svc", "VERIFIER_", target) for _ in range(2)]
@@ -102,7 +103,9 @@ async def test_a_verifier_that_ends_lets_short_texts_finish_and_hands_long_ones_
         await running.spread(running.verifiers, 2)
         leaving, staying = running.verifiers
         short = [running.follow(number, SHORT) for number in range(2)]
-        await running.spread(running.verifiers, 3)
+        async with asyncio.timeout(30):
+            while not all(each.tokens for each in short):
+                await asyncio.sleep(0.005)
         ending = asyncio.create_task(leaving.end())
         await leaving.until_draining()
         late = running.follow(7, LONG)
@@ -116,6 +119,27 @@ async def test_a_verifier_that_ends_lets_short_texts_finish_and_hands_long_ones_
         for text in [*texts, late]:
             before = len(text.tokens)
             while len(text.tokens) < before + 20:
+                await asyncio.sleep(0.01)
+            await text.end()
+
+
+async def test_while_the_only_verifier_ends_new_sessions_wait_for_the_next_one() -> None:
+    async with system() as running:
+        leaving, next_one = running.verifiers
+        await next_one.end()
+        old = running.follow(1, LONG)
+        await running.spread([leaving], 1)
+        ending = asyncio.create_task(leaving.end())
+        await leaving.until_draining()
+        new = running.follow(2, LONG)
+        await asyncio.sleep(0.5)
+        assert not new.tokens and not new.reading.done()
+        await next_one.role.start({"VERIFIER_LISTEN": next_one.address})
+        await ending
+        for text in (old, new):
+            before = len(text.tokens)
+            while len(text.tokens) < before + 20:
+                assert not text.reading.done(), text.reading.exception()
                 await asyncio.sleep(0.01)
             await text.end()
 

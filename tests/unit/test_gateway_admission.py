@@ -16,7 +16,7 @@ from gateway.admission import Admission, Plan
 from gateway.config import GatewayConfig
 from gateway.routing import Router
 from gateway.tokenizer import Tokenizer
-from slipstream.errors import InvalidArgument, ResourceExhausted
+from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2, types_pb2
 
 CONFIG = GatewayConfig(verifiers=("x:1",), tokenizer="x", max_tokens_default=16, max_draft_tokens=6)
@@ -148,3 +148,10 @@ async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None
     again = gateway_pb2.GenerateRequest.FromString(made.params())
     again.prompt_token_ids.token_ids[:] = made.prompt
     assert await plan(again) == made
+
+
+async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:
+    assert (await plan(request(priority=3))).priority == 3
+    with pytest.raises(PermissionDenied) as caught:
+        await plan(request(priority=-1))
+    assert caught.value.reason == "PRIORITY"

@@ -131,9 +131,18 @@ def test_all_sessions_end_whatever_comes_together(
     while world.sessions or coming:
         while coming and coming[0][0] <= steps:
             world.add(coming.pop(0)[1])
-        first = min((each for each in world.sessions if each.runnable), key=lambda each: each.rank, default=None)
+        if world.sessions and steps < 200 and data.draw(st.booleans()):  # a client reads, or does not
+            each = data.draw(st.sampled_from(world.sessions))
+            each.credit = None if each.credit == 0 else 0
+        if steps == 200:
+            for each in world.sessions:
+                each.credit = None
+        inside = [each for each in world.memory.enter() if each.runnable]
+        assert inside or not any(each.runnable for each in world.sessions), "somebody enters"
         turns = world.step(drafts, data.draw(st.integers(0, drafts)) if drafts else 0)
-        assert first is None or first in {turn.session for turn in turns}, "whoever comes first goes on"
+        if inside:
+            first = min(inside, key=lambda each: each.rank)
+            assert first in {turn.session for turn in turns}, "whoever comes first goes on"
         world.balance()
         steps += 1
         assert steps < 2000
@@ -209,6 +218,35 @@ def test_a_session_whose_client_does_not_read_gives_its_room_up_first_and_comes_
     slow.credit = 5
     assert [turn.session for turn in world.turns()] == [slow]
     assert slow.computed >= 4  # the beginning of what it had is still there
+
+
+def test_who_waits_enters_as_soon_as_another_one_cannot_run() -> None:
+    world = World()
+    slow = world.add(session(0, [0] * 20))
+    world.add(session(1, [1] * 20))
+    assert [turn.session for turn in world.turns()] == [slow]
+    slow.credit = 0
+    assert [turn.session.arrival for turn in world.turns()] == [1]
+
+
+def test_nobody_gives_its_room_up_in_vain() -> None:
+    world = World(blocks=20)
+    world.add(session(0, [0] * 37, 60))
+    for number in range(1, 4):
+        world.add(session(number, [number] * 5, 60, priority=5))
+    assert len(world.turns()) == 4
+    world.add(session(4, [9] * 60, 80))
+    assert len(world.turns()) == 4 and world.memory.preemptions == 0
+
+
+def test_those_who_leave_while_they_wait_are_forgotten() -> None:
+    world = World()
+    world.add(session(0, [0] * 20))
+    world.turns()
+    world.add(session(1, [1] * 20))
+    for number in range(2, 1000):
+        world.end(world.add(session(number, [2] * 20)))
+    assert world.memory.waiting == 1 and len(world.memory._queue) < 100
 
 
 def test_prompts_that_begin_alike_are_read_once() -> None:

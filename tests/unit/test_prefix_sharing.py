@@ -31,10 +31,13 @@ class Books(Bookkeeping):
         self.pool = self._pool
         self.prefixes = self._prefixes
         self.rows: dict[int, Row] = {}
+        self.queued: dict[int, int] = {}
 
     def forward(self, segment: Segment) -> None:
         sequence = segment.sequence
         segment.check()
+        self.rows |= {target: self.rows[source] for target, source in self.queued.items()}
+        self.queued = {}
         rows = sequence.pool_rows(sequence.length, sequence.length + segment.tokens)
         owner = sequence.salt
         known = tuple(sequence.tokens)
@@ -49,11 +52,15 @@ class Books(Bookkeeping):
         sequence.ahead = segment.tokens
 
     def _copy(self, moves: list[tuple[int, int]]) -> None:
-        for target, row in [(target, self.rows[source]) for source, target in moves]:
-            self.rows[target] = row
+        """As `KVStore.move`: before the next pass."""
+        self.queued |= {target: self.queued.get(source, source) for source, target in moves}
+
+    def row(self, row: int) -> Row:
+        """As the next pass finds it."""
+        return self.rows[self.queued.get(row, row)]
 
     def holds(self, sequence: Sequence) -> list[Row]:
-        return [self.rows[row] for row in sequence.pool_rows(0, sequence.length)]
+        return [self.row(row) for row in sequence.pool_rows(0, sequence.length)]
 
 
 @dataclass(eq=False)
@@ -140,7 +147,7 @@ class SharingMachine(RuleBasedStateMachine):
     @invariant()
     def named_blocks_hold_what_their_names_say(self) -> None:
         for block in filter(self.books.prefixes.__contains__, range(BLOCKS)):
-            salt, tokens = self.books.rows[block * SIZE + SIZE - 1]
+            salt, tokens = self.books.row(block * SIZE + SIZE - 1)
             found, _ = self.books.prefixes.find(tokens, salt or "")
             assert found[-1:] == [block] or len(found) < len(tokens) // SIZE  # what is above it was forgotten
 
@@ -203,6 +210,18 @@ def test_what_was_closed_is_found_until_its_room_is_needed_the_oldest_goes_first
     assert books.begin([1] * 9, "").length == 4  # its end went first
     assert books.begin([2] * 9, "").length == 8
     books.close(whole)
+
+
+def test_what_is_broken_is_not_found() -> None:
+    books = Books()
+    first = write(books, [*range(10)])
+    second = books.begin([*range(10)], "")
+    assert second.length == 8
+    books.disown(second)
+    books.close(second)
+    assert books.begin([*range(10)], "").length == 0
+    books.close(first)
+    assert books.begin([*range(10)], "").length == 0 and books.blocks_free == BLOCKS
 
 
 def test_a_rollback_into_a_shared_block_copies_it() -> None:

@@ -95,7 +95,7 @@ class Saying:
         self._row = torch.tensor(logits)
 
     def open(self, capacity: int) -> Sequence:
-        return Sequence([], 1, capacity)
+        return Sequence([], 1)
 
     def rollback(self, sequence: Sequence, length: int) -> None:
         pass

@@ -15,7 +15,7 @@ from slipstream.engine import coupling
 from slipstream.engine.history import History
 from slipstream.engine.logits import Row, process
 from slipstream.sampling import Sampling
-from slipstream.selection import Selection
+from slipstream.selection import ROOT, Selection
 from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.coupled import coupled
 from verifier_svc.acceptance.recursive import recursive
@@ -98,6 +98,9 @@ def _follow(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
 
 def _walked(case: Case, choices: Mapping[int, int]) -> Verdict | Broken:
     """choices: by row of the step; -1 where the row is broken."""
+    if not len(case.selection):  # plain decoding, without the ceremony
+        token = choices[case.first_row]
+        return Broken(ROOT) if token < 0 else Verdict((), token)
     walk = _start(case)
     while walk.outcome is None:
         token = choices[case.first_row + 1 + walk.request.node]
