@@ -59,10 +59,20 @@ class System:
     def follow(self, first: int, tokens: int) -> Follower:
         return Follower(self.stub, [first, 8, 9], tokens)
 
-    async def spread(self, workers: list[Worker], sessions: int) -> None:
-        """Returns once every one of the workers has so many."""
+    async def fill(self, workers: list[Worker], least: int) -> list[Follower]:
+        """Long texts until all of the workers have so many sessions: a gateway may come to know them one by one."""
+        texts: list[Follower] = []
+        async with asyncio.timeout(60):
+            while min([await worker.sessions() for worker in workers]) < least:
+                texts.append(self.follow(len(texts), LONG))
+                while sum([await worker.sessions() for worker in workers]) < len(texts):
+                    await asyncio.sleep(0.02)
+        return texts
+
+    async def gather(self, worker: Worker, sessions: int) -> None:
+        """Returns once the worker has so many."""
         async with asyncio.timeout(30):
-            while [await worker.sessions() for worker in workers] != [sessions] * len(workers):
+            while await worker.sessions() != sessions:
                 await asyncio.sleep(0.02)
 
 
@@ -99,23 +109,22 @@ async def system() -> AsyncIterator[System]:
 
 async def test_a_verifier_that_ends_lets_short_texts_finish_and_hands_long_ones_over() -> None:
     async with system() as running:
-        texts = [running.follow(number, LONG) for number in range(4)]
-        await running.spread(running.verifiers, 2)
+        texts = await running.fill(running.verifiers, 2)
         leaving, staying = running.verifiers
-        short = [running.follow(number, SHORT) for number in range(2)]
+        short = [running.follow(100 + number, SHORT) for number in range(2)]
         async with asyncio.timeout(30):
             while not all(each.tokens for each in short):
                 await asyncio.sleep(0.005)
         ending = asyncio.create_task(leaving.end())
         await leaving.until_draining()
-        late = running.follow(7, LONG)
+        late = running.follow(77, LONG)
         for each in short:
             await each.reading
         assert not ending.done(), "the long ones still run there"
         status, seconds = await ending
         print(f"SIGTERM of a verifier: ended after {seconds:.2f} s of {GRACE_S:g} s")
         assert status == 0 and GRACE_S - 0.1 < seconds < GRACE_S + 5
-        await running.spread([staying], 5)
+        await running.gather(staying, len(texts) + 1)
         for text in [*texts, late]:
             before = len(text.tokens)
             while len(text.tokens) < before + 20:
@@ -128,7 +137,7 @@ async def test_while_the_only_verifier_ends_new_sessions_wait_for_the_next_one()
         leaving, next_one = running.verifiers
         await next_one.end()
         old = running.follow(1, LONG)
-        await running.spread([leaving], 1)
+        await running.gather(leaving, 1)
         ending = asyncio.create_task(leaving.end())
         await leaving.until_draining()
         new = running.follow(2, LONG)
@@ -146,13 +155,12 @@ async def test_while_the_only_verifier_ends_new_sessions_wait_for_the_next_one()
 
 async def test_a_drafter_that_ends_gives_its_sessions_to_another_one_and_is_gone_at_once() -> None:
     async with system() as running:
-        texts = [running.follow(number, LONG) for number in range(4)]
-        await running.spread(running.drafters, 2)
+        texts = await running.fill(running.drafters, 2)
         leaving, staying = running.drafters
         status, seconds = await leaving.end()
         print(f"SIGTERM of a drafter: ended after {seconds:.2f} s of {GRACE_S:g} s")
         assert status == 0 and seconds < GRACE_S
-        await running.spread([staying], 4)
+        await running.gather(staying, len(texts))
         for text in texts:
             await text.end()
 
