@@ -39,8 +39,11 @@ async def test_speculation_never_changes_a_token(acceptance: float, k: int) -> N
         verifier(target("base_ms=25")) as server,  # so slow that waiting for a candidate pays on a busy machine too
         gateway(server.address) as client,
     ):
-        decoded = await client.decode(PROMPT, tokens=50, drafters=[guesses], max_draft_tokens=k)
-    assert decoded.token_ids == expected
+        for _ in range(10):  # on a busy machine the first text may be over before the drafter is reached
+            decoded = await client.decode(PROMPT, tokens=50, drafters=[guesses], max_draft_tokens=k)
+            assert decoded.token_ids == expected
+            if decoded.drafted:
+                break
     assert decoded.drafted > 0
     assert max(round.drafted for round in decoded.rounds) <= k
     if acceptance == 1.0:

@@ -222,7 +222,7 @@ class Storm:
 
 @pytest.mark.parametrize("sessions", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_sessions_with_cancels_rollbacks_and_faults_leave_every_block_free(sessions: int) -> None:
-    blocks = 400
+    blocks = 100
 
     async def main() -> list[Client]:
         async with system(World(target=PASS, blocks=blocks)) as running:

@@ -102,7 +102,7 @@ async def test_the_ratio_rule_gets_an_honest_distribution_over_target_tokens(
     """The verifier checks each: known tokens, positive weights, the drafted token among them."""
     decoded: list[Decoded] = []
     async with drafter_running(config(shuffled, translate_for=TARGET)) as drafter:
-        for seed in range(10):  # which candidates come in time is chance, and so is what is accepted of them
+        for seed in range(40):  # which candidates come in time is chance, and so is what is accepted of them
             sampling = Sampling(temperature=1.0, seed=seed, acceptance="rejection")
             prompt = prompts[seed % len(prompts)]
             decoded.append(await decode(engine, prompt, sampling, drafter.address, trusted=True))
