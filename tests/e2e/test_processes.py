@@ -20,8 +20,9 @@ TOKENS = 48
 
 
 def children(parent: int) -> dict[str, int]:
-    """Running child processes by the module they run."""
-    found = {}
+    """Running child processes by the module they run; of several the one that was started last, whatever its number:
+    numbers begin again at some time."""
+    found: list[tuple[int, str, int]] = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -31,8 +32,8 @@ def children(parent: int) -> dict[str, int]:
         except OSError:  # it ended meanwhile
             continue
         if int(status[1]) == parent and status[0] != "Z" and b"-m" in words:
-            found[words[words.index(b"-m") + 1].decode()] = int(folder.name)
-    return found
+            found.append((int(status[19]), words[words.index(b"-m") + 1].decode(), int(folder.name)))
+    return {module: pid for _, module, pid in sorted(found)}
 
 
 def serve_processes() -> dict[str, int]:
