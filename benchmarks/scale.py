@@ -18,8 +18,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS, cpu_s
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role
@@ -91,13 +89,10 @@ def request(number: int, tokens: int) -> gateway_pb2.GenerateRequest:
     )
 
 
-def text(number: int, tokens: int) -> list[int]:
+def text(target: EmulatedEngine, number: int, tokens: int) -> list[int]:
     """What the target alone says to a request."""
     prompt = request(number, tokens).prompt_token_ids.token_ids
-    engine = open_engine(TARGET)
-    assert isinstance(engine, EmulatedEngine)
-    places = np.arange(len(prompt), len(prompt) + tokens, dtype=np.uint64)
-    return [int(token) for token in engine.tokens(np.full(tokens, prompt[0], np.uint64), places)]
+    return target.text(prompt, tokens)
 
 
 async def shares(verifiers: Sequence[str], sessions: list[asyncio.Task[Completion]]) -> list[float]:
@@ -141,8 +136,10 @@ async def main(sessions: int, tokens: int) -> None:
         "p99": rates[-1 - len(rates) // 100],
         "Jain's index": sum(rates) ** 2 / (len(rates) * sum(rate * rate for rate in rates)),
     } | {f"CPU µs / token, {name}s": seconds / written * 1e6 for name, seconds in used.items()}
+    target = open_engine(TARGET)
+    assert isinstance(target, EmulatedEngine)
     for number, completion in enumerate(completions):
-        assert completion.token_ids == text(number, tokens), f"session {number} says something else than its target"
+        assert completion.token_ids == text(target, number, tokens), f"session {number} says something else"
     write("scale", f"python -m benchmarks.scale {sessions} {tokens}", [row])
 
 

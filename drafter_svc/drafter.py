@@ -15,7 +15,7 @@ from drafter_svc.service import Bounds, DrafterService
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
 from slipstream.v1 import types_pb2, worker_pb2
-from slipstream.worker import LAST_WORDS_S, Identity, WorkerService
+from slipstream.worker import Identity, WorkerService
 
 Opening = Callable[[DrafterConfig], tuple[types_pb2.ModelInfo, Proposer]]
 
@@ -43,7 +43,5 @@ async def running(config: DrafterConfig, opening: Opening = open_proposer) -> As
             try:
                 yield Drafter(await server.start(config.listen), scheduler, server)
             finally:
-                await server.serving(False)
-                await worker.drain(config.grace_s)
-                await server.stop(min(config.grace_s, LAST_WORDS_S))
+                await worker.end(server, config.grace_s)
                 drafting.cancel()

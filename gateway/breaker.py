@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from slipstream.errors import LINK_LOST
 from slipstream.v1 import types_pb2
 
 LIMIT = 3.0
@@ -40,7 +41,7 @@ def weight(failure: types_pb2.Failure) -> float:
     """
     if failure.reason in _AT_ONCE:
         return LIMIT
-    if failure.reason == "LINK_LOST" or failure.code in _AWAY:
+    if failure.reason == LINK_LOST or failure.code in _AWAY:
         return 1.0
     return 2.0 if failure.code in _SERIOUS else 0.5
 

@@ -11,10 +11,9 @@ from gateway.breaker import State
 from gateway.drafters import Drafter
 from gateway.routing import Router, best_of_each_method
 from gateway.seat import News
+from slipstream.errors import LINK_LOST
 from slipstream.v1 import verifier_pb2
 
-LINK_LOST = "LINK_LOST"
-"""Reason of a verifier's event after which it opens the session again by itself, as soon as the link is back."""
 LOOK_S = 0.25
 """How often a session looks for drafters that it lacks. Only while it hears of rounds; nothing waits for this."""
 AWAY_S = 1.0

@@ -11,7 +11,7 @@ import grpc
 
 from gateway.presence import Presence
 from gateway.seat import Seat, lost
-from slipstream.errors import ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.links import Link
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 
@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 Dial = Callable[[str], grpc.aio.Channel]
 
 EMULATED = "emulated"
-DRAINING = "DRAINING"
 """Of an engine without a model, for tests of load: its token ids are just numbers."""
 
 

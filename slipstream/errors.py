@@ -21,6 +21,14 @@ from typing import ClassVar
 
 import grpc
 
+# Reasons that one service gives and another one acts on.
+LINK_LOST = "LINK_LOST"
+"""Of a drafter's event after which the session stays attached: it is opened again as soon as the link is back."""
+DRAINING = "DRAINING"
+"""The verifier is about to end: open the session on another one."""
+KV_TOO_SMALL = "KV_TOO_SMALL"
+"""The one reason of RESOURCE_EXHAUSTED that does not pass with time."""
+
 
 class SlipstreamError(Exception):
     """The root; never raised itself."""

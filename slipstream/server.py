@@ -19,7 +19,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_status import rpc_status
 
 from slipstream.client import MAX_MESSAGE_BYTES, error_of
-from slipstream.errors import Internal, ResourceExhausted, SlipstreamError, Unavailable, code_number
+from slipstream.errors import KV_TOO_SMALL, Internal, ResourceExhausted, SlipstreamError, Unavailable, code_number
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,6 @@ class Server:
         await self._server.stop(grace_s)
 
 
-NEVER_FITS = "KV_TOO_SMALL"
-"""The one reason of RESOURCE_EXHAUSTED that does not pass with time."""
 END_WITH_PARENT = "SLIPSTREAM_END_WITH_PARENT"
 """Set to 1 for processes of `slipstream serve`: killed without a word, it leaves none behind."""
 
@@ -166,7 +164,7 @@ def _status(error: SlipstreamError) -> status_pb2.Status:
     packed = any_pb2.Any()
     packed.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN))
     details = [packed]
-    if isinstance(error, (ResourceExhausted, Unavailable)) and error.reason != NEVER_FITS:
+    if isinstance(error, (ResourceExhausted, Unavailable)) and error.reason != KV_TOO_SMALL:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(1000)
         again = any_pb2.Any()

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from slipstream.server import Server
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 WATCH_PERIOD_S = 0.1
@@ -37,13 +38,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._load = load
         self.draining = False
 
-    async def drain(self, grace_s: float) -> None:
-        """Announces the end and returns when there are no sessions left, or `grace_s` later. Their gateways take the
-        rest elsewhere when their streams break."""
+    async def end(self, server: Server, grace_s: float) -> None:
+        """Announces the end, and stops the server when there are no sessions left, or `grace_s` later. Their gateways
+        take the rest elsewhere when their streams break."""
         self.draining = True
+        await server.serving(False)
         end = asyncio.get_running_loop().time() + grace_s
         while self._load().sessions and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(DRAIN_PERIOD_S)
+        await server.stop(min(grace_s, LAST_WORDS_S))
 
     def register(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
 from drafter_svc.proposers.model import ModelProposer
@@ -50,8 +48,7 @@ def emulated_text(prompt: list[int], tokens: int, vocabulary: int = 256) -> list
     """What the emulated target says after a prompt, without any server."""
     engine = open_engine(f"emulated:vocabulary={vocabulary}")
     assert isinstance(engine, EmulatedEngine)
-    places = np.arange(len(prompt), len(prompt) + tokens, dtype=np.uint64)
-    return [int(token) for token in engine.tokens(np.full(tokens, prompt[0], np.uint64), places)]
+    return engine.text(prompt, tokens)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

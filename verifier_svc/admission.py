@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream import wire
-from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2
 
@@ -27,7 +27,7 @@ def check_room(max_length: int, kv_tokens: int) -> None:
         raise ResourceExhausted(
             f"the session may become {max_length} tokens long, and this verifier has KV for {kv_tokens}; ask for less, "
             "or another verifier.",
-            reason="KV_TOO_SMALL",
+            reason=KV_TOO_SMALL,
         )
 
 

@@ -6,14 +6,11 @@ import math
 from dataclasses import dataclass, field
 
 from slipstream import wire
-from slipstream.errors import SlipstreamError
+from slipstream.errors import LINK_LOST, SlipstreamError
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.allowance import Allowance
 from verifier_svc.pace import Delays, Pace
 from verifier_svc.session import Session
-
-LINK_LOST = "LINK_LOST"
-"""Reason of an event after which the session stays attached: it is opened again as soon as the link is back."""
 
 
 @dataclass(slots=True, eq=False)

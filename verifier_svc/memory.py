@@ -87,7 +87,7 @@ class Memory:
         """Those of the turns that there is KV for, some without candidates; it is taken. All of them is `turns` itself.
         None of them leaves the last of all sessions without its KV, so that there is more the next time."""
         for turn in turns:
-            self._engine.rollback(_sequence(turn), turn.computed)
+            self._engine.rollback(_held(turn.session), turn.computed)
         if sum(map(self._missing, turns)) <= self._engine.blocks_free:
             for turn in turns:
                 self._grow(turn)
@@ -163,10 +163,10 @@ class Memory:
         self.preemptions += 1
 
     def _missing(self, turn: Turn) -> int:
-        return self._engine.missing(_sequence(turn), turn.tokens)
+        return self._engine.missing(_held(turn.session), turn.tokens)
 
     def _grow(self, turn: Turn) -> None:
-        self._engine.grow(_sequence(turn), turn.tokens)
+        self._engine.grow(_held(turn.session), turn.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +183,6 @@ class _Refusal:
         """Whether nothing got better since that one."""
         same = (last.session, last.tokens, last.inside, last.victims)
         return (self.session, self.tokens, self.inside, self.victims) == same and self.free <= last.free
-
-
-def _sequence(turn: Turn) -> KV:
-    return _held(turn.session)
 
 
 def _held(session: Session) -> KV:

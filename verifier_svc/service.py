@@ -13,6 +13,7 @@ from slipstream import links, wire
 from slipstream.candidates import CandidateTree
 from slipstream.engine.history import History
 from slipstream.errors import (
+    DRAINING,
     Aborted,
     FailedPrecondition,
     Internal,
@@ -78,7 +79,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 def _leaving() -> Unavailable:
-    return Unavailable("the verifier is about to end; open the session on another one.", reason="DRAINING")
+    return Unavailable("the verifier is about to end; open the session on another one.", reason=DRAINING)
 
 
 def pack(replies: list[Reply]) -> verifier_pb2.DecodeResponse:

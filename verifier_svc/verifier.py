@@ -14,7 +14,7 @@ from slipstream.engine.quantisation import for_target
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
 from slipstream.v1 import worker_pb2
-from slipstream.worker import LAST_WORDS_S, Identity, WorkerService
+from slipstream.worker import Identity, WorkerService
 from verifier_svc.config import VerifierConfig
 from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
@@ -70,10 +70,8 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
             try:
                 yield Verifier(await server.start(config.listen), scheduler, engine, service, server)
             finally:
-                await server.serving(False)
                 service.leave()
-                await worker.drain(config.grace_s)
-                await server.stop(min(config.grace_s, LAST_WORDS_S))
+                await worker.end(server, config.grace_s)
                 for loop in loops:
                     loop.cancel()
 

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.errors import Internal, ResourceExhausted
 
@@ -60,7 +61,7 @@ class BlockPool:
             )
         if count == 0:
             return []
-        blocks = self._run(count, after) or self._scattered(count)
+        blocks = self._behind(after, count) or self._run(count) or self._scattered(count)
         self._counts[blocks] = 1
         self._free -= count
         return blocks
@@ -89,11 +90,20 @@ class BlockPool:
         while len(self._kept) > self.total * KEPT_SHARE:
             self._lose(next(iter(self._kept)))
 
-    def _run(self, count: int, after: int | None) -> list[int] | None:
+    def _blank(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Of the blocks start .. stop-1 whether they are free and not kept."""
+        blank: npt.NDArray[np.bool_] = (self._counts[start:stop] == 0) & ~self._is_kept[start:stop]
+        return blank
+
+    def _behind(self, after: int | None, count: int) -> list[int] | None:
+        """The blank blocks right behind that one."""
+        if after is None or after + count >= self.total or not self._blank(after + 1, after + 1 + count).all():
+            return None
+        return list(range(after + 1, after + 1 + count))
+
+    def _run(self, count: int) -> list[int] | None:
         """Contiguous blank blocks."""
-        blank = (self._counts == 0) & ~self._is_kept
-        if after is not None and after + count < self.total and blank[after + 1 : after + 1 + count].all():
-            return list(range(after + 1, after + 1 + count))
+        blank = self._blank(0, self.total)
         edges = np.flatnonzero(np.diff(blank, prepend=False, append=False))  # each run's start, and the block behind it
         starts, lengths = edges[::2], edges[1::2] - edges[::2]
         if not len(starts) or lengths.max() < count:
@@ -106,7 +116,7 @@ class BlockPool:
 
     def _scattered(self, count: int) -> list[int]:
         """Blank blocks wherever they are, then those kept for the longest time."""
-        blank: list[int] = np.flatnonzero((self._counts == 0) & ~self._is_kept)[:count].tolist()
+        blank: list[int] = np.flatnonzero(self._blank(0, self.total))[:count].tolist()
         while len(blank) < count:
             block = next(iter(self._kept))
             self._lose(block)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,6 +109,12 @@ class EmulatedEngine(Bookkeeping):
         if (left := end - self._clock()) > 0:
             self._sleep(left)
         return logits
+
+    def text(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The `count` tokens after a prompt, without any pass."""
+        places = np.arange(len(prompt), len(prompt) + count, dtype=np.uint64)
+        said: list[int] = self.tokens(np.full(count, prompt[0], np.uint64), places).tolist()
+        return said
 
     def tokens(self, salts: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """The token at each position (int64, same shape as the uint64 inputs) of a text that begins with `salts`."""

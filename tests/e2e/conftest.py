@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
+
+from slipstream.cli.serve import Role
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +34,23 @@ def serving(*options: str) -> Iterator[str]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+Start = Callable[..., Awaitable[tuple[Role, str]]]
+"""(module, **settings) -> the role's process, and the address it serves at."""
+
+
+@asynccontextmanager
+async def starting() -> AsyncIterator[tuple[AsyncExitStack, Start]]:
+    """Roles as processes of their own, which end with the block, as does what else is put on the stack."""
+    async with AsyncExitStack() as stack:
+
+        async def start(module: str, **settings: str) -> tuple[Role, str]:
+            role = Role(module, settings | {"OMP_NUM_THREADS": "1"})
+            stack.push_async_callback(role.end)
+            return role, await role.start()
+
+        yield stack, start
 
 
 @pytest.fixture(scope="session")

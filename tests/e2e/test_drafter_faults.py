@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from slipstream.cli.serve import Role
 from slipstream.client import channel
 from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.e2e.conftest import ROOT
+from tests.e2e.conftest import ROOT, starting
 from tests.follower import Follower
 
 SESSIONS = 4
@@ -70,12 +70,7 @@ async def speculation(texts: list[Follower]) -> float:
 @asynccontextmanager
 async def system() -> AsyncIterator[System]:
     """A verifier, a gateway, and two drafters that share the sessions."""
-    async with AsyncExitStack() as stack:
-
-        async def start(module: str, **settings: str) -> tuple[Role, str]:
-            role = Role(module, settings | {"OMP_NUM_THREADS": "1"})
-            stack.push_async_callback(role.end)
-            return role, await role.start()
+    async with starting() as (stack, start):
 
         async def stub(kind: Any, address: str) -> Any:
             return kind(await stack.enter_async_context(channel(address)))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.cli.serve import Role
 from slipstream.client import channel
 from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.e2e.conftest import ROOT
+from tests.e2e.conftest import ROOT, starting
 from tests.follower import Follower
 
 PASS_MS = 20
@@ -79,12 +79,7 @@ class System:
 @asynccontextmanager
 async def system() -> AsyncIterator[System]:
     """Two verifiers, two drafters, a gateway."""
-    async with AsyncExitStack() as stack:
-
-        async def start(module: str, **settings: str) -> tuple[Role, str]:
-            role = Role(module, settings | {"OMP_NUM_THREADS": "1"})
-            stack.push_async_callback(role.end)
-            return role, await role.start()
+    async with starting() as (stack, start):
 
         async def worker(module: str, prefix: str, model: str) -> tuple[Worker, str]:
             settings = {"MODEL": model, "LISTEN": "127.0.0.1:0", "GRACE_S": str(GRACE_S), "KV_TOKENS": "200000"}
