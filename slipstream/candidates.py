@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from slipstream.frame import Frame, Grafted, Limits, check
@@ -67,11 +68,12 @@ class CandidateTree:
     def __init__(self, committed: Sequence[int], limits: Limits | None = None) -> None:
         """`committed` is the whole prefix; the tree keeps its own copy of the last `window` tokens."""
         self.limits = limits or Limits()
-        self.node_count = 0
-        """Live candidates."""
         self.version = 0
         """Grows with every change."""
-        self._order = 0
+        self._order = self._nodes = 0
+        self._dead: list[_Node] = []
+        """Roots of what fell off: still counted and named, until somebody asks. A commit stands between two steps, and
+        the time to clear up is while the next one runs."""
         self._sources: dict[int, _Source] = {}
         start = max(0, len(committed) - self.limits.window)
         self._trail = [_Node(-1, start)]  # committed nodes by length, oldest first; the last one is the root
@@ -83,8 +85,18 @@ class CandidateTree:
         return self._root.length
 
     @property
+    def node_count(self) -> int:
+        """Live candidates."""
+        self._bury()
+        return self._nodes
+
+    @property
     def empty(self) -> bool:
-        return self.node_count == 0
+        return not self._root.children
+
+    def holds(self, count: int) -> bool:
+        """Whether there are so many live candidates; cheaper than to count them all."""
+        return count <= 0 or next(islice(_descendants(self._root), count - 1, None), None) is not None
 
     @property
     def depth(self) -> int:
@@ -98,7 +110,10 @@ class CandidateTree:
     def graft(self, frame: Frame) -> Grafted:
         """Adds a checked frame's nodes. Raises FailedPrecondition when it stands on tokens that are not committed, and
         InvalidArgument when it moves its generation's root; the tree is unchanged then."""
-        source = self._sources.setdefault(frame.source, _Source())
+        self._bury()
+        source = self._sources.get(frame.source)
+        if source is None:
+            source = self._sources[frame.source] = _Source()
         if frame.generation < source.generation:
             return Grafted(dropped={"stale": len(frame.token_ids)} if frame.token_ids else {})
         if frame.base_length > self.base_length:
@@ -112,8 +127,8 @@ class CandidateTree:
         if frame.base_length != source.base:
             raise InvalidArgument("base_length changed within a generation; start a new generation instead.")
         fates: dict[str, int] = {}
-        for index in range(len(frame.token_ids)):
-            fate = self._graft_node(frame, index, source)
+        for index, token in enumerate(frame.token_ids):
+            fate = self._graft_node(frame, index, token, source)
             fates[fate] = fates.get(fate, 0) + 1
         self.version += 1
         return Grafted(fates.pop("added", 0), fates.pop("merged", 0), fates)
@@ -131,7 +146,7 @@ class CandidateTree:
             if kept is None:
                 kept = _Node(token, root.length + 1)
             else:
-                self.node_count -= 1
+                self._nodes -= 1
                 kept.parent = None
             self._trail.append(kept)
         excess = len(self._trail) - self.limits.window - 1
@@ -150,6 +165,7 @@ class CandidateTree:
         if not 0 <= length <= self.base_length:
             raise OutOfRange(f"cannot roll back to {length}; {self.base_length} tokens are committed.")
         self._kill(self._root)
+        self._bury()
         self.version += 1
         for source in self._sources.values():
             # Once per generation: of two rollbacks in a row, a drafter may notice only the second.
@@ -165,6 +181,7 @@ class CandidateTree:
         """A drafter is gone: drops what only it vouches for. The number may be used for another one, from any
         generation.
         """
+        self._bury()
         self.version += 1
         gone = self._sources.pop(source, None)
         if gone is not None:
@@ -233,9 +250,9 @@ class CandidateTree:
             tuple([node.sources for node in picked]),
         )
 
-    def _graft_node(self, frame: Frame, index: int, source: _Source) -> str:
+    def _graft_node(self, frame: Frame, index: int, token: int, source: _Source) -> str:
         """Places one node; returns its fate: added, merged, or why it was dropped."""
-        number, token = frame.first_node + index, frame.token_ids[index]
+        number = frame.first_node + index
         if number in source.names:
             return "duplicate"
         parent_number = frame.parent_of(index)
@@ -250,32 +267,29 @@ class CandidateTree:
                 return "diverged"
             fate = "merged"
         else:
-            node, fate = self._child(parent, token)
+            node, fate = self._child(parent, token, frame, index)
             if node is None:
                 return fate
-            self._learn(node, frame, index, new=fate == "added")
         source.names[number] = node
         node.name(frame.source, number)
         return fate
 
-    def _child(self, parent: _Node, token: int) -> tuple[_Node | None, str]:
-        child = parent.children.get(token)
-        if child is not None:
-            return child, "merged"
+    def _child(self, parent: _Node, token: int, frame: Frame, index: int) -> tuple[_Node | None, str]:
+        node = parent.children.get(token)
+        if node is not None:
+            node.log_prob = max(node.log_prob, frame.log_probs[index])
+            return node, "merged"
         if parent.length - self.base_length >= self.limits.depth:
             return None, "deep"
-        if self.node_count >= self.limits.nodes:
+        if self._nodes >= self.limits.nodes:
             return None, "full"
         self._order += 1
-        self.node_count += 1
-        child = parent.children[token] = _Node(token, parent.length + 1, parent, self._order)
-        return child, "added"
-
-    def _learn(self, node: _Node, frame: Frame, index: int, *, new: bool) -> None:
-        log_prob = frame.log_probs[index]
-        node.log_prob = log_prob if new else max(node.log_prob, log_prob)
-        if new and frame.distributions:
+        self._nodes += 1
+        node = parent.children[token] = _Node(token, parent.length + 1, parent, self._order)
+        node.log_prob = frame.log_probs[index]
+        if frame.distributions:
             node.distribution = frame.distributions[index]
+        return node, "added"
 
     def _committed(self, length: int) -> _Node | None:
         """The committed node at this length; None once it has left the window."""
@@ -284,13 +298,18 @@ class CandidateTree:
 
     def _kill(self, node: _Node) -> None:
         """Everything below this node dies."""
-        if not node.children:
-            return
-        for dead in list(_descendants(node)):
+        if node.children:
+            self._dead.extend(node.children.values())
+            node.children = {}
+
+    def _bury(self) -> None:
+        """Takes the dead from the count and from the names."""
+        while self._dead:
+            dead = self._dead.pop()
+            self._dead.extend(dead.children.values())
             self._forget_names(dead)
             dead.parent = None
-            self.node_count -= 1
-        node.children = {}
+            self._nodes -= 1
 
     def _forget_names(self, node: _Node) -> None:
         for source, number in node.names:
@@ -307,7 +326,7 @@ class CandidateTree:
             if not node.names and node.parent is not None:
                 node.parent.children.pop(node.token, None)
                 node.parent = None
-                self.node_count -= 1
+                self._nodes -= 1
         source.names.clear()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from slipstream.errors import InvalidArgument
 from slipstream.proposal import Proposal
@@ -27,8 +29,7 @@ class Limits:
     """Committed tokens remembered, so that frames which stand on an older prefix can catch up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """Nodes first_node, first_node + 1, ... of one (source, generation).
 
     Parent 0 is the generation's root: the committed prefix of `base_length` tokens, constant within a generation.
@@ -51,14 +52,13 @@ class Frame:
         return self.parents[index] if self.parents else self.first_node + index - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Grafted:
+class Grafted(NamedTuple):
     """What became of a frame's nodes; added + merged + sum(dropped) is their number."""
 
     added: int = 0
     merged: int = 0
     """Led to a token that was there already: another drafter's node, or the committed path."""
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = MappingProxyType({})
     """By reason: stale, duplicate, orphan, diverged, deep, full."""
 
 
@@ -81,5 +81,5 @@ def check(frame: Frame, vocabulary_size: int, limits: Limits) -> Frame:
     if not all(map(math.isfinite, frame.log_probs)) or highest > _ROUNDING:
         raise InvalidArgument("log_probs must be finite and not positive.")
     if highest > 0.0:
-        return replace(frame, log_probs=tuple(min(value, 0.0) for value in frame.log_probs))
+        return frame._replace(log_probs=tuple(min(value, 0.0) for value in frame.log_probs))
     return frame

@@ -74,7 +74,7 @@ def confidences_to_wire(log_probs: Iterable[float]) -> bytes:
 
 
 def confidences_from_wire(confidences: bytes) -> tuple[float, ...]:
-    return tuple(_LOG_PROBS[step] for step in confidences)
+    return tuple([_LOG_PROBS[step] for step in confidences])
 
 
 def failure_to_wire(error: SlipstreamError) -> types_pb2.Failure:

@@ -63,8 +63,8 @@ class Attachment:
         if self.fresh:
             self.delays = self.pace.first
         else:
-            few = self.session.tree.node_count < self.session.max_draft_tokens
-            self.delays = self.pace.few if few else self.pace.enough
+            enough = self.session.tree.holds(self.session.max_draft_tokens)
+            self.delays = self.pace.enough if enough else self.pace.few
 
     def attached(self) -> None:
         """Tells the gateway that the drafter works for the session."""

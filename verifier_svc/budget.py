@@ -27,10 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST_S = 1e-9
+"""No step is faster."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """What one decoding session brings to the competition."""
 
     probabilities: Sequence[float]
@@ -50,42 +56,36 @@ class Allotment:
     """Expected duration of the step."""
 
 
-def allot(offers: Sequence[Offer], seconds: Callable[[int], float], room: int, base: int | None = None) -> Allotment:
+def allot(
+    offers: Sequence[Offer], seconds: Callable[[range], Sequence[float]], room: int, base: int | None = None
+) -> Allotment:
     """Divides the room of one step. Deterministic.
 
-    `seconds(m)` is the duration of a step of m tokens in all, `room` the number of candidates that fit into it, and
+    `seconds` gives the durations of steps of so many tokens in all, `room` is the number of candidates that fit, and
     `base` the step's other tokens: one per offer (the default), plus any prefill, which costs time and commits nothing.
     """
     base = len(offers) if base is None else base
-    ranked = _ranked(offers)[: max(room, 0)]
-    tokens = best_tokens = float(len(offers))
-    best_size, best_seconds = 0, _positive(seconds(base))
-    for size, (negated, _, _) in enumerate(ranked, 1):
-        tokens -= negated
-        duration = _positive(seconds(base + size))
-        # tokens / duration > best_tokens / best_seconds; strict, so that the smaller of two equal steps wins.
-        if tokens * best_seconds > best_tokens * duration:
-            best_size, best_tokens, best_seconds = size, tokens, duration
-    counts = [0] * len(offers)
-    for _, _, offer in ranked[:best_size]:
-        counts[offer] += 1
-    return Allotment(counts, best_tokens, best_seconds)
+    if room <= 0 or not any(offer.probabilities for offer in offers):
+        return Allotment([0] * len(offers), float(len(offers)), max(seconds(range(base, base + 1))[0], LEAST_S))
+    probabilities, owners = _ranked(offers)
+    size = min(len(probabilities), room)
+    tokens = np.concatenate(([float(len(offers))], probabilities[:size])).cumsum()
+    durations = np.maximum(seconds(range(base, base + size + 1)), LEAST_S)
+    best = int((tokens / durations).argmax())  # of equal ones the first: the smaller of two equal steps
+    counts: list[int] = np.bincount(owners[:best], minlength=len(offers)).tolist()
+    return Allotment(counts, float(tokens[best]), float(durations[best]))
 
 
-def _ranked(offers: Sequence[Offer]) -> list[tuple[float, int, int]]:
-    """(-probability, rank in its session, session) of all eligible nodes, in the order in which they are taken.
+def _ranked(offers: Sequence[Offer]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Probability and session of all eligible nodes, in the order in which they are taken.
 
     Rank before session: among equals the sessions take turns, and no node comes before its predecessor.
     """
-    nodes: list[tuple[float, int, int]] = []
-    for index, offer in enumerate(offers):
-        negated = float("-inf")
-        for rank in range(min(offer.cap, len(offer.probabilities))):
-            negated = max(negated, -offer.probabilities[rank])
-            nodes.append((negated, rank, index))
-    nodes.sort()
-    return nodes
-
-
-def _positive(seconds: float) -> float:
-    return max(seconds, 1e-9)
+    sizes = [min(offer.cap, len(offer.probabilities)) for offer in offers]
+    table = np.full((max(sizes, default=0), len(offers)), -1.0)  # by rank and session; -1 where there is none
+    for index, (offer, size) in enumerate(zip(offers, sizes, strict=True)):
+        if size:
+            table[:size, index] = offer.probabilities[:size]
+    nodes = np.minimum.accumulate(table, axis=0).ravel()
+    order = np.argsort(-nodes, kind="stable")[: sum(sizes)]
+    return nodes[order], order % max(len(offers), 1)

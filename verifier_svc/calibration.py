@@ -119,6 +119,11 @@ class Calibration:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._tables: OrderedDict[tuple[str, str | None], _Table] = OrderedDict()
+        self._asked: dict[tuple[str, str, int], _Curve] = {}
+        """What all sessions of a step are judged by; what the next ones ask for is mostly the same."""
+        self._ready: dict[tuple[str, str, int], _Curve] = {}
+        self._drawn_at = -math.inf
+        """When these were; never again after an observation."""
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -134,6 +139,7 @@ class Calibration:
         """What became of one node. Only for a node whose parent was accepted (or is the root)."""
         now, bucket = self._clock(), _bucket(depth)
         confidence = _clamp(confidence)
+        self._drawn_at = -math.inf
         table = self._touch((drafter, None))
         table.add(now, bucket, confidence, accepted)
         table.add(now, ANY_DEPTH, confidence, accepted)
@@ -151,16 +157,26 @@ class Calibration:
     def path_probabilities(self, drafters: Sequence[str], label: str, chosen: Selection) -> list[float]:
         """Of each node the probability that it is on the accepted path: the product of corrected confidences."""
         now = self._clock()
-        curves: dict[tuple[str, int], _Curve] = {}
+        if now - self._drawn_at > REFRESH_S:
+            self._asked, self._ready, self._drawn_at = {}, {}, now
+        curves = self._asked
         paths: list[float] = []
-        for node, (parent, depth) in enumerate(zip(chosen.parents, chosen.depths, strict=True)):
-            key = drafters[node], _bucket(depth)
+        for drafter, parent, depth, log_prob in zip(
+            drafters, chosen.parents, chosen.depths, chosen.log_probs, strict=True
+        ):
+            key = drafter, label, _BUCKETS[depth] if depth < len(_BUCKETS) else ANY_DEPTH - 1
             curve = curves.get(key)
             if curve is None:
-                curve = curves[key] = self._curve(key[0], label, key[1], now)
-            share = curve(math.exp(chosen.log_probs[node]))
+                curve = curves[key] = self._ready.get(key) or self._curve(*key, now)
+            share = curve(math.exp(log_prob))
             paths.append(share if parent == ROOT else paths[parent] * share)
         return paths
+
+    def draw(self) -> None:
+        """Draws anew what was asked for since the last time, so that whoever asks next need not wait."""
+        now = self._clock()
+        self._ready = {key: self._curve(*key, now) for key in self._asked}
+        self._asked, self._drawn_at = {}, now
 
     def _curve(self, drafter: str, label: str, bucket: int, now: float) -> _Curve:
         curve = CLAIM
@@ -183,6 +199,9 @@ class Calibration:
 
 def _bucket(depth: int) -> int:
     return bisect_left(DEPTHS, depth)
+
+
+_BUCKETS = tuple(map(_bucket, range(DEPTHS[-1] + 1)))
 
 
 def _clamp(confidence: float) -> float:

@@ -62,9 +62,17 @@ class CostCurve:
         return _at(self._table(_row(sessions)), tokens)
 
     def of(self, sessions: int) -> Callable[[int], float]:
-        """`seconds` for steps of that many sessions, as the budget asks for it hundreds of times per step."""
+        """`seconds` for steps of that many sessions."""
         table = self._table(_row(sessions))
         return lambda tokens: _at(table, tokens)
+
+    def over(self, sessions: int) -> Callable[[range], list[float]]:
+        """The same for hundreds of sizes at once, ascending by one, as the budget asks for them in every step."""
+        table = self._table(_row(sessions))
+        return lambda sizes: [
+            *table[sizes.start : min(sizes.stop, LAST + 1)],
+            *(_at(table, tokens) for tokens in range(max(sizes.start, LAST + 1), sizes.stop)),
+        ]
 
     def observe(self, tokens: int, sessions: int, seconds: float) -> None:
         """One step's duration, by an EWMA of its logarithm with clipped steps (Huber).

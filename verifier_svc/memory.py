@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.sequence import Sequence as KV
@@ -86,9 +86,11 @@ class Memory:
     def fit(self, turns: list[Turn]) -> list[Turn]:
         """Those of the turns that there is KV for, some without candidates; it is taken. All of them is `turns` itself.
         None of them leaves the last of all sessions without its KV, so that there is more the next time."""
+        missing = 0
         for turn in turns:
             self._engine.rollback(_held(turn.session), turn.computed)
-        if sum(map(self._missing, turns)) <= self._engine.blocks_free:
+            missing += self._missing(turn)
+        if missing <= self._engine.blocks_free:
             for turn in turns:
                 self._grow(turn)
             return turns
@@ -138,7 +140,7 @@ class Memory:
 
     def _fit(self, turn: Turn, victims: list[Session]) -> Turn | None:
         """The turn with or without its candidates, or nothing, where nobody behind it has anything to give up."""
-        plain = replace(turn, selection=Selection())
+        plain = turn._replace(selection=Selection())
         while True:
             for offer in (turn, plain):
                 if self._missing(offer) <= self._engine.blocks_free:

@@ -142,9 +142,13 @@ class Planner:
         chosen, path = turn.selection, verdict.path
         if not len(chosen):
             return
-        self._calibration.learn(_drafters(turn.session, chosen), turn.session.workload, chosen, path)
+        self._calibration.learn(_labels(turn.session, chosen), turn.session.workload, chosen, path)
         tried = len(path) + (chosen.first_child(path[-1] if path else ROOT) is not None)
         self._acceptance.add(len(path) / tried)
+
+    def prepare(self) -> None:
+        """What the next plan needs and no arrival changes. To be called while a step runs."""
+        self._calibration.draw()
 
     def _decode(self, sessions: list[Session], room: int, prefill: int) -> Plan:
         """The candidates of `sessions`, at most `room` in all; `prefill` other tokens share the step."""
@@ -161,7 +165,7 @@ class Planner:
             offered = self._offered(session, min(session.draft_limit, room - aside))
             chosen[session], paths[session] = offered.selection, offered.paths
         offers = [Offer(paths[session], session.draft_limit) for session in competing]
-        seconds = self._curve.of(max(1, len(sessions)))
+        seconds = self._curve.over(max(1, len(sessions)))
         allotment = allot(offers, seconds, room - aside, len(sessions) + aside + prefill)
         for session, count in zip(competing, allotment.counts, strict=True):
             chosen[session] = chosen[session].head(count)
@@ -179,13 +183,14 @@ class Planner:
         return known
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
-        return self._calibration.path_probabilities(_drafters(session, chosen), session.workload, chosen)
+        return self._calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
 
     def _hope(self, turn: Turn, plan: Plan) -> Hope:
         """What one more candidate is worth if it hangs below the likeliest leaf."""
         session, chosen = turn.session, turn.selection
         paths = plan.paths.get(session) or self._paths(session, chosen)
-        leaves = (paths[node] for node in range(len(chosen)) if chosen.first_child(node) is None)
+        inner = set(chosen.parents)
+        leaves = [path for node, path in enumerate(paths[: len(chosen)]) if node not in inner]
         gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self._price.average
         if len(chosen) >= session.draft_limit or len(paths) > len(chosen):
             cost = max(cost, paths[min(len(chosen), len(paths) - 1)])
@@ -212,9 +217,9 @@ def drawn(session: Session, budget: int) -> Selection:
     return tree.select_drawn(budget) if session.sampling.acceptance == "recursive" else tree.select_chain(budget)
 
 
-def _drafters(session: Session, chosen: Selection) -> list[str]:
-    """Of each node who sent it, as one name: that two drafters say the same is evidence of its own."""
-    return ["+".join(names) for names in session.senders(chosen)]
+def _labels(session: Session, chosen: Selection) -> list[str]:
+    """Of each node who sent it."""
+    return [session.label(sources) for sources in chosen.sources]
 
 
 def _turn(session: Session, size: int, selection: Selection) -> Turn:

@@ -8,7 +8,7 @@ candidates are worth now, less what they were worth before, for the sessions on 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from verifier_svc.average import Average
 from verifier_svc.session import Session
@@ -17,8 +17,7 @@ LEAST, MOST = 0.5, 8.0
 """More is taken for an accident; and at least half is hoped for, or nothing were waited for and learned ever again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hope:
+class Hope(NamedTuple):
     """Of one session, while a step waits."""
 
     version: int

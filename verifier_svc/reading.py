@@ -3,6 +3,8 @@ is copied: a message of 4 MiB can claim a million nodes, and the event loop must
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slipstream import proposal, wire
 from slipstream.errors import InvalidArgument
 from slipstream.frame import Frame, Limits, check
@@ -12,26 +14,32 @@ from slipstream.v1 import types_pb2
 
 def read(candidates: types_pb2.Candidates, source: int, vocabulary_size: int, limits: Limits) -> Frame:
     """Raises InvalidArgument for what no correct drafter sends."""
-    sizes = (candidates.token_ids, candidates.confidences, candidates.parents, candidates.distributions)
-    if max(map(len, sizes)) > limits.frame_nodes:
+    # Every look at a field makes an object: frames of one node come by the thousand.
+    token_ids, parents, confidences = candidates.token_ids, candidates.parents, candidates.confidences
+    distributions = candidates.distributions
+    if max(len(token_ids), len(parents), len(confidences), len(distributions)) > limits.frame_nodes:
         raise InvalidArgument(f"a frame holds more than {limits.frame_nodes} nodes; send fewer.")
-    if any(max(len(q.token_ids), len(q.weights)) > proposal.MAX_TOKENS for q in candidates.distributions):
-        raise InvalidArgument(f"a distribution has at most {proposal.MAX_TOKENS} tokens.")
-    frame = check(_frame(candidates, source), vocabulary_size, limits)
+    read = Frame(
+        base_length=candidates.base_length,
+        generation=candidates.generation,
+        first_node=candidates.first_node,
+        token_ids=tuple(token_ids),
+        log_probs=wire.confidences_from_wire(confidences),
+        parents=tuple(parents),
+        distributions=_proposals(distributions) if distributions else (),
+        source=source,
+    )
+    frame = check(read, vocabulary_size, limits)
     for distribution in frame.distributions:
         if distribution is not None:
             proposal.check(distribution, vocabulary_size)
     return frame
 
 
-def _frame(candidates: types_pb2.Candidates, source: int) -> Frame:
-    return Frame(
-        base_length=candidates.base_length,
-        generation=candidates.generation,
-        first_node=candidates.first_node,
-        token_ids=tuple(candidates.token_ids),
-        log_probs=wire.confidences_from_wire(candidates.confidences),
-        parents=tuple(candidates.parents),
-        distributions=tuple(Proposal(tuple(q.token_ids), tuple(q.weights)) for q in candidates.distributions),
-        source=source,
-    )
+def _proposals(distributions: Iterable[types_pb2.Distribution]) -> tuple[Proposal, ...]:
+    proposals: list[Proposal] = []
+    for q in distributions:
+        if max(len(q.token_ids), len(q.weights)) > proposal.MAX_TOKENS:
+            raise InvalidArgument(f"a distribution has at most {proposal.MAX_TOKENS} tokens.")
+        proposals.append(Proposal(tuple(q.token_ids), tuple(q.weights)))
+    return tuple(proposals)

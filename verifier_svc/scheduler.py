@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream import wire
 from slipstream.engine.engine import Engine
@@ -215,6 +216,7 @@ class Scheduler:
                 )
             )
             self._planner.judged(turn, verdict)
+        self._planner.prepare()
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
         """Why no candidate was there when the round before the present one ended."""
@@ -235,8 +237,7 @@ class Timing:
     """How long it was held back for candidates."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What a step decided for one session, committed and still to be told."""
 
     turn: Turn
@@ -250,8 +251,8 @@ class Result:
 
 def _shares(session: Session, chosen: Selection, path: tuple[int, ...]) -> list[verifier_pb2.DrafterShare]:
     shares: dict[str, verifier_pb2.DrafterShare] = {}
-    for node, names in enumerate(session.senders(chosen)):
-        for name in names:
+    for node, sources in enumerate(chosen.sources):
+        for name in session.senders(sources):
             share = shares.setdefault(name, verifier_pb2.DrafterShare(drafter=name))
             share.drafted += 1
             share.accepted += node in path

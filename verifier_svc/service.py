@@ -78,6 +78,12 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             peer.leave()
 
 
+def _history(token_ids: list[int], prompt_length: int) -> History:
+    history = History(token_ids[:prompt_length])
+    history.append(token_ids[prompt_length:])
+    return history
+
+
 def _leaving() -> Unavailable:
     return Unavailable("the verifier is about to end; open the session on another one.", reason=DRAINING)
 
@@ -150,8 +156,6 @@ class Peer:
         self._fence(request.key.id, epoch)
         tokens = list(request.prefix.token_ids)
         prompt_length = request.prefix.prompt_length
-        history = History(tokens[:prompt_length])
-        history.append(tokens[prompt_length:])
         session = Session(
             id=request.key.id,
             number=number,
@@ -164,7 +168,7 @@ class Peer:
             max_draft_tokens=self._most(request.policy),
             credit=request.credit or None,
             tree=CandidateTree(tokens),
-            history=history,
+            history=_history(tokens, prompt_length) if sampling.penalised else None,
             say=self._say,
             workload=request.workload,
             prediction=tuple(request.prediction_token_ids),

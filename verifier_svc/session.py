@@ -56,7 +56,8 @@ class Session:
     credit: int | None
     """Output tokens the gateway still takes; None is without limit."""
     tree: CandidateTree
-    history: History
+    history: History | None
+    """Kept where penalties look at it."""
     say: Callable[[Reply], None]
     """To the session's gateway; never blocks, never raises."""
     workload: str = ""
@@ -84,6 +85,8 @@ class Session:
     offer: Offered | None = None
     """What the planner made of the tree the last time it looked."""
     _sources: dict[int, str] = field(default_factory=dict)
+    _labels: dict[tuple[int, ...], str] = field(default_factory=dict)
+    """What `label` said, until a name changes."""
 
     @property
     def pending(self) -> int:
@@ -110,7 +113,8 @@ class Session:
         """`token_ids` become real; the KV of the first `computed` tokens is right."""
         self.tokens.extend(token_ids)
         self.computed = computed
-        self.history.append(token_ids)
+        if self.history is not None:
+            self.history.append(token_ids)
         used = not self.tree.empty
         diverged = self.tree.commit(token_ids)
         if not self.tree.empty:
@@ -127,22 +131,25 @@ class Session:
         del self.tokens[length:]
         self.epoch = epoch
         self.computed = min(self.computed, length - 1)
-        self.history.truncate(length)
+        if self.history is not None:
+            self.history.truncate(length)
         self.tree.rollback(length)
         self.miss = verifier_pb2.MISS_CAUSE_OPENING
 
     def name_source(self, source: int, drafter: str) -> None:
         """Candidates from this source are that drafter's."""
+        self._labels = {}
         self._sources[source] = drafter
         if len(self._sources) > MOST_SOURCES:
             del self._sources[next(iter(self._sources))]
 
-    def senders(self, chosen: Selection) -> list[tuple[str, ...]]:
-        """Of each node the names of the drafters that sent it, sorted; most often there is one."""
-        names = self._sources
-        return [
-            (names.get(sources[0], ""),)
-            if len(sources) == 1
-            else tuple(sorted({names.get(source, "") for source in sources}))
-            for sources in chosen.sources
-        ]
+    def senders(self, sources: tuple[int, ...]) -> tuple[str, ...]:
+        """Names of the drafters behind a node's sources, sorted; most often there is one."""
+        return tuple(sorted({self._sources.get(source, "") for source in sources}))
+
+    def label(self, sources: tuple[int, ...]) -> str:
+        """The same as one name: that two drafters say the same is evidence of its own."""
+        known = self._labels.get(sources)
+        if known is None:
+            known = self._labels[sources] = "+".join(self.senders(sources))
+        return known

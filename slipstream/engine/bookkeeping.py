@@ -45,16 +45,22 @@ class Bookkeeping:
 
     def missing(self, sequence: Sequence, count: int) -> int:
         more = max(0, self._pool.blocks_for(sequence.length + count) - len(sequence.blocks))
+        if not sequence.cut:
+            return more
         begun = self._begun(sequence)
         return more + (begun is not None and self._pool.count(begun) > 1)
 
     def grow(self, sequence: Sequence, count: int) -> None:
-        begun, missing = self._begun(sequence), self.missing(sequence, count)
+        missing = self.missing(sequence, count)
+        if not missing and not sequence.cut:
+            return
+        begun = self._begun(sequence) if sequence.cut else None
         copied = begun is not None and self._pool.count(begun) > 1
         last = sequence.blocks[-1] if sequence.blocks and not copied else None
         taken = self._pool.take(missing, last)
         if begun is not None:
             self._own(sequence, begun, taken.pop(0) if copied else None)
+        sequence.cut = False
         if missing:
             sequence.blocks += taken
             sequence.moved()
@@ -96,6 +102,7 @@ class Bookkeeping:
             self._release(sequence.blocks)
 
     def _cut(self, sequence: Sequence, length: int) -> None:
+        sequence.cut = True
         del sequence.tokens[length:]
         del sequence.digests[length // self.block_size :]
         if sequence.salt is not None:  # what was reserved at once stays reserved

@@ -18,6 +18,9 @@ class Sequence:
     length: int = 0
     ahead: int = 0
     closed: bool = False
+    cut: bool = False
+    """Whether it was rolled back since it grew last: its last block may be read by others, or known for what was in
+    it."""
     tokens: list[int] = field(default_factory=list)
     """What the rows hold."""
     digests: list[bytes] = field(default_factory=list)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import torch
 
@@ -15,21 +18,31 @@ R = TypeVar("R")
 
 
 class ModelThread:
-    """Runs functions one at a time, in the order they were asked for. `threads` are torch's, inside an operator."""
+    """Runs functions one at a time, in the order they were asked for. `threads` are torch's, inside an operator.
+
+    Every step is handed over twice; an executor's futures, locks and callbacks would double what that takes.
+    """
 
     def __init__(self, threads: int = 1, name: str = "model") -> None:
-        # OpenMP keeps the number per calling thread, so it is set on the model's thread itself.
-        self._executor = ThreadPoolExecutor(1, name, initializer=torch.set_num_threads, initargs=(threads,))
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, args=[threads], name=name, daemon=True)
+        self._thread.start()
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
         """Starts the function; to be awaited for its result or exception. A cancelled caller stops waiting; a function
-        that began still ends."""
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
+        that began still ends. Raises RuntimeError once closed."""
+        if self._closed:
+            raise RuntimeError("the model's thread is closed")
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._jobs.put(_Job(partial(function, *args, **kwargs), future))
+        return future
 
     def close(self) -> None:
         """Waits for the running function; those not begun are cancelled. Closing twice is harmless."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._closed = True
+        self._jobs.put(None)
+        self._thread.join()
 
     async def __aenter__(self) -> Self:
         return self
@@ -38,3 +51,33 @@ class ModelThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.close)
+
+    def _work(self, threads: int) -> None:
+        torch.set_num_threads(threads)  # OpenMP keeps the number per calling thread
+        while (job := self._jobs.get()) is not None:
+            if self._closed:
+                job.tell(job.future.cancel)
+            else:
+                job.run()
+            del job  # what it holds is not kept while nothing runs
+
+
+class _Job(NamedTuple):
+    function: Callable[[], Any]
+    future: asyncio.Future[Any]
+
+    def run(self) -> None:
+        try:
+            result = self.function()
+        except BaseException as error:
+            self.tell(partial(self._settle, self.future.set_exception, error))
+        else:
+            self.tell(partial(self._settle, self.future.set_result, result))
+
+    def tell(self, what: Callable[[], Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.future.get_loop().call_soon_threadsafe(what)
+
+    def _settle(self, settle: Callable[[Any], None], outcome: object) -> None:
+        if not self.future.done():
+            settle(outcome)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifier_svc.budget import Allotment, Offer, allot
+from verifier_svc.budget import Allotment, Offer
+from verifier_svc.budget import allot as allot_over
 
 # Sixty-fourths and whole seconds: sums and products of them are exact, so that ties are ties.
 descending = st.lists(st.integers(0, 64), max_size=4).map(lambda parts: [p / 64 for p in sorted(parts, reverse=True)])
@@ -19,6 +20,10 @@ arbitrary_costs = st.lists(st.integers(1, 40), min_size=32, max_size=32)
 
 def linear(base: float, per_token: float) -> Callable[[int], float]:
     return lambda tokens: base + per_token * tokens
+
+
+def allot(offers: list[Offer], cost: Callable[[int], float], room: int, base: int | None = None) -> Allotment:
+    return allot_over(offers, lambda sizes: [cost(size) for size in sizes], room, base)
 
 
 def rate(offers: list[Offer], counts: tuple[int, ...], cost: Callable[[int], float], base: int) -> tuple[float, int]:

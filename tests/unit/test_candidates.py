@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -171,7 +170,7 @@ def test_a_drawn_selection_takes_the_first_created_whatever_they_are() -> None:
 
 def test_a_selection_carries_the_distributions() -> None:
     tree, proposal = CandidateTree(PROMPT), Proposal((1, 2), (3, 4))
-    tree.graft(replace(chain(3, 1, 2), distributions=(proposal, None)))
+    tree.graft(chain(3, 1, 2)._replace(distributions=(proposal, None)))
     assert tree.select(2).distributions == (proposal, None)
 
 

@@ -53,3 +53,18 @@ async def test_closing_waits_and_is_idempotent() -> None:
     thread.close()
     with pytest.raises(RuntimeError):
         await thread.run(divmod, 1, 1)
+
+
+async def test_what_had_not_begun_is_cancelled_by_closing() -> None:
+    gate, ran = threading.Event(), list[int]()
+    thread = ModelThread()
+    running = thread.run(gate.wait, 5.0)
+    waiting = thread.run(ran.append, 1)
+    closing = asyncio.ensure_future(asyncio.to_thread(thread.close))
+    await asyncio.sleep(0.02)
+    gate.set()
+    await closing
+    assert await running is True
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ran == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +24,7 @@ from verifier_svc.acceptance.rejection import KeyedChance, rejection
 from verifier_svc.acceptance.verdict import Broken, Choose, FloatArray, Request, Rule, Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """One session's share of a step. The logits after the prefix stand in row `first_row`, those after node i in
     `first_row + 1 + i`."""
 
@@ -89,26 +89,31 @@ def _follow(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
     """Cases whose choices need no walk to be known: the argmax of all their rows, then each rule in one go."""
     if not cases:
         return []
-    rows = sorted(row for case in cases for row in range(case.first_row, case.first_row + 1 + len(case.selection)))
-    if len(rows) < len(logits):
-        logits = logits[torch.tensor(rows, device=logits.device)]
-    choices = dict(zip(rows, coupling.likeliest(logits), strict=True))
-    return [_walked(case, choices) for case in cases]
+    spans = [(case.first_row, case.first_row + 1 + len(case.selection)) for case in cases]
+    if sum(stop - start for start, stop in spans) == len(logits):
+        choices = coupling.likeliest(logits)
+    else:
+        rows = [row for start, stop in spans for row in range(start, stop)]
+        choices = [-1] * len(logits)
+        for row, token in zip(rows, coupling.likeliest(logits[torch.tensor(rows, device=logits.device)]), strict=True):
+            choices[row] = token
+    return [_walked(case.selection, choices[start:stop]) for case, (start, stop) in zip(cases, spans, strict=True)]
 
 
-def _walked(case: Case, choices: Mapping[int, int]) -> Verdict | Broken:
-    """choices: by row of the step; -1 where the row is broken."""
-    if not len(case.selection):  # plain decoding, without the ceremony
-        token = choices[case.first_row]
-        return Broken(ROOT) if token < 0 else Verdict((), token)
-    walk = _start(case)
-    while walk.outcome is None:
-        token = choices[case.first_row + 1 + walk.request.node]
-        if token < 0:
-            walk.rule.close()
-            return Broken(walk.request.node)
-        walk.send(token)
-    return walk.outcome
+def _walked(selection: Selection, choices: Sequence[int]) -> Verdict | Broken:
+    """The coupled rule without the ceremony. choices: after the prefix, then after each node; -1 where a row is
+    broken."""
+    if not len(selection):
+        return Verdict((), choices[0]) if choices[0] >= 0 else Broken(ROOT)
+    rule = coupled(selection)
+    request = next(rule)
+    while (token := choices[1 + request.node]) >= 0:
+        try:
+            request = rule.send(token)
+        except StopIteration as stop:
+            verdict: Verdict = stop.value
+            return verdict
+    return Broken(request.node)
 
 
 def _start(case: Case) -> _Walk:
