@@ -1,0 +1,13 @@
+"""What a step does besides its pass is counted, so that it does not grow unseen."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.between import calls
+
+
+@pytest.mark.parametrize(("nodes", "most"), [(0, 180), (8, 540)])
+async def test_python_calls_between_two_passes(nodes: int, most: int) -> None:
+    """Of each of 32 sessions, those included that are made while the next pass runs."""
+    assert await calls(32, nodes) / 32 <= most
