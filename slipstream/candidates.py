@@ -16,7 +16,7 @@ forgotten with their names; dead nodes lose theirs at once; one source has at mo
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from slipstream.frame import Frame, Grafted, Limits, check
@@ -71,6 +71,8 @@ class CandidateTree:
         """Live candidates."""
         self.version = 0
         """Grows with every change."""
+        self.admits: Callable[[tuple[int, ...], int], bool] | None = None
+        """Whether a new candidate may stand below this path from the root; None: all may."""
         self._order = 0
         self._sources: dict[int, _Source] = {}
         start = max(0, len(committed) - self.limits.window)
@@ -266,10 +268,20 @@ class CandidateTree:
             return None, "deep"
         if self.node_count >= self.limits.nodes:
             return None, "full"
+        if self.admits is not None and not self.admits(self._path(parent), token):
+            return None, "forbidden"
         self._order += 1
         self.node_count += 1
         child = parent.children[token] = _Node(token, parent.length + 1, parent, self._order)
         return child, "added"
+
+    def _path(self, node: _Node) -> tuple[int, ...]:
+        """The tokens from below the root down to this node."""
+        tokens: list[int] = []
+        while node.parent is not None:
+            tokens.append(node.token)
+            node = node.parent
+        return tuple(reversed(tokens))
 
     def _learn(self, node: _Node, frame: Frame, index: int, *, new: bool) -> None:
         log_prob = frame.log_probs[index]
