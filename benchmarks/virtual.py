@@ -25,6 +25,7 @@ from drafter_svc.scheduler import Scheduler as DraftScheduler
 from slipstream import wire
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc import service as verifier_service
 from verifier_svc.curve import BUCKETS, CostCurve
@@ -202,7 +203,8 @@ async def system(world: World) -> AsyncIterator[System]:
     planner = world.planner(drafters, Limits(512, 256, 0.25), _curve(world.target), loop.time)
     verifying = Scheduler(target, target_thread, drafters, planner, loop.time)  # type: ignore[arg-type]
     tokens = world.blocks * BLOCK_SIZE
-    service = verifier_service.VerifierService(verifying, drafters, verifier_service.Bounds(model, 4096, 64, tokens))
+    promised = verifier_service.Bounds(model, 4096, 64, tokens)
+    service = verifier_service.VerifierService(verifying, drafters, promised, Grammars.of("", target.model))
 
     address = verifier_pb2.DrafterAddress(address="drafter:1", name="model")
     drafter = drafters._drafter(address, [])

@@ -121,7 +121,9 @@ class Peer:
                 reason="NO_DISTRIBUTION",
             )
         prediction = tuple(request.prediction_token_ids)
-        if known is not None and (known.prediction, known.cache_salt) != (prediction, request.cache_salt):
+        structure = wire.structure_from_wire(request.structured_output)
+        asked = (prediction, request.cache_salt, structure)
+        if known is not None and (known.prediction, known.cache_salt, known.structure) != asked:
             self._scheduler.remove(self._sessions.pop(number))  # what it learned belongs to another text, or tenant
             known = None
         if known is not None:
@@ -141,6 +143,7 @@ class Peer:
             max_length=min(request.max_length, self._bounds.model.max_length),
             prediction=prediction,
             cache_salt=request.cache_salt,
+            structure=structure,
             number=number,
         )
         self._sessions[number] = session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from drafter_svc.tree import DraftTree, Node
@@ -10,8 +11,10 @@ from slipstream import noise
 from slipstream.engine.sequence import Sequence
 from slipstream.errors import OutOfRange
 from slipstream.frame import Limits
+from slipstream.grammar import Cursor, Grammar
 from slipstream.noise import Purpose
 from slipstream.sampling import Sampling
+from slipstream.structure import Structure
 
 NEVER = 1e-9
 """A path probability below which nothing is worth a guess, whatever the policy says."""
@@ -35,7 +38,7 @@ class Policy:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Owned by the event loop; only `sequence` is the model's."""
+    """Owned by the event loop; only `sequence`, `grammar` and `cursor` are the model's."""
 
     epoch: int
     sampling: Sampling
@@ -49,6 +52,12 @@ class Session:
     """Output that the client expects."""
     cache_salt: str = ""
     """Sessions of different salts share nothing that could tell one what the other wrote."""
+    structure: Structure | None = None
+    """What the output must be."""
+    grammar: Future[Grammar] | None = None
+    """The same compiled, soon; the model's."""
+    cursor: Cursor | None = None
+    """In it; the model's."""
     computed: int = 0
     """Leading committed tokens whose KV is right, once the step in flight has ended."""
     revision: int = 0

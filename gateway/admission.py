@@ -11,7 +11,9 @@ from gateway.rules import Case, Rule, choose
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.logprobs import MOST_TOP
 from slipstream.sampling import Sampling
+from slipstream.structure import Structure
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 RandomBits = Callable[[int], int]
@@ -36,6 +38,10 @@ class Plan:
     priority: int = 0
     prediction: tuple[int, ...] = ()
     """Output that is expected; empty without speculation."""
+    structure: Structure | None = None
+    """What the output must be."""
+    top_logprobs: int | None = None
+    """Likeliest tokens told in each place, besides each token's own log-probability; None: not even that."""
     drafting: Drafting = field(default_factory=Drafting, compare=False)
     """Who may take the place of a drafter that fails."""
 
@@ -59,6 +65,9 @@ class Plan:
             workload=self.workload,
             cache_salt=self.cache_salt,
             priority=self.priority,
+            structured_output=wire.structure_to_wire(self.structure),
+            logprobs=self.top_logprobs is not None,
+            top_logprobs=self.top_logprobs or 0,
         )
         if self.prediction:
             request.prediction.token_ids.token_ids.extend(self.prediction)
@@ -83,6 +92,8 @@ class Admission:
         stop_token_ids = self._stop_token_ids(request, model)
         _check_labels(request)
         self._check_priority(request.priority)
+        top_logprobs = _top_logprobs(request)
+        structure = await self._structure(request, model, stop_token_ids)
         prompt = await self._prompt(request, model)
         prediction = await self._prediction(request.prediction, model)
         max_length = min(len(prompt) + self._max_tokens(request), model.max_length)
@@ -103,6 +114,8 @@ class Admission:
             cache_salt=request.cache_salt,
             priority=request.priority,
             prediction=prediction if draft_tokens else (),
+            structure=structure,
+            top_logprobs=top_logprobs,
             drafting=drafting,
         )
 
@@ -118,6 +131,21 @@ class Admission:
             model, asked.names, need_trust=asked.need_trust, predicted=asked.predicted, among=asked.among
         )
         return tuple(drafter.as_address() for drafter in drafters)
+
+    async def _structure(
+        self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo, ends: tuple[int, ...]
+    ) -> Structure | None:
+        """Looked at as a whole, so that whatever is wrong with it is said before anything else is spent."""
+        structure = wire.structure_from_wire(request.structured_output)
+        if structure is None:
+            return None
+        if not set(model.eos_token_ids) <= set(ends):
+            raise InvalidArgument(
+                "A structured output ends, and then nothing but an end-of-text token can follow; leave ignore_eos out.",
+                reason="ENDLESS_GRAMMAR",
+            )
+        await self._tokenizer.compile(structure, model, request.cache_salt)
+        return structure
 
     async def _prompt(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         if request.WhichOneof("input") == "prompt_token_ids":
@@ -195,6 +223,14 @@ class Admission:
         if rule.off and not speculation.drafters:
             return 0
         return min(rule.max_draft_tokens or limit, limit)
+
+
+def _top_logprobs(request: gateway_pb2.GenerateRequest) -> int | None:
+    if request.top_logprobs > MOST_TOP:
+        raise InvalidArgument(f"top_logprobs is {request.top_logprobs}; ask for at most {MOST_TOP}.")
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidArgument("top_logprobs without logprobs; set logprobs too.")
+    return request.top_logprobs if request.logprobs else None
 
 
 def _check_labels(request: gateway_pb2.GenerateRequest) -> None:

@@ -18,8 +18,10 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from slipstream.v1 import gateway_pb2
+
 _PER_TOKEN = {"Replace", "ByteFallback", "Metaspace", "WordPiece"}
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer(Protocol):
@@ -40,6 +42,7 @@ class Decoding:
         kinds = list(_decoders(tokenizer))
         self._bytes = _byte_alphabet() if [kind["type"] for kind in kinds] == ["ByteLevel"] else None
         self._anchor = self._find_anchor() if _is_per_token(kinds) else None
+        self._texts: dict[int, gateway_pb2.TokenText] = {}
 
     def detokenizer(self) -> Detokenizer:
         if self._bytes is not None:
@@ -64,6 +67,26 @@ class Decoding:
     def whole(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
+
+    def text_of(self, token: int) -> gateway_pb2.TokenText:
+        """A token by itself. The bytes of an output's tokens, joined, are those of its text, but for what a decoder
+        strips at the text's beginning."""
+        told = self._texts.get(token)
+        if told is None:
+            told = self._texts[token] = self._text_of(token)
+        return told
+
+    def _text_of(self, token: int) -> gateway_pb2.TokenText:
+        word = self.shown(token)
+        if word is None:
+            return gateway_pb2.TokenText(token_id=token, text=self._tokenizer.id_to_token(token) or "")
+        if self._bytes is not None:
+            raw = self.raw(word)
+        elif byte := _BYTE_TOKEN.fullmatch(word):
+            raw = bytes([int(byte[1], 16)])
+        else:
+            raw = self.after_others([token]).encode()
+        return gateway_pb2.TokenText(token_id=token, text=raw.decode("utf-8", "replace"), bytes=raw)
 
     def after_others(self, tokens: Sequence[int]) -> str:
         """The text of tokens that do not come first."""

@@ -46,6 +46,7 @@ class Seat:
         self._length = 0
         self._max_length = 0
         self._credit = 0
+        self._logprobs = False
         self._news = News()
         self._filled = asyncio.Event()
 
@@ -55,6 +56,7 @@ class Seat:
         self._length = len(request.prefix.token_ids)
         self._max_length = request.max_length
         self._credit = request.credit
+        self._logprobs = request.HasField("top_logprobs")
         self._send(verifier_pb2.DecodeCommand(session=self.number, epoch=self._epoch, open=request))
 
     def credit(self, tokens: int) -> None:
@@ -125,6 +127,8 @@ class Seat:
             return "The verifier went beyond the session's length; it is opened again."
         if any(token >= self._vocabulary_size for token in done.token_ids):
             return "The verifier sent a token outside its vocabulary; the session is opened again."
+        if len(done.logprobs) != (len(done.token_ids) if self._logprobs else 0):
+            return "The verifier sent log-probabilities that do not fit its tokens; the session is opened again."
         # A round starts with credit left and may overdraw it by its own tokens; nothing may follow.
         return "The verifier overdrew its credit; the session is opened again." if self._credit <= 0 else ""
 

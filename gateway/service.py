@@ -104,7 +104,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         name = f"{self._chance.random_bits(128):032x}"
         record = Record(name, 1, plan.params(), len(plan.prompt), plan.prompt)
         log = SessionLog(self._store, record, scribe=self._scribe, grace_s=self._stage.config.store_grace_s)
-        transcript = Transcript(self._tokenizer.detokenizer(), plan.stops)
+        transcript = Transcript(self._tokenizer.detokenizer(), plan.stops, self._tokenizer.shown)
         ledger = Ledger(self._chance.clock, arrived_at, plan.max_draft_tokens > 0, self._stage.router.predicts)
         return Session(name, plan, self._stage, log, transcript, ledger)
 

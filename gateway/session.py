@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.admission import Plan
@@ -155,7 +155,8 @@ class Session:
         if self._transcript.stop:
             tokens = tokens[: max(0, self._transcript.carrying() - offset)]
         if tokens or text:
-            await deliver(_delta(offset, tokens, text))
+            told = [each for done in rounds for each in done.logprobs][: len(tokens)]
+            await deliver(_delta(offset, tokens, text, self._transcript.likelihoods(tokens, told)))
         seat.credit(len(self._output) - offset)
 
     def _weigh(self, end: End) -> FinishReason:
@@ -232,6 +233,8 @@ class Session:
             cache_salt=plan.cache_salt,
             workload=plan.workload,
             priority=plan.priority,
+            structured_output=wire.structure_to_wire(plan.structure),
+            top_logprobs=plan.top_logprobs,
         )
 
     def _started(self) -> gateway_pb2.GenerateResponse:
@@ -243,5 +246,8 @@ class Session:
         )
 
 
-def _delta(offset: int, tokens: list[int], text: str) -> gateway_pb2.GenerateResponse:
-    return gateway_pb2.GenerateResponse(delta=gateway_pb2.Delta(offset=offset, token_ids=tokens, text=text))
+def _delta(
+    offset: int, tokens: list[int], text: str, logprobs: Sequence[gateway_pb2.Logprob] = ()
+) -> gateway_pb2.GenerateResponse:
+    delta = gateway_pb2.Delta(offset=offset, token_ids=tokens, text=text, logprobs=logprobs)
+    return gateway_pb2.GenerateResponse(delta=delta)

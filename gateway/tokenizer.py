@@ -8,6 +8,9 @@ from tokenizers import Tokenizer as Encoder
 
 from gateway.detokenizer import Decoding, Detokenizer
 from slipstream.errors import InvalidArgument
+from slipstream.grammar import Grammars
+from slipstream.structure import Structure
+from slipstream.v1 import gateway_pb2, types_pb2
 from slipstream.vocabulary import fingerprint
 
 THREAD_FROM_CHARACTERS = 2048
@@ -19,6 +22,7 @@ class Tokenizer:
         self._encoder = encoder
         self._max_bytes = max_bytes
         self._decoding = Decoding(encoder)
+        self._grammars: dict[tuple[object, ...], Grammars] = {}
         self.fingerprint = fingerprint(encoder)
 
     async def encode(self, text: str) -> list[int]:
@@ -29,6 +33,21 @@ class Tokenizer:
         if len(text) < THREAD_FROM_CHARACTERS:
             return self._encode(text)
         return await asyncio.to_thread(self._encode, text)
+
+    async def compile(self, structure: Structure, model: types_pb2.ModelInfo, salt: str) -> None:
+        """Raises InvalidArgument for a structure that cannot be read, FailedPrecondition for one that the model cannot
+        write."""
+        # By all that it is compiled for: the models of a gateway share their tokenizer, not always these.
+        key = (model.vocabulary_fingerprint, model.vocabulary_size, *model.eos_token_ids)
+        if key not in self._grammars:
+            self._grammars[key] = Grammars(
+                lambda: self._encoder, model.vocabulary_fingerprint, model.vocabulary_size, model.eos_token_ids
+            )
+        await asyncio.wrap_future(self._grammars[key].compile(structure, salt))
+
+    def shown(self, token: int) -> gateway_pb2.TokenText:
+        """What can be said of one token."""
+        return self._decoding.text_of(token)
 
     def detokenizer(self) -> Detokenizer:
         """For one session's output."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.detokenizer import Detokenizer
 from gateway.stops import Scan, StopStrings
+from slipstream.v1 import gateway_pb2, types_pb2
+
+Shown = Callable[[int], gateway_pb2.TokenText]
+"""What can be said of a single token."""
+
+
+def number_only(token: int) -> gateway_pb2.TokenText:
+    return gateway_pb2.TokenText(token_id=token)
 
 
 class Transcript:
     """Fed with output tokens in order; `stop` is set once a stop string ended the text."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], shown: Shown = number_only) -> None:
         self._detokenizer = detokenizer
+        self._shown_token = shown
         self._stops = StopStrings(stops)
         self._ends: list[int] = []
         """Characters that were there after each token."""
@@ -28,6 +37,17 @@ class Transcript:
     def push(self, tokens: Sequence[int]) -> str:
         """The text that became final. Nothing after a stop string."""
         return "".join(self._advance(self._detokenizer.push(token)) for token in tokens)
+
+    def likelihoods(self, tokens: Sequence[int], told: Sequence[types_pb2.TokenLogprobs]) -> list[gateway_pb2.Logprob]:
+        """What the verifier said of these tokens, with their words; nothing where it was not asked."""
+        return [self._likelihood(token, each) for token, each in zip(tokens, told, strict=False)]
+
+    def _likelihood(self, token: int, told: types_pb2.TokenLogprobs) -> gateway_pb2.Logprob:
+        top = [
+            gateway_pb2.TopLogprob(token=self._shown_token(other), logprob=logprob)
+            for other, logprob in zip(told.top_token_ids, told.top_logprobs, strict=True)
+        ]
+        return gateway_pb2.Logprob(token=self._shown_token(token), logprob=told.logprob, top=top)
 
     def finish(self) -> str:
         """The text that was held back; no more tokens follow."""

@@ -14,13 +14,11 @@ from gateway.seat import Seat, lost
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.links import Link
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from slipstream.vocabulary import EMULATED
 
 log = logging.getLogger(__name__)
 
 Dial = Callable[[str], grpc.aio.Channel]
-
-EMULATED = "emulated"
-"""Of an engine without a model, for tests of load: its token ids are just numbers."""
 
 
 class Verifier:

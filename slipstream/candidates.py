@@ -16,7 +16,7 @@ forgotten with their names; dead nodes lose theirs at once; one source has at mo
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
@@ -70,6 +70,8 @@ class CandidateTree:
         self.limits = limits or Limits()
         self.version = 0
         """Grows with every change."""
+        self.admits: Callable[[tuple[int, ...], int], bool] | None = None
+        """Whether a new candidate may stand below this path from the root; None: all may."""
         self._order = self._nodes = 0
         self._dead: list[_Node] = []
         """Roots of what fell off: still counted and named, until somebody asks. A commit stands between two steps, and
@@ -283,6 +285,8 @@ class CandidateTree:
             return None, "deep"
         if self._nodes >= self.limits.nodes:
             return None, "full"
+        if self.admits is not None and not self.admits(self._path(parent), token):
+            return None, "forbidden"
         self._order += 1
         self._nodes += 1
         node = parent.children[token] = _Node(token, parent.length + 1, parent, self._order)
@@ -290,6 +294,14 @@ class CandidateTree:
         if frame.distributions:
             node.distribution = frame.distributions[index]
         return node, "added"
+
+    def _path(self, node: _Node) -> tuple[int, ...]:
+        """The tokens from below the root down to this node."""
+        tokens: list[int] = []
+        while node.parent is not None:
+            tokens.append(node.token)
+            node = node.parent
+        return tuple(reversed(tokens))
 
     def _committed(self, length: int) -> _Node | None:
         """The committed node at this length; None once it has left the window."""

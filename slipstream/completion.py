@@ -28,6 +28,15 @@ def _explained(error: SlipstreamError) -> SlipstreamError:
     return error
 
 
+def _token(told: gateway_pb2.TokenText, logprob: float) -> dict[str, object]:
+    return {"token_id": told.token_id, "token": told.text, "bytes": list(told.bytes), "logprob": logprob}
+
+
+def _likelihood(told: gateway_pb2.Logprob) -> dict[str, object]:
+    top = [_token(other.token, other.logprob) for other in told.top]
+    return {**_token(told.token, told.logprob), "top_logprobs": top}
+
+
 @dataclass(slots=True)
 class Completion:
     """Everything one Generate stream said."""
@@ -36,6 +45,8 @@ class Completion:
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
+    """One for each token, if the request asked for them."""
 
     def take(self, response: gateway_pb2.GenerateResponse) -> str:
         """Fold one event in; returns the text it added."""
@@ -44,11 +55,13 @@ class Completion:
             self.started = response.started
         elif kind == "delta":
             self.token_ids[response.delta.offset :] = response.delta.token_ids
+            self.logprobs[response.delta.offset :] = response.delta.logprobs
             self.text += response.delta.text
             return response.delta.text
         elif kind == "finished":
             self.finished = response.finished
             del self.token_ids[self.finished.output_tokens :]
+            del self.logprobs[self.finished.output_tokens :]
         return ""
 
     @property
@@ -64,6 +77,7 @@ class Completion:
             "text": self.text,
             "token_ids": self.token_ids,
             "prompt_token_ids": list(self.started.prompt_token_ids),
+            "logprobs": [_likelihood(told) for told in self.logprobs] or None,
             "finish_reason": FINISH_REASONS.get(self.finished.reason, "unknown"),
             "stop": self.finished.stop or None,
             "session_id": self.started.session_id,

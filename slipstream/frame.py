@@ -59,7 +59,7 @@ class Grafted(NamedTuple):
     merged: int = 0
     """Led to a token that was there already: another drafter's node, or the committed path."""
     dropped: Mapping[str, int] = MappingProxyType({})
-    """By reason: stale, duplicate, orphan, diverged, deep, full."""
+    """By reason: stale, duplicate, orphan, diverged, deep, full, forbidden."""
 
 
 def check(frame: Frame, vocabulary_size: int, limits: Limits) -> Frame:

@@ -14,6 +14,9 @@ from tokenizers import Tokenizer
 
 from slipstream.errors import FailedPrecondition, NotFound
 
+EMULATED = "emulated"
+"""How the fingerprint of a model without a tokenizer begins: its token ids are just numbers."""
+
 
 def is_local(name: str) -> bool:
     """Whether a model's name is a folder rather than a hub id (`owner/name` or `name`)."""

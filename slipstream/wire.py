@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
+from slipstream.logprobs import TokenLogprobs
 from slipstream.sampling import Sampling
+from slipstream.structure import Structure
 from slipstream.v1 import types_pb2
 
 MAX_FAILURE_CHARACTERS = 1024
@@ -66,6 +68,34 @@ def rule_number(name: str) -> types_pb2.AcceptanceRule:
     if name not in _RULES:
         raise InvalidArgument(f"acceptance rule {name!r} is unknown; choose one of {sorted(_RULES)}.")
     return _RULES[name]
+
+
+def structure_from_wire(message: types_pb2.StructuredOutput) -> Structure | None:
+    """None where nothing is asked for. Raises InvalidArgument as `Structure` does."""
+    kind = message.WhichOneof("format")
+    if kind is None:
+        return None
+    if kind == "json_object":
+        if not message.json_object:
+            raise InvalidArgument("json_object is false; send true, or leave structured_output out.")
+        return Structure(kind)
+    return Structure(kind, getattr(message, kind))
+
+
+def structure_to_wire(structure: Structure | None) -> types_pb2.StructuredOutput | None:
+    if structure is None:
+        return None
+    message = types_pb2.StructuredOutput()
+    setattr(message, structure.format, True if structure.format == "json_object" else structure.text)
+    return message
+
+
+def logprobs_to_wire(told: TokenLogprobs) -> types_pb2.TokenLogprobs:
+    return types_pb2.TokenLogprobs(
+        logprob=told.logprob,
+        top_token_ids=[token for token, _ in told.top],
+        top_logprobs=[logprob for _, logprob in told.top],
+    )
 
 
 def confidences_to_wire(log_probs: Iterable[float]) -> bytes:

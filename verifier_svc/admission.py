@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from slipstream import wire
 from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.logprobs import MOST_TOP
 from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2
 
@@ -19,6 +20,17 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
     if max(len(request.workload.encode()), len(request.cache_salt.encode())) > wire.MAX_LABEL_BYTES:
         raise InvalidArgument(f"workload and cache_salt have at most {wire.MAX_LABEL_BYTES} bytes each.")
     _check_tokens(request, model)
+    _check_end(request, model)
+    if request.top_logprobs > MOST_TOP:
+        raise InvalidArgument(f"top_logprobs is at most {MOST_TOP}.")
+
+
+def _check_end(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) -> None:
+    structured = request.structured_output.WhichOneof("format") is not None
+    if structured and not set(model.eos_token_ids) <= set(request.stop_token_ids):
+        raise InvalidArgument(
+            "a structured output ends with an end-of-text token; name all of the model's as stop tokens."
+        )
 
 
 def check_room(max_length: int, kv_tokens: int) -> None:

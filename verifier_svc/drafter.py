@@ -272,6 +272,7 @@ class Drafter:
             max_length=session.max_length,
             prediction_token_ids=session.prediction,
             cache_salt=session.cache_salt,
+            structured_output=wire.structure_to_wire(session.structure),
         )
 
     def _policy(self, session: Session) -> drafter_pb2.DraftPolicy:

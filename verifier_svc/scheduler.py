@@ -213,6 +213,7 @@ class Scheduler:
                     miss=result.miss,
                     bubble_us=int(min(result.timing.waited, result.idle_s) * 1e6),
                     drafters=_shares(session, chosen, verdict.path),
+                    logprobs=map(wire.logprobs_to_wire, verdict.logprobs[: len(result.token_ids)]),
                 )
             )
             self._planner.judged(turn, verdict)

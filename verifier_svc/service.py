@@ -23,8 +23,12 @@ from slipstream.errors import (
     SlipstreamError,
     Unavailable,
 )
+from slipstream.grammar import Grammar, Grammars
+from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_open, check_room, check_trust
+from verifier_svc.compiling import Compiling, Listener
+from verifier_svc.constraint import Constraint
 from verifier_svc.drafters import Drafters
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.session import Reply, Rewind, Session
@@ -43,10 +47,11 @@ class Bounds:
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
-    def __init__(self, scheduler: Scheduler, drafters: Drafters, bounds: Bounds) -> None:
+    def __init__(self, scheduler: Scheduler, drafters: Drafters, bounds: Bounds, grammars: Grammars) -> None:
         self.scheduler = scheduler
         self.drafters = drafters
         self.bounds = bounds
+        self.grammars = grammars
         self.by_id: dict[str, Session] = {}
         """Sessions of all gateways: the fence between two that claim one session."""
         self._leaving = False
@@ -103,26 +108,36 @@ class Peer:
         self.outbox: links.Outbox[Reply] = links.Outbox()
         self._service = service
         self._sessions: dict[int, Session] = {}
+        self._compiling = Compiling(service.grammars, Listener(self._obey, self._fail, self._take))
 
     def receive(self, request: verifier_pb2.DecodeRequest) -> None:
         for command in request.commands:
-            try:
-                self._apply(command)
-            except SlipstreamError as error:
-                self._fail(command, error)
-            except Exception as error:  # one bad command costs one session, never the stream
-                log.error("a command failed", exc_info=error)
-                self._fail(command, Internal("the verifier failed on this session's command."))
+            self._take(command)
 
     def leave(self) -> None:
+        self._compiling.leave()
         for session in list(self._sessions.values()):
             self._end(session, verifier_pb2.FINISH_REASON_CANCELLED)
 
+    def _take(self, command: verifier_pb2.DecodeCommand) -> None:
+        if not self._compiling.holds(command):
+            self._obey(command)
+
+    def _obey(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None = None) -> None:
+        """`grammar`: of an open, once it is compiled."""
+        try:
+            if command.WhichOneof("command") == "open":
+                self._open(command, grammar)
+            else:
+                self._apply(command)
+        except SlipstreamError as error:
+            self._fail(command, error)
+        except Exception as error:  # one bad command costs one session, never the stream
+            log.error("a command failed", exc_info=error)
+            self._fail(command, Internal("the verifier failed on this session's command."))
+
     def _apply(self, command: verifier_pb2.DecodeCommand) -> None:
         kind = command.WhichOneof("command")
-        if kind == "open":
-            self._open(command.session, command.epoch, command.open)
-            return
         session = self._sessions.get(command.session)
         if session is None or session.closed or command.epoch < session.epoch:
             return  # ended before the command came, or fenced
@@ -143,7 +158,8 @@ class Peer:
         else:
             raise InvalidArgument("the command is empty; send open, attach, policy, rollback, credit or close.")
 
-    def _open(self, number: int, epoch: int, request: verifier_pb2.DecodeOpen) -> None:
+    def _open(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None) -> None:
+        number, epoch, request = command.session, command.epoch, command.open
         if number in self._sessions and not self._sessions[number].closed:
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
         self._service.check_staying()
@@ -153,13 +169,28 @@ class Peer:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
         sampling = wire.sampling_from_wire(request.sampling)
         check_trust(sampling, request.drafters)
+        structure = wire.structure_from_wire(request.structured_output)
+        if structure is not None and grammar is None:
+            self._compiling.start(command, structure)
+            return
         self._fence(request.key.id, epoch)
+        session = self._session(command, sampling)
+        if grammar is not None:
+            session.structure, drawn = structure, sampling.acceptance != "coupled"
+            session.constraint = Constraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
+            session.tree.admits = session.constraint.admits
+        self._service.drafters.attach(session, list(request.drafters))  # raises before anything is remembered
+        self._sessions[number] = self._service.by_id[session.id] = session
+        self._service.scheduler.add(session)
+
+    def _session(self, command: verifier_pb2.DecodeCommand, sampling: Sampling) -> Session:
+        request = command.open
         tokens = list(request.prefix.token_ids)
         prompt_length = request.prefix.prompt_length
-        session = Session(
+        return Session(
             id=request.key.id,
-            number=number,
-            epoch=epoch,
+            number=command.session,
+            epoch=command.epoch,
             sampling=sampling,
             tokens=tokens,
             prompt_length=prompt_length,
@@ -174,10 +205,8 @@ class Peer:
             prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
             priority=request.priority,
+            top_logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
         )
-        self._service.drafters.attach(session, list(request.drafters))  # raises before anything is remembered
-        self._sessions[number] = self._service.by_id[session.id] = session
-        self._service.scheduler.add(session)
 
     def _fence(self, session_id: str, epoch: int) -> None:
         """Of two claims on one session the higher epoch wins. Raises Aborted for the other."""

@@ -9,7 +9,9 @@ from slipstream.candidates import CandidateTree, Selection
 from slipstream.engine.history import History
 from slipstream.engine.sequence import Sequence
 from slipstream.sampling import Sampling
+from slipstream.structure import Structure
 from slipstream.v1 import verifier_pb2
+from verifier_svc.constraint import Constraint
 
 MOST_SOURCES = 64
 """Whose names are remembered: every open on a drafter is a source of its own."""
@@ -82,6 +84,12 @@ class Session:
     """Monotonic seconds: the end of the session's last round."""
     miss: verifier_pb2.MissCause = verifier_pb2.MISS_CAUSE_OPENING
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
+    constraint: Constraint | None = None
+    """Where the output is structured."""
+    structure: Structure | None = None
+    """The same, for the drafters."""
+    top_logprobs: int | None = None
+    """Of how many likeliest tokens the gateway wants log-probabilities with each token's own; None: not even that."""
     offer: Offered | None = None
     """What the planner made of the tree the last time it looked."""
     _sources: dict[int, str] = field(default_factory=dict)

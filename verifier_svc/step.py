@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 
 from slipstream.engine.engine import Engine
+from slipstream.engine.logprobs import logprobs
 from slipstream.engine.step import Segment
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.selection import Selection
@@ -46,6 +49,35 @@ def perform(engine: Engine, turns: list[Turn]) -> list[Outcome]:
     return _decide(engine, turns, segments, engine.forward(segments))
 
 
+def _told(
+    turns: list[Turn], cases: dict[int, Case], verdicts: dict[int, Verdict | Broken], logits: torch.Tensor
+) -> dict[int, Verdict]:
+    """The verdicts of sessions that asked for log-probabilities, with them. Rows that were not accepted cost nothing,
+    nor do other sessions."""
+    asked = {
+        index: verdict
+        for index, verdict in verdicts.items()
+        if turns[index].session.top_logprobs is not None and isinstance(verdict, Verdict)
+    }
+    if not asked:
+        return {}
+    rows, tokens, tops = list[int](), list[int](), list[int]()
+    for index, verdict in asked.items():
+        case = cases[index]
+        rows += [case.first_row, *(case.first_row + 1 + node for node in verdict.path)]
+        tokens += [*(case.selection.token_ids[node] for node in verdict.path), verdict.next_token]
+        tops += [turns[index].session.top_logprobs or 0] * (1 + len(verdict.path))
+    told = iter(logprobs(logits[torch.tensor(rows, device=logits.device)], tokens, tops))
+    return {
+        index: replace(verdict, logprobs=tuple(islice(told, 1 + len(verdict.path)))) for index, verdict in asked.items()
+    }
+
+
+def _broken(engine: Engine, segment: Segment) -> Internal:
+    engine.disown(segment.sequence)
+    return Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS")
+
+
 def _segment(turn: Turn) -> Segment:
     assert turn.session.sequence is not None
     chosen = turn.selection
@@ -60,15 +92,15 @@ def _decide(engine: Engine, turns: list[Turn], segments: list[Segment], logits: 
     for index, (turn, segment) in enumerate(zip(turns, segments, strict=True)):
         if turn.complete:
             session = turn.session
-            cases[index] = Case(turn.selection, row, session.sampling, turn.base, session.history)
+            cases[index] = Case(turn.selection, row, session.sampling, turn.base, session.history, session.constraint)
         row += segment.logit_rows
     verdicts = dict(zip(cases, judge(list(cases.values()), logits), strict=True))
+    verdicts |= _told(turns, cases, verdicts, logits)
     outcomes: list[Outcome] = []
     for index, segment in enumerate(segments):
         verdict = verdicts.get(index)
         if isinstance(verdict, Broken):
-            engine.disown(segment.sequence)
-            outcomes.append(Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS"))
+            outcomes.append(verdict.error or _broken(engine, segment))
             continue
         outcomes.append(verdict)
         engine.keep(segment, list(verdict.path) if verdict is not None else [])

@@ -12,6 +12,7 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
 from slipstream.engine.quantisation import for_target
 from slipstream.engine.thread import ModelThread
+from slipstream.grammar import Grammars
 from slipstream.server import Server
 from slipstream.v1 import worker_pb2
 from slipstream.worker import Identity, WorkerService
@@ -62,7 +63,7 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
         scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
         kv_tokens = engine.blocks_total * engine.block_size
         bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens)
-        service = VerifierService(scheduler, drafters, bounds)
+        service = VerifierService(scheduler, drafters, bounds, Grammars.of(config.model, engine.model))
         worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
         server = Server([service.register, worker.register])
         async with asyncio.TaskGroup() as tasks:

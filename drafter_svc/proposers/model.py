@@ -8,7 +8,7 @@ a small model are all overhead, so computing them again is cheaper than keeping 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,22 +20,32 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.history import History
 from slipstream.engine.step import Segment
 from slipstream.errors import Internal, SlipstreamError
+from slipstream.grammar import Grammars, Mask
 from slipstream.proposal import Proposal
 
 
 class ModelProposer:
-    """`width` guesses below each expanded node; `proposal_tokens` bounds the support of the honest q."""
+    """`width` guesses below each expanded node; `proposal_tokens` bounds the support of the honest q. With `grammars`
+    a structured output is guessed inside its grammar."""
 
     draws = True
 
     def __init__(
-        self, engine: Engine, *, width: int, max_nodes: int, proposal_tokens: int, sharpness: float = 1.0
+        self,
+        engine: Engine,
+        *,
+        width: int,
+        max_nodes: int,
+        proposal_tokens: int,
+        sharpness: float = 1.0,
+        grammars: Grammars | None = None,
     ) -> None:
         self._engine = engine
         self._width = width
         self._max_nodes = max_nodes
         self._proposal_tokens = proposal_tokens
         self._sharpness = sharpness
+        self._grammars = grammars
 
     @torch.inference_mode()
     def grow(self, turns: list[Turn]) -> list[Answer]:
@@ -82,7 +92,7 @@ class ModelProposer:
 
     def _choose(self, places: list[Place], rows: torch.Tensor, answers: list[Answer]) -> None:
         """Guesses below every place from its log q, float32 [places, V], unprocessed."""
-        processed = logits.process(rows, [place.context for place in places])
+        processed = logits.process(rows, [replace(place.context, mask=self._mask(place)) for place in places])
         for coupled in (True, False):
             chosen = [i for i, place in enumerate(places) if place.coupled == coupled]
             if chosen:
@@ -90,6 +100,21 @@ class ModelProposer:
                 some = [places[i] for i in chosen]
                 for place, guesses in zip(some, guess(some, processed[chosen]), strict=True):
                     _gather(answers, place, guesses)
+
+    def _mask(self, place: Place) -> Mask | None:
+        """What the session's grammar allows there; None where it has none, or it is not compiled yet, or cannot be
+        followed: what lies outside is dropped by the verifier."""
+        session = place.turn.session
+        if session.structure is None or self._grammars is None:
+            return None
+        if session.grammar is None:
+            session.grammar = self._grammars.compile(session.structure, session.cache_salt)
+        try:
+            if session.cursor is None and session.grammar.done():
+                session.cursor = session.grammar.result().cursor()
+            return session.cursor.mask(place.output) if session.cursor is not None else None
+        except SlipstreamError:
+            return None
 
     def _ranked(self, places: list[Place], processed: torch.Tensor) -> list[list[Guess]]:
         """For the coupled rule: the likeliest winners with the target's own noise on the drafter's q. The first is the
@@ -143,14 +168,24 @@ class Place:
         return self.turn.computed + len(self.turn.pending) + len(self.turn.path(self.node))
 
     @property
+    def output(self) -> list[int]:
+        """The output tokens before this node's successor, guesses included."""
+        return [*self._committed, *self.turn.path(self.node)]
+
+    @property
     def context(self) -> logits.Row:
         """What the row of logits stands for; only penalties need the tokens before it."""
-        session, turn = self.turn.session, self.turn
+        session = self.turn.session
         if not session.sampling.penalised:
             return logits.Row(session.sampling)
         history = History(session.tokens[: session.prompt_length])
-        history.append(session.tokens[session.prompt_length : turn.computed + len(turn.pending)])
-        return logits.Row(session.sampling, history, tuple(turn.path(self.node)))
+        history.append(self._committed)
+        return logits.Row(session.sampling, history, tuple(self.turn.path(self.node)))
+
+    @property
+    def _committed(self) -> list[int]:
+        session, turn = self.turn.session, self.turn
+        return session.tokens[session.prompt_length : turn.computed + len(turn.pending)]
 
 
 def _gather(answers: list[Answer], place: Place, guesses: list[Guess]) -> None:

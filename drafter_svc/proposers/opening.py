@@ -16,6 +16,7 @@ from drafter_svc.proposers.prediction import PredictionText
 from drafter_svc.session import Session
 from slipstream import wire
 from slipstream.errors import InvalidArgument, NotFound
+from slipstream.grammar import Grammars
 from slipstream.v1 import types_pb2
 from slipstream.vocabulary import eos_token_ids, fingerprint, load_tokenizer
 
@@ -66,6 +67,7 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
         max_nodes=config.max_nodes,
         proposal_tokens=config.proposal_tokens,
         sharpness=config.sharpness,
+        grammars=Grammars.of(config.model, engine.model),
     )
     return wire.model_to_wire(engine.model), proposer
 

@@ -14,7 +14,8 @@ from slipstream import wire
 from slipstream.client import channel
 from slipstream.completion import Completion, complete
 from slipstream.errors import SlipstreamError
-from slipstream.v1 import gateway_pb2
+from slipstream.structure import Structure
+from slipstream.v1 import gateway_pb2, types_pb2
 
 
 def generate(
@@ -37,6 +38,13 @@ def generate(
     priority: Annotated[int, typer.Option(help="Lower is served sooner where there is not room for all.")] = 0,
     prediction: Annotated[str | None, typer.Option(help="Output that is expected, as of a text to edit.")] = None,
     prediction_file: Annotated[Path | None, typer.Option(help="The same, from a file; - is standard input.")] = None,
+    json_schema: Annotated[Path | None, typer.Option(help="The output is JSON valid under this file's schema.")] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole output matches this.")] = None,
+    grammar: Annotated[Path | None, typer.Option(help="The output is of this file's Lark grammar.")] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="The output is some JSON object.")] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities, of so many tokens more.")
+    ] = None,
     model: Annotated[str, typer.Option(help="Model name; default: the only one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
 ) -> None:
@@ -64,6 +72,9 @@ def generate(
             cache_salt=cache_salt,
             priority=priority,
             prediction=_prediction(prediction, prediction_file),
+            structured_output=_structure(json_schema, regex, grammar, json_object),
+            logprobs=logprobs is not None,
+            top_logprobs=logprobs or 0,
         )
         completion = asyncio.run(_run(server, request, echo=not as_json))
     except ValueError as error:  # protobuf's own range checks: a negative or too large number
@@ -79,10 +90,29 @@ def _prediction(text: str | None, file: Path | None) -> gateway_pb2.Prediction |
         return None if text is None else gateway_pb2.Prediction(text=text)
     if text is not None:
         raise typer.BadParameter("give --prediction or --prediction-file, not both.")
+    return gateway_pb2.Prediction(text=_read("--prediction-file", file))
+
+
+def _structure(
+    json_schema: Path | None, regex: str | None, grammar: Path | None, json_object: bool
+) -> types_pb2.StructuredOutput | None:
+    given = {
+        "json_schema": None if json_schema is None else _read("--json-schema", json_schema),
+        "regex": regex,
+        "grammar": None if grammar is None else _read("--grammar", grammar),
+        "json_object": "" if json_object else None,
+    }
+    chosen = [Structure(name, text) for name, text in given.items() if text is not None]
+    if len(chosen) > 1:
+        raise typer.BadParameter("give one of --json-schema, --regex, --grammar and --json-object.")
+    return wire.structure_to_wire(chosen[0]) if chosen else None
+
+
+def _read(option: str, file: Path) -> str:
     try:
-        return gateway_pb2.Prediction(text=sys.stdin.read() if str(file) == "-" else file.read_text())
+        return sys.stdin.read() if str(file) == "-" else file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"--prediction-file {file} cannot be read: {error}.") from error
+        raise typer.BadParameter(f"{option} {file} cannot be read: {error}.") from error
 
 
 async def _run(server: str, request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:

@@ -1,9 +1,10 @@
 """Exact logits processing, batched over rows of many sessions and tree nodes.
 
-Order: penalties, bias, temperature, top-k, top-p, min-p. The result is log p up to a constant per row, with -inf for
-tokens that are cut. Ties: top-k and top-p count tokens from the most likely down, equal ones from the lowest id up,
-and keep exactly as many as they must (the transformers processors keep every token that ties with the k-th, and leave
-the order of equal tokens under top-p to the sort). top-p keeps the smallest such set whose mass reaches top_p.
+Order: the grammar's mask, penalties, bias, temperature, top-k, top-p, min-p. So all cuts count allowed tokens only, and
+no bias brings a forbidden one back. The result is log p up to a constant per row, with -inf for tokens that are cut.
+Ties: top-k and top-p count tokens from the most likely down, equal ones from the lowest id up, and keep exactly as many
+as they must (the transformers processors keep every token that ties with the k-th, and leave the order of equal tokens
+under top-p to the sort). top-p keeps the smallest such set whose mass reaches top_p.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.engine.history import History
+from slipstream.grammar import Mask
 from slipstream.sampling import Sampling
 
 _SHORTLIST = 256
@@ -31,15 +34,17 @@ class Row:
     """The committed tokens; needed only where `sampling.penalised`."""
     path: tuple[int, ...] = ()
     """The tokens between the history and this row (a tree node's path)."""
+    mask: Mask | None = None
+    """The tokens that a grammar allows here."""
 
 
 def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """float32 [R, V] and R rows -> float32 [R, V]; the input is left alone and may be returned.
 
-    Greedy rows get penalties and bias only: the rest cannot move an argmax whose ties go to the lowest id. A row with
-    NaN or without a finite logit is passed through; `coupling.choose` reports it.
+    Greedy rows get mask, penalties and bias only: the rest cannot move an argmax whose ties go to the lowest id. A row
+    with NaN or without a finite logit is passed through; `coupling.choose` reports it.
     """
-    output = _adjust(logits, rows)
+    output = _adjust(_allow(logits, rows), rows)
     temperatures = [1.0 if row.sampling.greedy else row.sampling.temperature for row in rows]
     if any(value != 1.0 for value in temperatures):
         divisors = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)
@@ -66,6 +71,20 @@ def _scale(logits: Tensor, divisors: Tensor) -> Tensor:
     if bool(overflow.any()):
         logits = torch.where(overflow[:, None], logits - maxima[:, None], logits)
     return logits / divisors[:, None]
+
+
+def _allow(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """-inf for what a grammar forbids, on the rows that have one."""
+    constrained = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
+    if not constrained:
+        return logits
+    bits = np.stack([mask for _, mask in constrained])
+    forbidden = np.unpackbits(bits, axis=-1, count=logits.shape[-1], bitorder="little") == 0
+    index = torch.tensor([index for index, _ in constrained], device=logits.device)
+    output = logits.clone()
+    # Added, not filled in: NaN stays NaN, so that broken numbers are found.
+    output[index] += torch.where(torch.from_numpy(forbidden).to(logits.device), -math.inf, 0.0)
+    return output
 
 
 def _adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -75,7 +75,8 @@ class GatewayServiceServicer:
         PERMISSION_DENIED    the acceptance rule needs a trusted drafter: choose another rule or ask the operator.
         RESOURCE_EXHAUSTED   no room: retry later, after the time in google.rpc.RetryInfo.
         FAILED_PRECONDITION  the named drafter cannot serve this model (the message names both vocabularies), or draws nothing,
-        as the acceptance rule needs it: choose another drafter, or the rule coupled.
+        as the acceptance rule needs it: choose another drafter, or the rule coupled. Or the model cannot
+        write what structured_output asks for: the message says why.
         UNAVAILABLE          no verifier or no session store: retry with backoff.
         DEADLINE_EXCEEDED    the caller's deadline passed; what was streamed stays valid.
         ABORTED              another gateway took the session over: follow it there.

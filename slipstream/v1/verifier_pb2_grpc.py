@@ -62,8 +62,9 @@ class VerifierServiceServicer:
         RESOURCE_EXHAUSTED   too many sessions, or (KV_TOO_SMALL) max_length is more than all KV memory holds: another
         verifier. A session that only finds it full waits.
         UNAVAILABLE          (DRAINING) the verifier is about to end: another verifier.
-        INVALID_ARGUMENT     the Open can never work (token out of range, prompt too long): tell the client.
-        FAILED_PRECONDITION  the session asks for what this model cannot do: tell the client.
+        INVALID_ARGUMENT     the Open can never work (token out of range, prompt too long, BAD_GRAMMAR): tell the client.
+        FAILED_PRECONDITION  the session asks for what this model cannot do (UNSATISFIABLE_GRAMMAR, NO_TOKENIZER), or its
+        grammar is too much for the library at some place (GRAMMAR_GAVE_UP): tell the client.
         PERMISSION_DENIED    a ratio rule with a drafter that is not trusted, or with several: tell the client.
         ABORTED              fenced by a higher epoch: forget the session.
         INTERNAL             broken numbers in this session's logits: tell the client.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from slipstream.engine import coupling
 from slipstream.engine.history import History
 from slipstream.engine.logits import Row, process
+from slipstream.errors import SlipstreamError
+from slipstream.grammar import Mask
 from slipstream.sampling import Sampling
 from slipstream.selection import ROOT, Selection
 from verifier_svc.acceptance.block import RoundChance, block
@@ -22,6 +24,15 @@ from verifier_svc.acceptance.coupled import coupled
 from verifier_svc.acceptance.recursive import recursive
 from verifier_svc.acceptance.rejection import KeyedChance, rejection
 from verifier_svc.acceptance.verdict import Broken, Choose, FloatArray, Request, Rule, Verdict
+
+
+class Masks(Protocol):
+    """A grammar at the end of a session's prefix."""
+
+    def after(self, path: tuple[int, ...]) -> Mask | None:
+        """The tokens that may follow the prefix and this path; None where all may. Raises FailedPrecondition where the
+        grammar cannot be followed."""
+        ...
 
 
 class Case(NamedTuple):
@@ -35,6 +46,8 @@ class Case(NamedTuple):
     """Index of the token after the prefix: the length of the prefix."""
     history: History | None = None
     """The committed tokens; needed only where `sampling.penalised`."""
+    grammar: Masks | None = None
+    """Where the output is structured."""
 
 
 RULES: Mapping[str, Callable[[Case], Rule]] = MappingProxyType(
@@ -53,6 +66,10 @@ class _Walk:
     rule: Rule
     request: Request
     outcome: Verdict | Broken | None = None
+
+    def fail(self, error: SlipstreamError | None = None) -> None:
+        self.rule.close()
+        self.outcome = Broken(self.request.node, error)
 
     def send(self, answer: int | FloatArray) -> None:
         try:
@@ -82,7 +99,8 @@ def judge(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
 def _plain(case: Case) -> bool:
     """Whether the choices are the argmax of raw logits, whatever was accepted before."""
     sampling = case.sampling
-    return sampling.greedy and sampling.acceptance == "coupled" and not (sampling.penalised or sampling.logit_bias)
+    raw = case.grammar is None and not (sampling.penalised or sampling.logit_bias)
+    return raw and sampling.greedy and sampling.acceptance == "coupled"
 
 
 def _follow(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
@@ -123,8 +141,11 @@ def _start(case: Case) -> _Walk:
 
 def _level(walks: list[_Walk], logits: Tensor) -> None:
     """Answers one request of each walk."""
+    walks, rows = _rows(walks)
+    if not walks:
+        return
     index = torch.tensor([walk.case.first_row + 1 + walk.request.node for walk in walks], device=logits.device)
-    processed = process(logits[index].float(), [_row(walk) for walk in walks])
+    processed = process(logits[index].float(), rows)
     # Rows that want a distribution take part in `choose` as greedy ones: that finds the broken among them, and the
     # argmax.
     chooses = [isinstance(walk.request, Choose) for walk in walks]
@@ -137,16 +158,29 @@ def _level(walks: list[_Walk], logits: Tensor) -> None:
     answers = zip(walks, chooses, tokens.tolist(), broken.tolist(), processed, strict=True)
     for walk, chosen, token, is_broken, row in answers:
         if is_broken:
-            walk.outcome = Broken(walk.request.node)
-            walk.rule.close()
+            walk.fail()
         else:
             walk.send(token if chosen else _distribution(row, token, walk.case.sampling.greedy))
 
 
+def _rows(walks: list[_Walk]) -> tuple[list[_Walk], list[Row]]:
+    """What the walks' rows stand for, but for those whose grammar cannot be followed there."""
+    rows = list[Row]()
+    going = list[_Walk]()
+    for walk in walks:
+        try:
+            rows.append(_row(walk))
+            going.append(walk)
+        except SlipstreamError as error:
+            walk.fail(error)
+    return going, rows
+
+
 def _row(walk: _Walk) -> Row:
     case = walk.case
-    path = case.selection.path(walk.request.node) if case.sampling.penalised else ()
-    return Row(case.sampling, case.history, path)
+    needed = case.sampling.penalised or case.grammar is not None
+    path = case.selection.path(walk.request.node) if needed else ()
+    return Row(case.sampling, case.history, path, None if case.grammar is None else case.grammar.after(path))
 
 
 def _distribution(logits: Tensor, likeliest: int, greedy: bool) -> FloatArray:

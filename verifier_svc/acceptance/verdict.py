@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.errors import SlipstreamError
+from slipstream.logprobs import TokenLogprobs
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -42,6 +45,8 @@ class Verdict:
     """The recovered token after a rejection, the bonus token after full acceptance."""
     dishonest: bool = False
     """A draft token lay outside its own q: the drafter lies or is broken, and must not be believed again."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the accepted tokens and the next one, where the session asked for them; no rule knows of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Broken:
     """The target's numbers after this node are NaN, or no token is left. The session fails; others are unharmed."""
 
     node: int
+    error: SlipstreamError | None = None
+    """Where nothing is wrong with the numbers: why no token can be chosen."""
 
 
 Rule = Generator[Request, Any, Verdict]

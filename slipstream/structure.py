@@ -1,0 +1,41 @@
+"""What an output must be: a JSON schema, a regular expression, a context-free grammar, or any JSON object."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from slipstream.errors import InvalidArgument
+
+FORMATS = ("json_schema", "regex", "grammar", "json_object")
+MAX_BYTES = 65_536
+"""Of a structure's text: it bounds what compiling can cost, above all the depth of rules that name rules
+(`slipstream.grammar`)."""
+BAD_GRAMMAR = "BAD_GRAMMAR"
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Raises InvalidArgument for a text that is too long."""
+
+    format: str
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise InvalidArgument(f"structured output {self.format!r} is unknown; choose one of {FORMATS}.")
+        size = len(self.text.encode())
+        if size > MAX_BYTES:
+            raise InvalidArgument(
+                f"{self.format} has {size} bytes; send at most {MAX_BYTES}.", reason="GRAMMAR_TOO_LONG"
+            )
+
+    @property
+    def schema(self) -> str:
+        """Of the two formats of JSON. Raises InvalidArgument for a text that is no JSON."""
+        if self.format == "json_object":
+            return '{"type": "object"}'
+        try:
+            return json.dumps(json.loads(self.text))
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"json_schema is not JSON: {error}.", reason=BAD_GRAMMAR) from error

@@ -1,0 +1,75 @@
+"""Sessions whose grammar is being compiled: what else is said of them waits with them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slipstream.errors import Internal, SlipstreamError
+from slipstream.grammar import Grammar, Grammars
+from slipstream.structure import Structure
+from slipstream.v1 import verifier_pb2
+
+log = logging.getLogger(__name__)
+
+Command = verifier_pb2.DecodeCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What becomes of the commands."""
+
+    open: Callable[[Command, Grammar], None]
+    fail: Callable[[Command, SlipstreamError], None]
+    receive: Callable[[Command], None]
+    """Those that came meanwhile, in order."""
+
+
+class Compiling:
+    """Of one stream. Compiling takes milliseconds, at the very worst a second, and never the event loop's time."""
+
+    def __init__(self, grammars: Grammars, listener: Listener) -> None:
+        self._grammars = grammars
+        self._listener = listener
+        self._held: dict[int, list[Command]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def holds(self, command: Command) -> bool:
+        """Whether the command has to wait for its session."""
+        held = self._held.get(command.session)
+        if held is None:
+            return False
+        held.append(command)
+        return True
+
+    def start(self, command: Command, structure: Structure) -> None:
+        """The session is opened, or fails, when its grammar is there."""
+        self._held[command.session] = []
+        task = asyncio.create_task(self._compile(command, structure))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def leave(self) -> None:
+        """The stream is gone, and with it those who wait."""
+        self._held.clear()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _compile(self, command: Command, structure: Structure) -> None:
+        failure: SlipstreamError | None = None
+        try:
+            grammar = await asyncio.wrap_future(self._grammars.compile(structure, command.open.cache_salt))
+        except SlipstreamError as error:
+            failure = error
+        except Exception as error:  # one bad grammar costs one session
+            log.error("compiling a grammar failed", exc_info=error)
+            failure = Internal("the verifier failed on this session's grammar.")
+        held = self._held.pop(command.session)
+        if failure is None:
+            self._listener.open(command, grammar)
+        else:
+            self._listener.fail(command, failure)
+        for waiting in held:
+            self._listener.receive(waiting)
