@@ -60,7 +60,7 @@ class Plan:
             speculation=gateway_pb2.SpeculationOptions(
                 disabled=not self.max_draft_tokens,
                 max_draft_tokens=self.max_draft_tokens,
-                drafters=[drafter.name for drafter in self.drafters],
+                drafters=self.drafting.names,
             ),
             workload=self.workload,
             cache_salt=self.cache_salt,
@@ -118,6 +118,28 @@ class Admission:
             top_logprobs=top_logprobs,
             drafting=drafting,
         )
+
+    async def revise(
+        self, request: gateway_pb2.GenerateRequest, change: gateway_pb2.RollbackRequest
+    ) -> tuple[Plan, tuple[int, ...]]:
+        """What is left of a session that is rolled back, and the tokens of its edit."""
+        if change.HasField("seed"):
+            request.sampling.seed = change.seed
+        if change.HasField("max_tokens"):
+            request.max_tokens = change.max_tokens
+        plan = await self.plan(request, 0)
+        if change.WhichOneof("edit") == "text":
+            edit = await self._tokenizer.encode(change.text) if change.text else []
+        else:
+            edit = list(change.token_ids.token_ids)
+        _check_tokens("the edit", max(edit, default=0), plan.model)
+        if len(plan.prompt) + change.output_tokens + len(edit) > plan.max_length:
+            raise InvalidArgument(
+                f"{change.output_tokens} tokens and an edit of {len(edit)} exceed max_tokens, "
+                f"{plan.max_length - len(plan.prompt)}; keep fewer, or raise max_tokens.",
+                reason="EDIT_TOO_LONG",
+            )
+        return plan, tuple(edit)
 
     def _check_priority(self, priority: int) -> None:
         if priority < self._config.least_priority:

@@ -24,7 +24,8 @@ class GatewayConfig:
     durability: str = "strict"
     """`strict`: a token shown is in the log first. `relaxed`: shown first, the log follows in order."""
     session_ttl_s: float = 3600.0
-    lease_s: float = 30.0
+    lease_s: float = 10.0
+    """After so long without a sign of life of its gateway a session may be taken over by another."""
     store_grace_s: float = 5.0
     """How long a session waits for a store that is away before it fails."""
     max_sessions: int = 1024

@@ -14,8 +14,9 @@ from gateway.config import GatewayConfig
 from gateway.drafters import Drafter
 from gateway.log import Scribe
 from gateway.routing import Router
-from gateway.service import Chance, GatewayService
+from gateway.service import GatewayService
 from gateway.session import Stage
+from gateway.sessions import Chance, Sessions
 from gateway.store import SessionStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
@@ -26,6 +27,9 @@ from slipstream.server import Server, until_signal
 from slipstream.vocabulary import load_tokenizer
 
 log = logging.getLogger(__name__)
+
+TOLD_S = 1.0
+"""For the last word to clients, when a gateway ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Gateway:
 
     address: str
     router: Router
+    sessions: Sessions
     server: Server
 
     async def ready(self) -> None:
@@ -55,7 +60,7 @@ class Gateway:
 
 @asynccontextmanager
 async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]:
-    """A gateway that listens; at the end its running sessions have `grace_s` to finish."""
+    """A gateway that listens; at the end its running sessions have `grace_s` to finish, and are let go then."""
     tokenizer = Tokenizer(await asyncio.to_thread(load_tokenizer, config.tokenizer), config.max_prompt_bytes)
     async with AsyncExitStack() as stack:
         store = world.store or _open_store(config, world.chance)
@@ -64,16 +69,18 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         scribe = Scribe() if config.durability == "relaxed" else None
-        service = GatewayService(Stage(config, router), tokenizer, store, scribe, world.chance)
-        server = Server([service.register])
+        stage = Stage(config, router)
+        sessions = Sessions(stage, tokenizer, store, scribe, world.chance)
+        server = Server([GatewayService(stage, tokenizer, sessions).register])
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
+            loops.append(tasks.create_task(sessions.keep_leases()))
             if scribe is not None:
                 loops.append(tasks.create_task(scribe.run()))
             try:
-                yield Gateway(await server.start(config.listen), router, server)
+                yield Gateway(await server.start(config.listen), router, sessions, server)
             finally:
-                await server.stop(config.grace_s)
+                await _drained(server, sessions, config.grace_s)
                 await _written(scribe, config.store_grace_s)
                 for loop in loops:
                     loop.cancel()
@@ -112,6 +119,14 @@ def _router(config: GatewayConfig, dial: Dial, fingerprint: str) -> Router:
         trusted = name in config.trusted_drafters
         router.drafters.append(Drafter(name, address, trusted, dial(address), router.changed, tolerance))
     return router
+
+
+async def _drained(server: Server, sessions: Sessions, grace_s: float) -> None:
+    """Sessions have `grace_s` to finish; those that have not are let go, and their clients told to resume them."""
+    stopping = asyncio.create_task(server.stop(grace_s + TOLD_S))
+    await asyncio.wait([stopping], timeout=grace_s)
+    await sessions.close()
+    await stopping
 
 
 async def _written(scribe: Scribe | None, grace_s: float) -> None:

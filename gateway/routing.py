@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from gateway.affinity import Affinity
 from gateway.breaker import State
 from gateway.drafters import Drafter
 from gateway.verifiers import Verifier
@@ -17,6 +18,8 @@ DRAWS = "model"
 """The method whose guesses can be drawn from a distribution that is sent along."""
 PREDICTS = "prediction"
 """The method that guesses from the request's prediction, and has nothing to say without one."""
+BUSIER, SPARE = 1.5, 2
+"""A verifier may have so many times the sessions of the least busy one, and so many more, and still be preferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Router:
         self.clock = clock
         self.verifiers: list[Verifier] = []
         self.drafters: list[Drafter] = []
+        self.affinity: Affinity[Verifier] = Affinity()
         self._news = asyncio.Event()
 
     @property
@@ -73,14 +77,19 @@ class Router:
             raise NotFound(f"There is no model {name!r}; choose one of {', '.join(sorted(known))}.", reason="NO_MODEL")
         return known[name]
 
-    def place(self, model: str, avoid: Collection[Verifier] = ()) -> Verifier | None:
-        """The least loaded verifier of a model, best one where nobody waits for memory. None while there is none."""
+    def place(self, model: str, avoid: Collection[Verifier] = (), beginnings: Sequence[bytes] = ()) -> Verifier | None:
+        """The least loaded verifier of a model, best one where nobody waits for memory; but the one that has computed
+        the text's beginning, unless it is much busier. None while there is none."""
         able = [
             verifier
             for verifier in self.verifiers
             if verifier.ready and verifier not in avoid and verifier.model and verifier.model.name == model
         ]
-        return min(able, key=lambda verifier: (verifier.crowded, verifier.sessions), default=None)
+        least = min(able, key=lambda verifier: (verifier.crowded, verifier.sessions), default=None)
+        known = self.affinity.find(beginnings)
+        if least is None or known is None or known not in able or known.crowded:
+            return least
+        return known if known.sessions <= BUSIER * least.sessions + SPARE else least
 
     def pair(
         self,

@@ -68,10 +68,6 @@ class Seat:
         """The session's drafters are these from now on."""
         self._say(verifier_pb2.DecodeCommand(attach=verifier_pb2.DecodeAttach(drafters=drafters)))
 
-    def roll_back(self, epoch: int, length: int) -> None:
-        self._epoch, self._length = epoch, length
-        self._say(verifier_pb2.DecodeCommand(rollback=verifier_pb2.DecodeRollback(length=length)))
-
     def close(self) -> None:
         self._say(verifier_pb2.DecodeCommand(close=verifier_pb2.DecodeClose()))
 

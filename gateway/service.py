@@ -2,91 +2,66 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
-from gateway.admission import Admission, Plan, RandomBits
-from gateway.log import Scribe, SessionLog
-from gateway.rounds import Ledger
-from gateway.session import Session, Stage
-from gateway.store import SessionStore
-from gateway.store.record import Record, refusal
+from gateway.session import Stage
+from gateway.sessions import Sessions, output_of
+from gateway.story import Event
 from gateway.tokenizer import Tokenizer
-from gateway.transcript import Transcript
-from slipstream.errors import Unavailable
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
-MAX_ID_LENGTH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Chance:
-    """Time and randomness, so that tests can choose them."""
-
-    random_bits: RandomBits
-    clock: Callable[[], float] = time.monotonic
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
-    def __init__(
-        self, stage: Stage, tokenizer: Tokenizer, store: SessionStore, scribe: Scribe | None, chance: Chance
-    ) -> None:
+    def __init__(self, stage: Stage, tokenizer: Tokenizer, sessions: Sessions) -> None:
         self._stage = stage
         self._tokenizer = tokenizer
-        self._store = store
-        self._scribe = scribe
-        self._chance = chance
-        self._admission = Admission(stage.config, stage.router, tokenizer, chance.random_bits)
-        self._sessions: dict[str, Session] = {}
-        self._requests = 0
-        """Sessions and requests that may become one."""
+        self._sessions = sessions
 
     def register(self, server: grpc.aio.Server) -> None:
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self, server)
 
+    # Streams are written instead of yielded: when a client leaves, its story hears of it at once.
+
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
-        """Writes by itself instead of yielding: when the client leaves, the session hears of it where it waits."""
-        arrived_at = self._chance.clock()
-        self._requests += 1
-        try:
-            plan = await self._admission.plan(request, self._requests - 1)
-            session = self._session(plan, arrived_at)
-            self._sessions[session.id] = session
-            try:
-                await session.run(context.write)
-            finally:
-                del self._sessions[session.id]
-        finally:
-            self._requests -= 1
+        story = await self._sessions.begin(request)
+        async with aclosing(story.follow()) as events:
+            async for event in events:
+                await context.write(gateway_pb2.GenerateResponse(**_named(event)))
+
+    async def Resume(self, request: gateway_pb2.ResumeRequest, context: Context) -> None:
+        story = await self._sessions.resume(request.session_id)
+        characters = request.characters if request.HasField("characters") else None
+        async with aclosing(story.follow(request.offset, characters)) as events:
+            async for event in events:
+                await context.write(gateway_pb2.ResumeResponse(**_named(event)))
+
+    async def Rollback(self, request: gateway_pb2.RollbackRequest, context: Context) -> gateway_pb2.RollbackResponse:
+        name, epoch = await self._sessions.roll_back(request)
+        key = types_pb2.SessionKey(id=name, epoch=epoch)
+        return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens)
 
     async def Cancel(self, request: gateway_pb2.CancelRequest, context: Context) -> gateway_pb2.CancelResponse:
-        session = self._sessions.get(request.session_id)
-        if session is not None:
-            session.cancel()
-            return gateway_pb2.CancelResponse()
-        record = await self._read(request.session_id)
-        if not record.outcome:
-            raise Unavailable("Another gateway runs this session; retry there.", reason="OTHER_GATEWAY")
+        await self._sessions.cancel(request.session_id)
         return gateway_pb2.CancelResponse()
 
     async def GetSession(
         self, request: gateway_pb2.GetSessionRequest, context: Context
     ) -> gateway_pb2.GetSessionResponse:
-        record = await self._read(request.session_id)
+        record = await self._sessions.read(request.session_id)
         asked = gateway_pb2.GenerateRequest.FromString(record.params)
         finished = gateway_pb2.Finished.FromString(record.outcome)
-        running = self._sessions.get(record.id)
+        running = self._sessions.running(record.id)
         return gateway_pb2.GetSessionResponse(
             key=types_pb2.SessionKey(id=record.id, epoch=record.epoch),
             model=asked.model,
             seed=asked.sampling.seed,
             prompt_token_ids=record.tokens[: record.prompt_length],
-            output_token_ids=record.tokens[record.prompt_length :],
+            output_token_ids=output_of(record),
             finish_reason=finished.reason,
             statistics=running.ledger.statistics() if running and not record.outcome else finished.statistics,
         )
@@ -100,15 +75,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         self._stage.router.model(request.model)
         return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text))
 
-    def _session(self, plan: Plan, arrived_at: float) -> Session:
-        name = f"{self._chance.random_bits(128):032x}"
-        record = Record(name, 1, plan.params(), len(plan.prompt), plan.prompt)
-        log = SessionLog(self._store, record, scribe=self._scribe, grace_s=self._stage.config.store_grace_s)
-        transcript = Transcript(self._tokenizer.detokenizer(), plan.stops, self._tokenizer.shown)
-        ledger = Ledger(self._chance.clock, arrived_at, plan.max_draft_tokens > 0, self._stage.router.predicts)
-        return Session(name, plan, self._stage, log, transcript, ledger)
 
-    async def _read(self, session: str) -> Record:
-        if not 1 <= len(session) <= MAX_ID_LENGTH:
-            raise refusal("MISSING", session[:MAX_ID_LENGTH], 0, 0)
-        return await self._store.read(session)
+def _named(event: Event) -> dict[str, Any]:
+    """As the field of a response."""
+    return {type(event).__name__.lower(): event}

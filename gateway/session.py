@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.admission import Plan
+from gateway.affinity import beginnings
 from gateway.config import GatewayConfig
 from gateway.crew import Crew
 from gateway.log import SessionLog
 from gateway.rounds import Ledger
 from gateway.routing import Router
 from gateway.seat import End, News, Seat
-from gateway.transcript import Transcript
+from gateway.story import Story
 from gateway.verifiers import Verifier
 from slipstream import wire
-from slipstream.errors import ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.errors import Aborted, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_CANCELLED,
@@ -27,9 +27,6 @@ from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_UNSPECIFIED,
     FinishReason,
 )
-
-Deliver = Callable[[gateway_pb2.GenerateResponse], Awaitable[None]]
-"""Hands an event to the client and waits while the client is slow; so a slow client spends no more credit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +38,25 @@ class Stage:
 
 
 class Session:
-    def __init__(
-        self, name: str, plan: Plan, stage: Stage, log: SessionLog, transcript: Transcript, ledger: Ledger
-    ) -> None:
+    """Runs a session that its log holds, and tells its story. Cancelled, it leaves everything and lets the session wait
+    for whoever resumes it."""
+
+    def __init__(self, name: str, plan: Plan, stage: Stage, log: SessionLog, story: Story, ledger: Ledger) -> None:
         self.id = name
         self.ledger = ledger
         self._plan = plan
         self._router = stage.router
         self._config = stage.config
         self._log = log
-        self._transcript = transcript
+        self._story = story
         self._crew = Crew(plan, stage.router)
-        self._output: list[int] = []
         self._verifier: Verifier | None = None
         self._seat: Seat | None = None
         self._opened = False
         self._avoid: set[Verifier] = set()
         """Verifiers that failed this session or had no room for it: others come first."""
         self._cancelled = False
+        story.took = self._took
 
     def cancel(self) -> None:
         """End soon; KV on the verifier is free at once."""
@@ -68,26 +66,44 @@ class Session:
             self._seat.end(End(FINISH_REASON_CANCELLED))
         self._router.changed()
 
-    async def run(self, deliver: Deliver) -> None:
-        """From the first write of the record to the last. Raises what the client must be told as a status."""
-        await self._log.create()
-        finished = gateway_pb2.Finished(reason=FINISH_REASON_ERROR)
+    async def renew(self) -> None:
+        """Keeps the lease, however long nothing is written. A session that another owner took ends here."""
         try:
-            await deliver(self._started())
-            reason = await self._decode(deliver)
-            finished = await self._conclude(reason, deliver)
-        except asyncio.CancelledError:  # the client is gone or out of time
-            finished.reason = FINISH_REASON_CANCELLED
-            raise
-        finally:
-            self._leave()
-            self._crew.disband()
-            await self._record(finished)
-        await deliver(gateway_pb2.GenerateResponse(finished=finished))
+            await self._log.renew()
+        except Aborted as error:
+            if self._seat is not None:
+                self._seat.end(End(FINISH_REASON_ERROR, error))
+        except SlipstreamError:  # the store is away: the next write waits for it
+            pass
 
-    async def _decode(self, deliver: Deliver) -> FinishReason:
+    async def run(self) -> None:
+        """Until the session ended. What its clients must be told is told by the story, an error too."""
+        try:
+            reason = await self._decode()
+            finished = self._conclude(reason)
+        except asyncio.CancelledError:
+            await self._suspend()
+            raise
+        except (Unavailable, ResourceExhausted) as error:  # others may go on with it
+            await self._suspend()
+            self._story.fail(error)
+        except SlipstreamError as error:
+            await self._record(gateway_pb2.Finished(reason=FINISH_REASON_ERROR))
+            self._story.fail(error)
+        except Exception:
+            await self._record(gateway_pb2.Finished(reason=FINISH_REASON_ERROR))
+            raise
+        else:
+            await self._record(finished)
+            self._story.finish(finished)
+
+    async def _decode(self) -> FinishReason:
         """Take rounds, on one verifier after the other if need be, until there is a reason to end."""
         while not self._cancelled:
+            if self._story.transcript.stop:  # perhaps in what an earlier owner wrote
+                return FINISH_REASON_STOP
+            if self._seat is None and (reason := self._complete()):
+                return reason
             seat = self._seat or await self._settle()
             if seat is None:
                 continue
@@ -95,10 +111,8 @@ class Session:
             self._crew.learn(news)
             if self._crew.look(self._length, hurry=bool(news.events)):
                 seat.attach(self._crew.addresses)
-            await self._show(news.rounds, seat, deliver)
-            if self._transcript.stop:
-                return FINISH_REASON_STOP
-            if news.end is not None and (reason := self._weigh(news.end)):
+            await self._show(news.rounds)
+            if not self._story.transcript.stop and news.end is not None and (reason := self._weigh(news.end)):
                 return reason
         return FINISH_REASON_CANCELLED
 
@@ -116,19 +130,24 @@ class Session:
                         return None
         except TimeoutError as error:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
+        lag = await self._story.lags(self._config.credit_tokens)
         seat = verifier.seat()
         self._verifier, self._seat = verifier, seat
+        self._router.affinity.note(self._beginnings(), verifier)
         self._crew.moved()
         self._crew.look(self._length, hurry=True)
         try:
-            seat.open(self._opening())
+            seat.open(self._opening(lag))
         except SlipstreamError as error:
             seat.end(End(FINISH_REASON_ERROR, error))
         return seat
 
     def _place(self) -> Verifier | None:
-        model = self._plan.model.name
-        return self._router.place(model, self._avoid) or self._router.place(model)
+        model, known = self._plan.model.name, self._beginnings()
+        return self._router.place(model, self._avoid, known) or self._router.place(model, (), known)
+
+    def _beginnings(self) -> list[bytes]:
+        return beginnings([*self._plan.prompt, *self._story.tokens], self._plan.cache_salt)
 
     async def _hear(self, seat: Seat) -> News:
         """What the verifier says next. A verifier that takes no steps meanwhile is stuck, and given up."""
@@ -139,25 +158,20 @@ class Session:
                     return await seat.take()
             if self._verifier is None or self._verifier.steps == steps:
                 seat.end(End(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
-            await self._log.append(())  # renews the lease
 
-    async def _show(self, rounds: list[verifier_pb2.Round], seat: Seat, deliver: Deliver) -> None:
+    async def _show(self, rounds: list[verifier_pb2.Round]) -> None:
         """Log first, then show: what a client saw is never taken back by a fault."""
         for done in rounds:
             self.ledger.add(done)
         tokens = [token for done in rounds for token in done.token_ids]
-        if not tokens:
-            return
-        await self._log.append(tokens)
-        offset = len(self._output)
-        self._output += tokens
-        text = self._transcript.push(tokens)
-        if self._transcript.stop:
-            tokens = tokens[: max(0, self._transcript.carrying() - offset)]
-        if tokens or text:
-            told = [each for done in rounds for each in done.logprobs][: len(tokens)]
-            await deliver(_delta(offset, tokens, text, self._transcript.likelihoods(tokens, told)))
-        seat.credit(len(self._output) - offset)
+        if tokens:
+            await self._log.append(tokens)
+            self._story.tell(tokens, [each for done in rounds for each in done.logprobs])
+
+    def _took(self, tokens: int) -> None:
+        """The client which is farthest took so many more: a slow one spends no more credit."""
+        if self._seat is not None:
+            self._seat.credit(tokens)
 
     def _weigh(self, end: End) -> FinishReason:
         """The reason to end, or UNSPECIFIED when the session is to be opened again. Raises what cannot be mended."""
@@ -177,58 +191,59 @@ class Session:
 
     @property
     def _length(self) -> int:
-        return len(self._plan.prompt) + len(self._output)
+        return len(self._plan.prompt) + len(self._story.tokens)
 
     def _complete(self) -> FinishReason:
-        if self._output and self._output[-1] in self._plan.stop_token_ids:
+        if self._story.tokens and self._story.tokens[-1] in self._plan.stop_token_ids:
             return FINISH_REASON_STOP
         if self._length >= self._plan.max_length:
             return FINISH_REASON_LENGTH
         return FINISH_REASON_UNSPECIFIED
 
-    async def _conclude(self, reason: FinishReason, deliver: Deliver) -> gateway_pb2.Finished:
-        """Show the text that was held back, and cut the record back to the tokens that carry the text."""
-        text = self._transcript.finish()
-        keep = self._transcript.carrying()
-        if text:
-            await deliver(_delta(min(keep, len(self._output)), [], text))
-        if self._transcript.stop:
-            reason = FINISH_REASON_STOP
-        if keep < len(self._output):
-            length = len(self._plan.prompt) + keep
-            await self._log.truncate(length)
-            if self._seat is not None:
-                self._seat.roll_back(self._log.epoch, length)
-        self.ledger.close()
-        return gateway_pb2.Finished(
-            reason=reason, stop=self._transcript.stop, output_tokens=keep, statistics=self.ledger.statistics()
-        )
+    def _conclude(self, reason: FinishReason) -> gateway_pb2.Finished:
+        """Shows the text that was held back. Of the record's tokens the first `output_tokens` carry the text."""
+        transcript = self._story.transcript
+        self._story.conclude()
+        reason = FINISH_REASON_STOP if transcript.stop else reason
+        return gateway_pb2.Finished(reason=reason, stop=transcript.stop, output_tokens=transcript.carrying())
 
     def _leave(self) -> None:
+        if self._verifier is not None:
+            self._router.affinity.note(self._beginnings(), self._verifier)
         if self._seat is not None:
             self._seat.close()
         self._seat = self._verifier = None
 
+    async def _suspend(self) -> None:
+        """The session holds nothing but its record, which anybody may take up."""
+        self._leave()
+        self._crew.disband()
+        with contextlib.suppress(SlipstreamError):
+            await self._log.release()
+
     async def _record(self, finished: gateway_pb2.Finished) -> None:
         """The outcome, for whoever asks later. A store that refuses it changes nothing for the client."""
+        self._leave()
+        self._crew.disband()
         self.ledger.close()
-        if not finished.HasField("statistics"):
-            finished.output_tokens = len(self._output)
-            finished.statistics.CopyFrom(self.ledger.statistics())
+        if finished.reason == FINISH_REASON_ERROR:
+            finished.output_tokens = len(self._story.tokens)
+        finished.statistics.CopyFrom(self.ledger.statistics())
         with contextlib.suppress(SlipstreamError):
             await self._log.finish(finished.SerializeToString())
 
-    def _opening(self) -> verifier_pb2.DecodeOpen:
+    def _opening(self, lag: int) -> verifier_pb2.DecodeOpen:
+        """`lag`: tokens that no client has taken yet."""
         plan = self._plan
         return verifier_pb2.DecodeOpen(
             key=types_pb2.SessionKey(id=self.id, epoch=self._log.epoch),
-            prefix=types_pb2.Prefix(token_ids=[*plan.prompt, *self._output], prompt_length=len(plan.prompt)),
+            prefix=types_pb2.Prefix(token_ids=[*plan.prompt, *self._story.tokens], prompt_length=len(plan.prompt)),
             sampling=wire.sampling_to_wire(plan.sampling),
             max_length=plan.max_length,
             stop_token_ids=plan.stop_token_ids,
             policy=verifier_pb2.DecodePolicy(max_draft_tokens=plan.max_draft_tokens),
             drafters=self._crew.addresses,
-            credit=self._config.credit_tokens,
+            credit=max(1, self._config.credit_tokens - lag),
             prediction_token_ids=plan.prediction,
             cache_salt=plan.cache_salt,
             workload=plan.workload,
@@ -236,18 +251,3 @@ class Session:
             structured_output=wire.structure_to_wire(plan.structure),
             top_logprobs=plan.top_logprobs,
         )
-
-    def _started(self) -> gateway_pb2.GenerateResponse:
-        plan = self._plan
-        return gateway_pb2.GenerateResponse(
-            started=gateway_pb2.Started(
-                session_id=self.id, seed=plan.sampling.seed, prompt_token_ids=plan.prompt, model=plan.model.name
-            )
-        )
-
-
-def _delta(
-    offset: int, tokens: list[int], text: str, logprobs: Sequence[gateway_pb2.Logprob] = ()
-) -> gateway_pb2.GenerateResponse:
-    delta = gateway_pb2.Delta(offset=offset, token_ids=tokens, text=text, logprobs=logprobs)
-    return gateway_pb2.GenerateResponse(delta=delta)

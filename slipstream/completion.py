@@ -1,8 +1,12 @@
-"""One completion as a client sees it: a Generate stream folded into text, tokens and figures."""
+"""One completion as a client sees it: a Generate stream, resumed where it breaks, folded into text, tokens and
+figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -10,6 +14,10 @@ import grpc
 from slipstream.client import error_of
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
+
+PATIENCE_S = 30.0
+"""Longer than the lease of a gateway that died."""
+Event = gateway_pb2.GenerateResponse | gateway_pb2.ResumeResponse
 
 FINISH_REASONS = {
     verifier_pb2.FINISH_REASON_STOP: "stop",
@@ -39,7 +47,7 @@ def _likelihood(told: gateway_pb2.Logprob) -> dict[str, object]:
 
 @dataclass(slots=True)
 class Completion:
-    """Everything one Generate stream said."""
+    """Everything that was said of it."""
 
     started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
@@ -48,7 +56,7 @@ class Completion:
     logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
     """One for each token, if the request asked for them."""
 
-    def take(self, response: gateway_pb2.GenerateResponse) -> str:
+    def take(self, response: Event) -> str:
         """Fold one event in; returns the text it added."""
         kind = response.WhichOneof("event")
         if kind == "started":
@@ -105,15 +113,75 @@ class Completion:
 
 
 async def complete(
-    line: grpc.aio.Channel, request: gateway_pb2.GenerateRequest, echo: Callable[[str], None] | None = None
+    line: grpc.aio.Channel,
+    request: gateway_pb2.GenerateRequest,
+    echo: Callable[[str], None] | None = None,
+    others: Sequence[grpc.aio.Channel] = (),
+    patience_s: float = PATIENCE_S,
 ) -> Completion:
-    """Run one request to its end, telling `echo` each piece of text. Raises the SlipstreamError the gateway sent."""
+    """Run one request to its end, telling `echo` each piece of text.
+
+    A completion that began and was interrupted is resumed, on the gateways of `others` too, until nothing more came for
+    `patience_s`. Raises the SlipstreamError that the gateway sent, and Unavailable where it never began.
+    """
     completion = Completion()
     try:
-        async for response in gateway_pb2_grpc.GatewayServiceStub(line).Generate(request):
+        await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Generate(request), echo)
+    except SlipstreamError as error:
+        if not completion.started.session_id:
+            raise _explained(error) from error
+        await _go_on(completion, [line, *others], echo, patience_s, error)
+    return completion
+
+
+async def resume(
+    lines: Sequence[grpc.aio.Channel],
+    completion: Completion,
+    echo: Callable[[str], None] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Take up a completion of which the session's name is known, and what else of it was seen, on whichever gateway
+    answers. Raises what `complete` raises."""
+    await _go_on(completion, lines, echo, patience_s, None)
+
+
+async def _go_on(
+    completion: Completion,
+    lines: Sequence[grpc.aio.Channel],
+    echo: Callable[[str], None] | None,
+    patience_s: float,
+    error: SlipstreamError | None,
+) -> None:
+    began, seen, pause_s = time.monotonic(), len(completion.token_ids), 0.0
+    for line in itertools.cycle(lines):
+        if error is not None and not isinstance(error, Unavailable):
+            raise error
+        if len(completion.token_ids) > seen:
+            began, seen, pause_s = time.monotonic(), len(completion.token_ids), 0.0
+        elif error is not None and time.monotonic() - began > patience_s:
+            raise _explained(error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.0, 2 * pause_s + 0.05)
+        request = gateway_pb2.ResumeRequest(
+            session_id=completion.started.session_id,
+            offset=seen,
+            characters=len(completion.text) if completion.text else None,
+        )
+        try:
+            await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Resume(request), echo)
+            return
+        except SlipstreamError as again:
+            error = again
+
+
+async def _fold(completion: Completion, call: AsyncIterable[Event], echo: Callable[[str], None] | None) -> None:
+    """Raises the SlipstreamError behind a failed call."""
+    try:
+        async for response in call:
             text = completion.take(response)
             if echo is not None and text:
                 echo(text)
     except grpc.aio.AioRpcError as error:
-        raise _explained(error_of(error)) from error
-    return completion
+        raise error_of(error) from error
+    if not completion.finished.reason:
+        raise Unavailable("the gateway ended the stream without a word.", reason="STREAM_LOST")

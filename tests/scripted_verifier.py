@@ -26,6 +26,7 @@ class ScriptedSession:
     open: verifier_pb2.DecodeOpen
     tokens: list[int]
     credit: int
+    outbox: links.Outbox[Reply]
 
     @property
     def output(self) -> int:
@@ -51,7 +52,8 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """What is really sent for a round."""
     steps: int = 0
     commands: list[verifier_pb2.DecodeCommand] = field(default_factory=list)
-    sessions: dict[int, ScriptedSession] = field(default_factory=dict)
+    sessions: dict[tuple[int, int], ScriptedSession] = field(default_factory=dict)
+    """By stream and number."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -74,13 +76,14 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             try:
                 await links.serve(requests, context, outbox, lambda request: self._receive(request, outbox), pack)
             finally:
-                self.sessions.clear()
+                for key in [key for key, session in self.sessions.items() if session.outbox is outbox]:
+                    del self.sessions[key]
                 driver.cancel()
 
     def _receive(self, request: verifier_pb2.DecodeRequest, outbox: links.Outbox[Reply]) -> None:
         for command in request.commands:
             self.commands.append(command)
-            session = self.sessions.get(command.session)
+            session = self.sessions.get((id(outbox), command.session))
             if command.HasField("open"):
                 self._open(command, outbox)
             elif session is None or command.epoch < session.epoch:
@@ -103,13 +106,14 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             )
             return
         tokens = list(request.prefix.token_ids)
-        session = ScriptedSession(command.session, command.epoch, request, tokens, request.credit)
-        self.sessions[command.session] = session
+        session = ScriptedSession(command.session, command.epoch, request, tokens, request.credit, outbox)
+        self.sessions[id(outbox), command.session] = session
 
     async def _drive(self, outbox: links.Outbox[Reply]) -> None:
         while True:
             for session in [] if self.frozen else list(self.sessions.values()):
-                self._step(session, outbox)
+                if session.outbox is outbox:
+                    self._step(session, outbox)
             self.steps += not self.frozen
             async with self.changed:
                 self.changed.notify_all()
@@ -147,7 +151,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             self._end(session, outbox, reason)
 
     def _end(self, session: ScriptedSession, outbox: links.Outbox[Reply], reason: verifier_pb2.FinishReason) -> None:
-        del self.sessions[session.number]
+        del self.sessions[id(outbox), session.number]
         if not self.mute:
             outbox.put(verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason))
 

@@ -8,6 +8,7 @@ from slipstream.cli.bench import bench
 from slipstream.cli.generate import generate
 from slipstream.cli.inflate import inflate
 from slipstream.cli.serve import serve
+from slipstream.cli.session import cancel_session, resume_session, roll_back_session
 from slipstream.cli.train import train
 
 ABOUT = "Distributed speculative decoding: cheap GPUs guess, one expensive GPU decides."
@@ -15,3 +16,6 @@ ABOUT = "Distributed speculative decoding: cheap GPUs guess, one expensive GPU d
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
 for command in (serve, generate, bench, train, inflate):
     app.command()(command)
+app.command("resume")(resume_session)
+app.command("rollback")(roll_back_session)
+app.command("cancel")(cancel_session)

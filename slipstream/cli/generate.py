@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,9 @@ from slipstream.v1 import gateway_pb2, types_pb2
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
-    server: Annotated[str, typer.Option(help="HOST:PORT of the gateway.")] = "127.0.0.1:50051",
+    server: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of a gateway; may be given again, to go on where one fails.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most output tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default 1.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the smallest set of tokens with this mass.")] = None,
@@ -76,7 +79,7 @@ def generate(
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
         )
-        completion = asyncio.run(_run(server, request, echo=not as_json))
+        completion = asyncio.run(_run(server or ["127.0.0.1:50051"], request, echo=not as_json))
     except ValueError as error:  # protobuf's own range checks: a negative or too large number
         raise typer.BadParameter(str(error)) from error
     except SlipstreamError as error:
@@ -115,6 +118,7 @@ def _read(option: str, file: Path) -> str:
         raise typer.BadParameter(f"{option} {file} cannot be read: {error}.") from error
 
 
-async def _run(server: str, request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:
-    async with channel(server) as line:
-        return await complete(line, request, (lambda text: typer.echo(text, nl=False)) if echo else None)
+async def _run(servers: list[str], request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:
+    async with AsyncExitStack() as stack:
+        line, *others = [await stack.enter_async_context(channel(server)) for server in servers]
+        return await complete(line, request, (lambda text: typer.echo(text, nl=False)) if echo else None, others)

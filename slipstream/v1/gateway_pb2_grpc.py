@@ -40,6 +40,16 @@ class GatewayServiceStub:
                 request_serializer=slipstream_dot_v1_dot_gateway__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=slipstream_dot_v1_dot_gateway__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/slipstream.v1.GatewayService/Resume',
+                request_serializer=slipstream_dot_v1_dot_gateway__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=slipstream_dot_v1_dot_gateway__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/slipstream.v1.GatewayService/Rollback',
+                request_serializer=slipstream_dot_v1_dot_gateway__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=slipstream_dot_v1_dot_gateway__pb2.RollbackResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/slipstream.v1.GatewayService/Cancel',
                 request_serializer=slipstream_dot_v1_dot_gateway__pb2.CancelRequest.SerializeToString,
@@ -87,11 +97,36 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resume(self, request, context):
+        """A session's output from where a client left it, on any gateway: Started, what is missing, Finished. A running session is
+        followed, by as many clients as like; one that nobody runs any more goes on. A session that all its clients left, or that
+        failed with UNAVAILABLE or RESOURCE_EXHAUSTED, waits for this, holding nothing but its record, until that expires.
+
+        Status codes: those of Generate, and
+        NOT_FOUND     no such session, it never was or its record has expired.
+        OUT_OF_RANGE  the session ended with fewer tokens than the offset.
+        ABORTED       the session was rolled back (ROLLED_BACK) meanwhile: resume at what it was rolled back to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollback(self, request, context):
+        """Takes a session back to an earlier length, running or ended, wherever it runs, for Resume to go on from there: with another
+        seed to say it again, with other tokens to edit it. Its streams end with ABORTED (ROLLED_BACK). With `branch` the session
+        stays as it is, and a new one is made.
+
+        Status codes: NOT_FOUND: no such session; OUT_OF_RANGE: it has fewer output tokens; INVALID_ARGUMENT: change the request;
+        UNAVAILABLE: the store is away, retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Ends a running session; its Generate stream ends with FINISH_REASON_CANCELLED. Cancelling an ended session does nothing.
 
-        Status codes: NOT_FOUND: no such session, it never was or its record has expired; UNAVAILABLE: the store is away, or
-        another gateway runs the session: retry there.
+        Status codes: NOT_FOUND: no such session, it never was or its record has expired; UNAVAILABLE: the store is away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,6 +166,16 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=slipstream_dot_v1_dot_gateway__pb2.GenerateRequest.FromString,
                     response_serializer=slipstream_dot_v1_dot_gateway__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=slipstream_dot_v1_dot_gateway__pb2.ResumeRequest.FromString,
+                    response_serializer=slipstream_dot_v1_dot_gateway__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=slipstream_dot_v1_dot_gateway__pb2.RollbackRequest.FromString,
+                    response_serializer=slipstream_dot_v1_dot_gateway__pb2.RollbackResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -181,6 +226,60 @@ class GatewayService:
             '/slipstream.v1.GatewayService/Generate',
             slipstream_dot_v1_dot_gateway__pb2.GenerateRequest.SerializeToString,
             slipstream_dot_v1_dot_gateway__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/slipstream.v1.GatewayService/Resume',
+            slipstream_dot_v1_dot_gateway__pb2.ResumeRequest.SerializeToString,
+            slipstream_dot_v1_dot_gateway__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.v1.GatewayService/Rollback',
+            slipstream_dot_v1_dot_gateway__pb2.RollbackRequest.SerializeToString,
+            slipstream_dot_v1_dot_gateway__pb2.RollbackResponse.FromString,
             options,
             channel_credentials,
             insecure,

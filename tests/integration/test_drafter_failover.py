@@ -20,7 +20,7 @@ from gateway.breaker import State
 from gateway.config import GatewayConfig
 from gateway.drafters import Drafter
 from gateway.gateway import Gateway, World, running
-from gateway.service import Chance
+from gateway.sessions import Chance
 from slipstream import wire
 from slipstream.client import channel
 from slipstream.engine.emulated import EmulatedEngine

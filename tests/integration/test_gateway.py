@@ -9,19 +9,16 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.config import GatewayConfig
-from gateway.gateway import Gateway, World, running
-from gateway.service import Chance
-from gateway.store import SessionStore
+from gateway.gateway import World, running
+from gateway.sessions import Chance
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.redis import RedisStore, connect
 from slipstream.client import channel, error_of
@@ -37,122 +34,8 @@ from slipstream.errors import (
     Unavailable,
 )
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2, verifier_pb2
-from slipstream.vocabulary import fingerprint, load_tokenizer
-from tests.scripted_verifier import ScriptedVerifier, served, served_drafter
-
-TEXT = "One day — der Käse 日本 lief 🚀 davon, and nobody stopped it; " * 4
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level tokenizer: every token is one byte, so characters and stop strings straddle tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
-    place = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save(str(place / "tokenizer.json"))
-    return place
-
-
-@dataclass
-class Answer:
-    started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
-
-    def add(self, event: gateway_pb2.GenerateResponse) -> None:
-        if event.HasField("started"):
-            self.started = event.started
-        elif event.HasField("delta"):
-            assert event.delta.offset == len(self.tokens)
-            self.tokens += event.delta.token_ids
-            self.text += event.delta.text
-        else:
-            self.finished = event.finished
-
-
-@dataclass
-class Front:
-    """A running gateway, its client stub, and what it stands on."""
-
-    gateway: Gateway
-    stub: Any
-    verifiers: list[ScriptedVerifier]
-    servers: list[Any]
-    addresses: list[str]
-    store: SessionStore
-    tokenizer: Tokenizer
-
-    def call(self, **request: Any) -> Any:
-        asked = {"prompt": "Tell me.", "max_tokens": 40} | request
-        if "prompt_token_ids" in asked:
-            del asked["prompt"]
-        return self.stub.Generate(gateway_pb2.GenerateRequest(**asked))
-
-    async def generate(self, **request: Any) -> Answer:
-        answer = Answer()
-        try:
-            async for event in self.call(**request):
-                answer.add(event)
-        except grpc.RpcError as error:
-            raise error_of(error) from error
-        return answer
-
-    async def record(self, session: str) -> Any:
-        return await self.stub.GetSession(gateway_pb2.GetSessionRequest(session_id=session))
-
-
-class Setting:
-    """Builds fronts for one test and ends them after it."""
-
-    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
-        self._folder = folder
-        self._stack = stack
-        self.tokenizer = load_tokenizer(str(folder))
-        self.eos = self.tokenizer.token_to_id("<eos>")
-        self.model = types_pb2.ModelInfo(
-            name="toy",
-            vocabulary_size=260,
-            vocabulary_fingerprint=fingerprint(self.tokenizer),
-            max_length=200,
-            eos_token_ids=[self.eos],
-        )
-
-    def verifier(self, script: str | list[int] = TEXT, **options: Any) -> ScriptedVerifier:
-        tokens = self.tokenizer.encode(script).ids if isinstance(script, str) else script
-        return ScriptedVerifier(self.model, tokens, **options)
-
-    async def front(self, *verifiers: ScriptedVerifier, store: SessionStore | None = None, **config: Any) -> Front:
-        opened = [await self._stack.enter_async_context(served(verifier)) for verifier in verifiers]
-        store = store or MemoryStore(Memory(), owner="me", ttl_s=60, lease_s=60)
-        settings = GatewayConfig(
-            verifiers=tuple(address for address, _ in opened),
-            tokenizer=str(self._folder),
-            listen="127.0.0.1:0",
-            **{"grace_s": 0.0, **config},
-        )
-        world = World(Chance(random.Random(7).getrandbits), store=store)
-        gateway = await self._stack.enter_async_context(running(settings, world))
-        await gateway.ready()
-        line = await self._stack.enter_async_context(channel(gateway.address))
-        stub = gateway_pb2_grpc.GatewayServiceStub(line)
-        servers, addresses = [server for _, server in opened], [address for address, _ in opened]
-        return Front(gateway, stub, list(verifiers), servers, addresses, store, self.tokenizer)
-
-    async def drafter(self, method: str = "model", **changes: Any) -> str:
-        model = types_pb2.ModelInfo()
-        model.CopyFrom(self.model)
-        model.MergeFrom(types_pb2.ModelInfo(**changes))
-        return await self._stack.enter_async_context(served_drafter(model, method))
-
-
-@pytest.fixture
-async def setting(folder: Path) -> AsyncIterator[Setting]:
-    async with AsyncExitStack() as stack:
-        yield Setting(folder, stack)
+from tests.front import TEXT, Answer, Front, Setting
+from tests.scripted_verifier import served
 
 
 async def test_the_stream_is_started_deltas_finished_and_the_record_says_the_same(setting: Setting) -> None:
@@ -217,7 +100,7 @@ async def test_output_is_capped_by_the_models_length(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("per_round", [1, 3, 17])
-async def test_a_stop_string_ends_the_text_before_it_and_cuts_the_record_back(setting: Setting, per_round: int) -> None:
+async def test_a_stop_string_ends_the_text_and_the_record_before_it(setting: Setting, per_round: int) -> None:
     front = await setting.front(setting.verifier(per_round=per_round))
     answer = await front.generate(stop=["lief 🚀", "never"], max_tokens=60)
     text = TEXT[: TEXT.index("lief 🚀")]
@@ -227,10 +110,7 @@ async def test_a_stop_string_ends_the_text_before_it_and_cuts_the_record_back(se
     assert answer.finished.output_tokens == carrying
     record = await front.record(answer.started.session_id)
     assert list(record.output_token_ids) == front.verifiers[0].script[:carrying]
-    assert record.key.epoch == 2
-    rollback, close = front.verifiers[0].commands[-2:]
-    assert rollback.rollback.length == len(answer.started.prompt_token_ids) + carrying
-    assert (rollback.epoch, close.epoch, close.HasField("close")) == (2, 2, True)
+    assert front.verifiers[0].commands[-1].HasField("close")
 
 
 async def test_text_held_back_for_a_stop_string_is_shown_when_none_came(setting: Setting) -> None:
@@ -427,7 +307,7 @@ async def test_cancel_ends_the_stream_and_frees_the_verifier(setting: Setting) -
     await front.stub.Cancel(gateway_pb2.CancelRequest(session_id=answer.started.session_id))
 
 
-async def test_a_client_that_leaves_frees_the_verifier_and_marks_the_record(setting: Setting) -> None:
+async def test_a_client_that_leaves_frees_the_verifier_and_leaves_a_session_that_waits(setting: Setting) -> None:
     front = await setting.front(setting.verifier(limit=9))
     call, answer = front.call(), Answer()
     while len(answer.tokens) < 9:
@@ -435,9 +315,10 @@ async def test_a_client_that_leaves_frees_the_verifier_and_marks_the_record(sett
     call.cancel()
     await front.verifiers[0].until(lambda: not front.verifiers[0].sessions)
     async with asyncio.timeout(5):
-        while not (record := await front.record(answer.started.session_id)).finish_reason:
+        while (await front.store.read(answer.started.session_id)).leased:
             await asyncio.sleep(0.01)
-    assert record.finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
+    record = await front.record(answer.started.session_id)
+    assert (record.finish_reason, list(record.output_token_ids)) == (0, answer.tokens)
 
 
 async def test_a_deadline_ends_the_session_on_the_verifier_too(setting: Setting) -> None:
@@ -506,8 +387,7 @@ async def test_without_a_verifier_a_session_fails_typed_after_a_bounded_wait(set
                 await front.servers[0].stop(0)
     assert isinstance(error_of(caught.value), Unavailable)
     record = await front.record(answer.started.session_id)
-    assert record.finish_reason == verifier_pb2.FINISH_REASON_ERROR
-    assert list(record.output_token_ids) == answer.tokens
+    assert (record.finish_reason, list(record.output_token_ids)) == (0, answer.tokens)
 
 
 async def test_failures_of_a_session_reach_its_client_with_their_own_code(setting: Setting) -> None:

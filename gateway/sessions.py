@@ -1,0 +1,270 @@
+"""The sessions of one gateway: those it runs, those of others that its clients follow, and those it takes up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.admission import Admission, Plan, RandomBits
+from gateway.log import Scribe, SessionLog
+from gateway.rounds import Ledger
+from gateway.session import Session, Stage
+from gateway.store import SessionStore
+from gateway.store.record import Record, refusal
+from gateway.story import Story
+from gateway.tokenizer import Tokenizer
+from gateway.transcript import Transcript, number_only
+from slipstream.errors import Aborted, Internal, OutOfRange, SlipstreamError, Unavailable
+from slipstream.v1 import gateway_pb2, verifier_pb2
+
+log = logging.getLogger(__name__)
+
+MAX_ID_LENGTH = 64
+POLL_S = 0.2
+"""How often the log of a session that another gateway runs is read while somebody follows it here."""
+ROLLED_BACK = "ROLLED_BACK"
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """Time and randomness, so that tests can choose them."""
+
+    random_bits: RandomBits
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(slots=True)
+class Known:
+    """A session that somebody here listens to."""
+
+    story: Story
+    task: asyncio.Task[None] | None = None
+    """That feeds the story."""
+    session: Session | None = None
+    """Where it runs here."""
+
+
+class Sessions:
+    """Every session here has at least one client; when the last one leaves, the session is let go."""
+
+    def __init__(
+        self, stage: Stage, tokenizer: Tokenizer, store: SessionStore, scribe: Scribe | None, chance: Chance
+    ) -> None:
+        self._stage = stage
+        self._tokenizer = tokenizer
+        self._store = store
+        self._scribe = scribe
+        self._chance = chance
+        self._admission = Admission(stage.config, stage.router, tokenizer, chance.random_bits)
+        self._known: dict[str, Known] = {}
+        self._arriving = 0
+        """Requests that may become a session."""
+
+    def running(self, name: str) -> Session | None:
+        known = self._known.get(name)
+        return None if known is None else known.session
+
+    async def begin(self, request: gateway_pb2.GenerateRequest) -> Story:
+        """A new session, in the log and running. Raises what Admission and the store raise."""
+        arrived_at = self._chance.clock()
+        with self._arrival():
+            plan = await self._admission.plan(request, self._count)
+            record = Record(self._name(), 1, plan.params(), len(plan.prompt), plan.prompt)
+            log = self._log(record)
+            await log.create()
+        known = self._tell(record.id, plan)
+        self._start(record.id, known, self._run(record.id, known, plan, log, arrived_at))
+        return known.story
+
+    async def resume(self, name: str) -> Story:
+        """The session's story, whoever runs it. Raises NotFound, and what Admission raises."""
+        if known := self._known.get(name):
+            return known.story
+        arrived_at = self._chance.clock()
+        with self._arrival():
+            record = await self.read(name)
+            plan = await self._admission.plan(_request(record), self._count)
+        if known := self._known.get(name):  # another client came first
+            return known.story
+        known = self._tell(name, plan)
+        self._start(name, known, self._follow(record, known, plan, arrived_at))
+        return known.story
+
+    async def roll_back(self, request: gateway_pb2.RollbackRequest) -> tuple[str, int]:
+        """The name and epoch of the session, cut and edited as asked. Raises NotFound, OutOfRange and what Admission
+        raises for what is left."""
+        record = await self.read(request.session_id)
+        said = len(output_of(record))
+        if request.output_tokens > said:
+            raise OutOfRange(f"The session has {said} output tokens; keep at most those.", reason="NO_OFFSET")
+        plan, edit = await self._admission.revise(_request(record), request)
+        kept = record.prompt_length + request.output_tokens
+        if request.branch:
+            return await self._branch(plan, (*record.tokens[:kept], *edit)), 1
+        if known := self._known.get(record.id):
+            known.story.fail(_rolled_back(request.output_tokens))
+        await self._let_go(record.id)
+        epoch = (await self.read(record.id)).epoch + 1
+        await self._store.truncate(record.id, epoch, kept, plan.params())
+        await self._store.append(record.id, epoch, kept, edit)
+        await self._store.release(record.id, epoch)
+        return record.id, epoch
+
+    async def cancel(self, name: str) -> None:
+        """The session ends, wherever it runs. Nothing happens to one that has ended."""
+        if session := self.running(name):
+            session.cancel()
+            return
+        record = await self.read(name)
+        if not record.outcome:
+            epoch, output = record.epoch + 1, output_of(record)
+            await self._store.append(name, epoch, len(record.tokens), ())  # fences its owner off
+            finished = gateway_pb2.Finished(reason=verifier_pb2.FINISH_REASON_CANCELLED, output_tokens=len(output))
+            await self._store.finish(name, epoch, finished.SerializeToString())
+
+    async def read(self, name: str) -> Record:
+        """Raises NotFound for a session that never was or has expired."""
+        if not 1 <= len(name) <= MAX_ID_LENGTH:
+            raise refusal("MISSING", name[:MAX_ID_LENGTH], 0, 0)
+        return await self._store.read(name)
+
+    async def keep_leases(self) -> None:
+        """Until cancelled: however long a session waits, nobody may think its owner dead."""
+        while True:
+            await asyncio.sleep(self._stage.config.lease_s / 3)
+            sessions = [known.session for known in self._known.values() if known.session is not None]
+            await asyncio.gather(*(session.renew() for session in sessions))
+
+    async def close(self) -> None:
+        """Lets every session go; others may take them up at once."""
+        for name in list(self._known):
+            await self._let_go(name)
+
+    # How sessions run and are followed.
+
+    async def _run(self, name: str, known: Known, plan: Plan, log: SessionLog, arrived_at: float) -> None:
+        ledger = Ledger(self._chance.clock, arrived_at, plan.max_draft_tokens > 0, self._stage.router.predicts)
+        known.session = Session(name, plan, self._stage, log, known.story, ledger)
+        await known.session.run()
+
+    async def _follow(self, record: Record, known: Known, plan: Plan, arrived_at: float) -> None:
+        """Tells what the log says, until the session ends or nobody runs it: then it is taken up here."""
+        epoch = record.epoch
+        while _told(known.story, record, epoch):
+            if not record.leased:
+                with contextlib.suppress(Aborted):  # somebody else was faster
+                    taken = await self._store.takeover(record.id)
+                    await self._take_up(taken, known, plan, arrived_at, epoch)
+                    return
+            epoch = record.epoch
+            await asyncio.sleep(POLL_S)
+            record = await self._store.read(record.id)
+
+    async def _take_up(self, record: Record, known: Known, plan: Plan, arrived_at: float, epoch: int) -> None:
+        log = self._log(record)
+        if _told(known.story, replace(record, epoch=record.epoch - 1), epoch):  # a takeover raises it by one
+            # A store that failed over may have lost what it had acknowledged, and a client has seen.
+            await log.append(known.story.tokens[len(output_of(record)) :])
+            await self._run(record.id, known, plan, log, arrived_at)
+        else:
+            await log.release()
+
+    def _start(self, name: str, known: Known, feeding: Coroutine[Any, Any, None]) -> None:
+        async def feed() -> None:
+            try:
+                await feeding
+            except SlipstreamError as error:
+                known.story.fail(error)
+            except Exception as error:
+                log.error("a session failed", exc_info=error)
+                known.story.fail(Internal("an internal error happened; please report it with the time it happened at."))
+            finally:
+                if self._known.get(name) is known:
+                    del self._known[name]
+                known.story.fail(Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED"))
+
+        known.task = asyncio.create_task(feed())
+
+    async def _let_go(self, name: str) -> None:
+        """Whatever runs or follows the session here ends; its record stays as it is."""
+        known = self._known.get(name)
+        if known is not None and known.task is not None:
+            known.task.cancel()
+            await asyncio.wait([known.task])
+
+    def _tell(self, name: str, plan: Plan) -> Known:
+        started = gateway_pb2.Started(
+            session_id=name, seed=plan.sampling.seed, prompt_token_ids=plan.prompt, model=plan.model.name
+        )
+        shown = number_only if plan.top_logprobs is None else self._tokenizer.shown
+        known = Known(Story(started, Transcript(self._tokenizer.detokenizer(), plan.stops, shown)))
+
+        def deserted() -> None:
+            if known.task is not None:
+                known.task.cancel()
+
+        known.story.deserted = deserted
+        self._known[name] = known
+        return known
+
+    def _log(self, record: Record) -> SessionLog:
+        return SessionLog(self._store, record, scribe=self._scribe, grace_s=self._stage.config.store_grace_s)
+
+    def _name(self) -> str:
+        return f"{self._chance.random_bits(128):032x}"
+
+    async def _branch(self, plan: Plan, tokens: tuple[int, ...]) -> str:
+        record = Record(self._name(), 1, plan.params(), len(plan.prompt), tokens)
+        await self._store.create(record)
+        await self._store.release(record.id, 1)
+        return record.id
+
+    @contextlib.contextmanager
+    def _arrival(self) -> Iterator[None]:
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
+
+    @property
+    def _count(self) -> int:
+        """Sessions here, and other requests that may become one."""
+        return len(self._known) + self._arriving - 1
+
+
+def output_of(record: Record) -> tuple[int, ...]:
+    """The tokens that carry the session's text: of one that ended, none behind a stop string."""
+    output = record.tokens[record.prompt_length :]
+    return output[: gateway_pb2.Finished.FromString(record.outcome).output_tokens] if record.outcome else output
+
+
+def _request(record: Record) -> gateway_pb2.GenerateRequest:
+    """That would ask for the session again."""
+    request = gateway_pb2.GenerateRequest.FromString(record.params)
+    request.prompt_token_ids.token_ids.extend(record.tokens[: record.prompt_length])
+    return request
+
+
+def _rolled_back(output_tokens: int) -> Aborted:
+    return Aborted(f"The session was rolled back to {output_tokens} output tokens; resume there.", reason=ROLLED_BACK)
+
+
+def _told(story: Story, record: Record, epoch: int) -> bool:
+    """Tells the story what the record has more; whether the session goes on. A log that is shorter than what was told
+    has lost it, or was rolled back: then its epoch is a later one than `epoch`."""
+    output = list(record.tokens[record.prompt_length :])
+    both = min(len(output), len(story.tokens))
+    if output[:both] != story.tokens[:both] or (both < len(story.tokens) and record.epoch > epoch):
+        story.fail(_rolled_back(both))
+        return False
+    story.tell(output[both:])
+    if record.outcome:
+        story.conclude()
+        story.finish(gateway_pb2.Finished.FromString(record.outcome))
+    return not record.outcome

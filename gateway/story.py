@@ -1,0 +1,135 @@
+"""What the clients of one session are told. Each reads from where it likes and at its own pace; the same tokens carry
+the same text for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from gateway.transcript import Transcript
+from slipstream.errors import OutOfRange, SlipstreamError
+from slipstream.v1 import gateway_pb2, types_pb2
+
+Event = gateway_pb2.Started | gateway_pb2.Delta | gateway_pb2.Finished
+MOST_TOKENS = 4096
+"""Of one delta: whoever is far behind catches up in pieces."""
+
+
+class Story:
+    """Grows until `finish` or `fail`. Memory is bounded by the session's length, whoever is slow."""
+
+    def __init__(self, started: gateway_pb2.Started, transcript: Transcript) -> None:
+        self.started = started
+        self.transcript = transcript
+        self.tokens: list[int] = []
+        """The session's output, that behind a stop string included."""
+        self.reached = 0
+        """Tokens that the client which is farthest has taken."""
+        self.took: Callable[[int], None] = lambda tokens: None
+        """Told of each advance of `reached`."""
+        self.deserted: Callable[[], None] = lambda: None
+        """Told when the last client has gone."""
+        self._pieces: list[str] = []
+        """Text that each token made final."""
+        self._tail = ""
+        """Text that became final at the end."""
+        self._logprobs: list[gateway_pb2.Logprob] = []
+        self._shown = 0
+        """Tokens that clients are told: none behind a stop string."""
+        self._finished: gateway_pb2.Finished | None = None
+        self._failure: SlipstreamError | None = None
+        self._clients = 0
+        self._news = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        return self._finished is not None or self._failure is not None
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    def tell(self, tokens: Sequence[int], told: Sequence[types_pb2.TokenLogprobs] = ()) -> None:
+        """More output, with the verifier's log-probabilities if they were asked for. It is in the log already."""
+        self.tokens += tokens
+        self._pieces += [self.transcript.push([token]) for token in tokens]
+        stopped = self.transcript.carrying() if self.transcript.stop else len(self.tokens)
+        fresh = self.tokens[self._shown : max(self._shown, stopped)]
+        self._logprobs += self.transcript.likelihoods(fresh, told[: len(fresh)])
+        self._shown += len(fresh)
+        self._wake()
+
+    def conclude(self) -> None:
+        """No more tokens follow: what was held back becomes final."""
+        self._tail = self.transcript.finish()
+
+    def finish(self, finished: gateway_pb2.Finished) -> None:
+        """The session ended."""
+        if not self.over:
+            self._finished = finished
+            self._wake()
+
+    def fail(self, error: SlipstreamError) -> None:
+        """Nothing more comes from here."""
+        if not self.over:
+            self._failure = error
+            self._wake()
+
+    async def follow(self, offset: int = 0, characters: int | None = None) -> AsyncGenerator[Event, None]:
+        """Started, then what a client misses that has `offset` tokens and so much text (None: that of its tokens), then
+        Finished. An event counts as taken when the next one is asked for. Raises what ended the session instead, and
+        OutOfRange for an offset that its output never reached."""
+        self._clients += 1
+        self._take(min(offset, len(self.tokens)))
+        try:
+            yield self.started
+            while True:
+                news = self._news
+                while offset < self._shown:
+                    until = min(self._shown, offset + MOST_TOKENS)
+                    yield self._delta(offset, until, characters)
+                    offset, characters = until, None
+                    self._take(offset)
+                if self._finished is not None:
+                    break
+                if self._failure is not None:
+                    raise self._failure
+                await news.wait()
+            if offset > len(self.tokens):
+                raise OutOfRange(f"The session has {len(self.tokens)} output tokens, not {offset}.", reason="NO_OFFSET")
+            if tail := self._since(offset, characters):
+                yield gateway_pb2.Delta(offset=offset, text=tail)
+            yield self._finished
+        finally:
+            self._clients -= 1
+            if not self._clients:
+                self.deserted()
+
+    async def lags(self, tokens: int) -> int:
+        """How many tokens the client that is farthest is behind; waits until they are fewer than so many."""
+        while len(self.tokens) - self.reached >= tokens and self._clients:
+            await asyncio.sleep(0.05)
+        return max(0, len(self.tokens) - self.reached)
+
+    def _delta(self, offset: int, until: int, characters: int | None) -> gateway_pb2.Delta:
+        text = "".join(self._pieces[offset:until])
+        if characters is not None:  # the client says itself what text it has
+            text = "".join(self._pieces[:until])[characters:]
+        return gateway_pb2.Delta(
+            offset=offset, token_ids=self.tokens[offset:until], text=text, logprobs=self._logprobs[offset:until]
+        )
+
+    def _since(self, offset: int, characters: int | None) -> str:
+        """The text behind so many tokens, that of tokens included which are not told."""
+        if characters is None:
+            return "".join(self._pieces[offset:]) + self._tail
+        return ("".join(self._pieces) + self._tail)[characters:]
+
+    def _take(self, reached: int) -> None:
+        if reached > self.reached:
+            advance, self.reached = reached - self.reached, reached
+            self.took(advance)
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

@@ -1,0 +1,85 @@
+"""`slipstream resume`, `rollback` and `cancel`: what can be done with a session that is there already."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Annotated, TypeVar
+
+import grpc
+import typer
+
+from slipstream.client import channel, error_of
+from slipstream.completion import Completion, resume
+from slipstream.errors import SlipstreamError
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+
+T = TypeVar("T")
+Name = Annotated[str, typer.Argument(help="The session_id that `slipstream generate --json` told.")]
+Servers = Annotated[list[str] | None, typer.Option("--server", help="HOST:PORT of a gateway; may be given again.")]
+LOCAL = "127.0.0.1:50051"
+
+
+def resume_session(
+    session: Name,
+    server: Servers = None,
+    offset: Annotated[int, typer.Option(help="Output tokens that you have.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
+) -> None:
+    """Stream the rest of SESSION's text, going on with it where nobody runs it."""
+    completion = Completion(started=gateway_pb2.Started(session_id=session), token_ids=[0] * offset)
+    echo = None if as_json else _say
+    asyncio.run(_talk("resume", server or [LOCAL], lambda lines: resume(lines, completion, echo, patience_s=0.0)))
+    del completion.token_ids[:offset]
+    typer.echo(json.dumps(completion.report()) if as_json else "")
+
+
+def roll_back_session(
+    session: Name,
+    server: Servers = None,
+    keep: Annotated[int, typer.Option(help="Output tokens that stay.")] = 0,
+    text: Annotated[str | None, typer.Option(help="What stands behind them.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the rest; the same seed says the same again.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most output tokens in all.")] = None,
+    branch: Annotated[bool, typer.Option("--branch", help="Make a new session of it.")] = False,
+) -> None:
+    """Take SESSION back to an earlier length, or branch off there; prints its name, for `slipstream resume`."""
+    request = gateway_pb2.RollbackRequest(
+        session_id=session, output_tokens=keep, text=text, seed=seed, max_tokens=max_tokens, branch=branch
+    )
+
+    async def ask(lines: Sequence[grpc.aio.Channel]) -> str:
+        answer: gateway_pb2.RollbackResponse = await gateway_pb2_grpc.GatewayServiceStub(lines[0]).Rollback(request)
+        return answer.key.id
+
+    typer.echo(asyncio.run(_talk("rollback", server or [LOCAL], ask)))
+
+
+def cancel_session(session: Name, server: Servers = None) -> None:
+    """End SESSION, wherever it runs."""
+
+    async def ask(lines: Sequence[grpc.aio.Channel]) -> None:
+        request = gateway_pb2.CancelRequest(session_id=session)
+        await gateway_pb2_grpc.GatewayServiceStub(lines[0]).Cancel(request)
+
+    asyncio.run(_talk("cancel", server or [LOCAL], ask))
+
+
+async def _talk(command: str, servers: Sequence[str], talk: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]) -> T:
+    """Ends the process with one sentence where the gateway refuses."""
+    async with AsyncExitStack() as stack:
+        lines = [await stack.enter_async_context(channel(server)) for server in servers]
+        try:
+            return await talk(lines)
+        except SlipstreamError as error:
+            failure = error
+        except grpc.aio.AioRpcError as error:
+            failure = error_of(error)
+    typer.echo(f"slipstream {command}: {failure.message} [{failure.reason}]", err=True)
+    raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, nl=False)

@@ -1,0 +1,66 @@
+"""Turns of one conversation meet where their beginning was computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway.affinity import STRIDE, Affinity, beginnings
+from gateway.routing import BUSIER, SPARE, Router
+from slipstream.v1 import types_pb2
+
+TURN = list(range(3 * STRIDE + 5))
+
+
+def test_a_longer_text_has_the_beginnings_of_a_shorter_one() -> None:
+    assert beginnings([*TURN, 1, 2, 3] + [0] * STRIDE, "s")[:3] == beginnings(TURN, "s")
+    assert len(beginnings(TURN, "s")) == 3
+    assert beginnings(TURN[: STRIDE - 1], "s") == []
+
+
+@pytest.mark.parametrize("other", [[9, *TURN[1:]], [*TURN[: STRIDE - 1], 7, *TURN[STRIDE:]]])
+def test_texts_that_differ_early_share_no_beginning(other: list[int]) -> None:
+    assert not set(beginnings(TURN, "s")) & set(beginnings(other, "s"))
+
+
+def test_texts_of_different_salts_share_none() -> None:
+    assert not set(beginnings(TURN, "red")) & set(beginnings(TURN, "blue"))
+
+
+def test_the_longest_beginning_counts_and_the_oldest_is_forgotten() -> None:
+    affinity: Affinity[str] = Affinity(capacity=4)
+    names = beginnings(TURN, "")
+    affinity.note(names[:1], "short")
+    affinity.note(names[1:], "long")
+    assert affinity.find(names) == "long"
+    assert affinity.find(names[:1]) == "short"
+    affinity.note(beginnings(TURN, "other"), "else")
+    assert affinity.find(names[:1]) is None
+    assert affinity.find([]) is None
+
+
+@dataclass(eq=False)
+class Place:
+    sessions: int
+    crowded: bool = False
+    ready: bool = True
+    model: types_pb2.ModelInfo = field(default_factory=lambda: types_pb2.ModelInfo(name="m"))
+
+
+@pytest.mark.parametrize(
+    ("known", "chosen"),
+    [
+        (Place(4), True),
+        (Place(int(BUSIER * 4 + SPARE)), True),
+        (Place(int(BUSIER * 4 + SPARE) + 1), False),
+        (Place(0, crowded=True), False),
+        (Place(0, ready=False), False),
+    ],
+)
+def test_the_verifier_that_knows_the_text_is_preferred_unless_it_is_much_busier(known: Place, chosen: bool) -> None:
+    router, least, names = Router(), Place(4), beginnings(TURN, "")
+    router.verifiers = [least, known]  # type: ignore[list-item]
+    router.affinity.note(names, known)  # type: ignore[arg-type]
+    assert (router.place("m", (), names) is known) == chosen
+    assert router.place("m", (known,), names) is least  # type: ignore[arg-type]
