@@ -22,8 +22,9 @@ from gateway.config import GatewayConfig
 from gateway.gateway import Gateway, World, running
 from gateway.service import Chance
 from gateway.store import SessionStore
+from gateway.store.client import connect
 from gateway.store.memory import Memory, MemoryStore
-from gateway.store.redis import RedisStore, connect
+from gateway.store.redis import RedisStore
 from slipstream.client import channel, error_of
 from slipstream.errors import (
     DeadlineExceeded,
