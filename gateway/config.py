@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.rules import Rule, parse
+from gateway.store.address import parse as parse_store
 from slipstream.errors import InvalidArgument
 
 
@@ -20,7 +21,10 @@ class GatewayConfig:
     trusted_drafters: tuple[str, ...] = ()
     """Names of drafters whose q is believed; the ratio rules need one."""
     store: str = "memory"
-    """`memory`, or redis://HOST:PORT/DB (rediss:// for TLS)."""
+    """`memory`, or where Redis is: see `gateway.store.address`."""
+    store_sentinel_password: str = ""
+    store_replicas: int = 0
+    """Replicas that must have a write before it is done: what one failover then cannot lose."""
     durability: str = "strict"
     """`strict`: a token shown is in the log first. `relaxed`: shown first, the log follows in order."""
     session_ttl_s: float = 3600.0
@@ -62,8 +66,7 @@ class GatewayConfig:
             raise InvalidArgument("GATEWAY_VERIFIERS names no verifier; give HOST:PORT,....")
         if self.durability not in ("strict", "relaxed"):
             raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
-        if self.store != "memory" and not self.store.startswith(("redis://", "rediss://", "unix://")):
-            raise InvalidArgument(f"GATEWAY_STORE={self.store!r}; choose memory or redis://HOST:PORT/DB.")
+        self._check_store()
         self._check_drafters()
         if not 0.0 < self.breaker_cool_down_s <= self.breaker_longest_cool_down_s or not self.breaker_window_s > 0.0:
             raise InvalidArgument("breaker times must be positive, and the first cool-down not above the longest.")
@@ -73,6 +76,11 @@ class GatewayConfig:
     def parsed_rules(self) -> tuple[Rule, ...]:
         """Raises InvalidArgument that names the rule and what is wrong with it."""
         return parse(self.rules, [drafter.partition("=")[0] for drafter in self.drafters])
+
+    def _check_store(self) -> None:
+        address = None if self.store == "memory" else parse_store(self.store)
+        if self.store_replicas < 0 or (self.store_replicas and (address is None or address.cluster)):
+            raise InvalidArgument("GATEWAY_STORE_REPLICAS is for a Redis that is not a cluster; 0 waits for none.")
 
     def _check_drafters(self) -> None:
         for drafter in self.drafters:

@@ -105,9 +105,12 @@ def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
     if config.store == "memory":
         return MemoryStore(Memory(chance.clock), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s)
     # Imported here: on one machine without Redis its client is not needed.
-    from gateway.store.redis import RedisStore, connect
+    from gateway.store.client import connect
+    from gateway.store.redis import RedisStore
 
-    return RedisStore(connect(config.store), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s)
+    client = connect(config.store, sentinel_password=config.store_sentinel_password)
+    times = {"ttl_s": config.session_ttl_s, "lease_s": config.lease_s}
+    return RedisStore(client, owner=owner, replicas=config.store_replicas, **times)
 
 
 def _router(config: GatewayConfig, dial: Dial, fingerprint: str) -> Router:

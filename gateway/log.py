@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gateway.store import SessionStore
 from gateway.store.record import Record
-from slipstream.errors import SlipstreamError, Unavailable
-
-Write = Callable[[], Awaitable[None]]
+from slipstream.errors import NotFound, OutOfRange, SlipstreamError, Unavailable
 
 RETRY_S = 0.2
 """Between two tries on a store that is away; each try has its own retries and timeouts."""
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    carry_out: Callable[[], Awaitable[None]]
+    before: int
+    """The epoch that the store must be at."""
+    note: Callable[[], None] = lambda: None
+    """Remembers it as written."""
+
 
 class SessionLog:
     """`strict` waits for every write, and at most `grace_s` for a store that is away; `relaxed` leaves writes behind
-    for the scribe. The first write, `create`, is waited for in both: without a record there is no session."""
+    for the scribe. The first write, `create`, is waited for in both: without a record there is no session.
+
+    Remembers all that was written: where the store lost some of it, it is put back before the next write.
+    """
 
     def __init__(self, store: SessionStore, record: Record, *, scribe: Scribe | None, grace_s: float) -> None:
+        """`record`: of a new session, or as it was taken over."""
         self._store = store
-        self._record = replace(record, tokens=())  # only its head is needed later
-        self._prompt = record.tokens
+        self._written = replace(record, tokens=())
+        self._tokens = array("I", record.tokens)
+        """Of `_written`."""
         self._scribe = scribe
         self._grace_s = grace_s
-        self._behind: deque[Write] = deque()
+        self._behind: deque[_Write] = deque()
+        self._one_at_a_time = asyncio.Lock()
         self._broken: SlipstreamError | None = None
         self._given_up = False
         """Whether the store was away for too long: then nobody waits for it again."""
@@ -35,63 +54,132 @@ class SessionLog:
         self.length = len(record.tokens)
 
     async def create(self) -> None:
-        await self._store.create(replace(self._record, tokens=self._prompt))
+        await self._store.create(self._record(self.epoch))
 
     async def append(self, tokens: Sequence[int]) -> None:
         """Raises Aborted when another owner has the session, Unavailable when the store is away for too long."""
         epoch, start = self.epoch, self.length
         self.length += len(tokens)
-        await self._do(lambda: self._store.append(self._record.id, epoch, start, tokens))
+        carry_out = partial(self._store.append, self._written.id, epoch, start, tokens)
+        await self._do(_Write(carry_out, epoch, partial(self._note, epoch, start, tokens)))
 
     async def raise_epoch(self) -> None:
         """Fence off everything that was said under the present epoch."""
         self.epoch += 1
-        await self.append(())
+        epoch, start = self.epoch, self.length
+        carry_out = partial(self._store.append, self._written.id, epoch, start, ())
+        await self._do(_Write(carry_out, epoch - 1, partial(self._note, epoch, start)))
 
-    async def truncate(self, length: int) -> None:
-        """Cut back to `length` tokens under the next epoch."""
+    async def truncate(self, length: int, params: bytes | None = None) -> None:
+        """Cut back to `length` tokens under the next epoch, with other `params` from now on where they are given."""
         self.epoch += 1
         self.length = length
         epoch = self.epoch
-        await self._do(lambda: self._store.truncate(self._record.id, epoch, length))
+        carry_out = partial(self._store.truncate, self._written.id, epoch, length, params)
+        await self._do(_Write(carry_out, epoch - 1, partial(self._note, epoch, length, params=params)))
 
     async def finish(self, outcome: bytes) -> None:
         epoch = self.epoch
-        await self._do(lambda: self._store.finish(self._record.id, epoch, outcome))
+        await self._do(_Write(lambda: self._store.finish(self._written.id, epoch, outcome, len(self._tokens)), epoch))
+
+    async def release(self) -> None:
+        """Suspended: whoever the client comes back to may take the session over at once."""
+        epoch = self.epoch
+        await self._do(_Write(lambda: self._store.release(self._written.id, epoch, len(self._tokens)), epoch))
+
+    async def renew(self) -> None:
+        """Keep the lease without writing. Raises Aborted when another owner has the session, Unavailable when the store
+        is away."""
+        async with self._one_at_a_time:
+            if self._behind or self._given_up:  # a write is tried again and again: that renews it too
+                return
+            epoch = self._written.epoch
+            await self._carry_out(_Write(partial(self._store.renew, self._written.id, epoch), epoch))
+
+    @asynccontextmanager
+    async def kept(self, every_s: float) -> AsyncIterator[None]:
+        """The lease runs on while the block does, however long it waits for something."""
+        renewing = asyncio.create_task(self._keep(every_s))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.wait([renewing])
 
     async def catch_up(self) -> bool:
         """Write what was left behind; whether all of it is written. Not for two callers at once."""
-        while self._behind:
-            try:
-                await self._behind[0]()
-            except Unavailable:
-                return False
-            except SlipstreamError as error:  # fenced: nothing of this session may be written any more
-                self._broken = error
-                self._behind.clear()
-                return True
-            self._behind.popleft()
-        return True
+        async with self._one_at_a_time:
+            while self._behind:
+                try:
+                    await self._carry_out(self._behind[0])
+                except Unavailable:
+                    return False
+                except SlipstreamError as error:  # fenced: nothing of this session may be written any more
+                    self._broken = error
+                    self._behind.clear()
+                    return True
+                self._behind.popleft()
+            return True
 
-    async def _do(self, write: Write) -> None:
+    async def _do(self, write: _Write) -> None:
         if self._broken is not None:
             raise self._broken
         if self._scribe is not None:
             self._behind.append(write)
             self._scribe.mark(self)
             return
-        if self._given_up:
-            await write()
-            return
+        async with self._one_at_a_time:
+            if self._given_up:
+                await self._carry_out(write)
+            else:
+                await self._insist(write)
+
+    async def _insist(self, write: _Write) -> None:
         try:
             async with asyncio.timeout(self._grace_s):
-                while not await _done(write):
+                while not await self._done(write):
                     await asyncio.sleep(RETRY_S)
         except TimeoutError as error:
             self._given_up = True
             raise Unavailable(
                 "The session store is away; what was streamed stays valid, retry.", reason="STORE_UNAVAILABLE"
             ) from error
+
+    async def _done(self, write: _Write) -> bool:
+        try:
+            await self._carry_out(write)
+        except Unavailable:
+            return False
+        return True
+
+    async def _carry_out(self, write: _Write) -> None:
+        """A record that is gone, or not as it was left, is put back first: a failover lost the last writes, a restart
+        all of them."""
+        try:
+            await write.carry_out()
+        except (NotFound, OutOfRange) as error:
+            logger.warning("%s It is put back as it was.", error.message)
+            await self._store.restore(self._record(write.before))
+            await write.carry_out()
+        write.note()
+
+    def _note(self, epoch: int, start: int, tokens: Sequence[int] = (), params: bytes | None = None) -> None:
+        del self._tokens[start:]
+        self._tokens.extend(tokens)
+        self._written = replace(self._written, epoch=epoch, params=self._written.params if params is None else params)
+
+    def _record(self, epoch: int) -> Record:
+        return replace(self._written, epoch=epoch, tokens=tuple(self._tokens))
+
+    async def _keep(self, every_s: float) -> None:
+        while self._broken is None:
+            await asyncio.sleep(every_s)
+            try:
+                await self.renew()
+            except Unavailable:
+                continue
+            except SlipstreamError as error:
+                self._broken = error
 
 
 class Scribe:
@@ -125,11 +213,3 @@ class Scribe:
             if late := [log for log, task in zip(logs, written, strict=True) if not task.result()]:
                 self._marked |= dict.fromkeys(late)
                 await asyncio.sleep(RETRY_S)
-
-
-async def _done(write: Write) -> bool:
-    try:
-        await write()
-    except Unavailable:
-        return False
-    return True

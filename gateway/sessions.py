@@ -109,7 +109,7 @@ class Sessions:
         if known := self._known.get(record.id):
             known.story.fail(_rolled_back(request.output_tokens))
         await self._let_go(record.id)
-        epoch = (await self.read(record.id)).epoch + 1
+        epoch = (await self._store.takeover(record.id, force=True)).epoch + 1
         await self._store.truncate(record.id, epoch, kept, plan.params())
         await self._store.append(record.id, epoch, kept, edit)
         await self._store.release(record.id, epoch)
@@ -122,10 +122,10 @@ class Sessions:
             return
         record = await self.read(name)
         if not record.outcome:
-            epoch, output = record.epoch + 1, output_of(record)
-            await self._store.append(name, epoch, len(record.tokens), ())  # fences its owner off
+            record = await self._store.takeover(name, force=True)
+            output = output_of(record)
             finished = gateway_pb2.Finished(reason=verifier_pb2.FINISH_REASON_CANCELLED, output_tokens=len(output))
-            await self._store.finish(name, epoch, finished.SerializeToString())
+            await self._store.finish(name, record.epoch, finished.SerializeToString())
 
     async def read(self, name: str) -> Record:
         """Raises NotFound for a session that never was or has expired."""

@@ -1,21 +1,88 @@
-"""A real Redis-compatible server for tests, wherever there is one: never a fake, never a skip."""
+"""Real Redis-compatible servers for tests, wherever there is one: never a fake, never a skip.
+
+One program does for all: with `--sentinel` it is a sentinel, with `--cluster-enabled` a cluster's node.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import redis
 
 URL_VARIABLE = "SLIPSTREAM_TEST_REDIS_URL"
 START_TIMEOUT_S = 10.0
+
+
+class RedisServer:
+    """One process, which a test may kill, freeze and start again on the same port and folder."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.port = _free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / f"{self.port}.conf"
+        self._file.touch()  # sentinels write their state into it
+        common = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        self._command = [_binary(), str(self._file), *common, *options]
+        self.process: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        eventually(self.answers, self.process)
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.ask("PING"))
+        except redis.RedisError:
+            return False
+
+    def ask(self, *command: str | int) -> object:
+        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+            return client.execute_command(*command)
+
+    def replication(self) -> dict[str, Any]:
+        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+            return dict(client.info("replication"))
+
+    def covers(self) -> bool:
+        """As a cluster's node: whether it knows who holds every slot."""
+        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+            return bool(client.cluster("INFO")["cluster_state"] == "ok")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        """The process exists and does nothing: connections are accepted, and no command is answered."""
+        self.process.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", self.process)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def redis_process(folder: Path, *options: str) -> Iterator[RedisServer]:
+    """A server that keeps nothing on disk unless the options say so, ended with the block."""
+    at_once = ("--repl-diskless-sync-delay", "0")
+    server = RedisServer(folder, "--save", "", "--appendonly", "no", *at_once, *options)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 @contextmanager
@@ -24,16 +91,88 @@ def redis_server(folder: Path) -> Iterator[str]:
     if URL_VARIABLE in os.environ:
         yield os.environ[URL_VARIABLE]
         return
-    port = _free_port()
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
-    process = subprocess.Popen([_binary(), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        url = f"redis://127.0.0.1:{port}/0"
-        _wait(url, process)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
+    with redis_process(folder) as server:
+        yield server.url
+
+
+class Replicated:
+    """A primary, a replica and three sentinels, two of which decide."""
+
+    NAME = "sessions"
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        names = ("primary", "replica")
+        self.primary, self.replica = (stack.enter_context(redis_process(folder / name)) for name in names)
+        self.replica.ask("REPLICAOF", "127.0.0.1", self.primary.port)
+        eventually(self.in_step)
+        self.sentinels = [RedisServer(folder / f"sentinel{index}", "--sentinel") for index in range(3)]
+        for sentinel in self.sentinels:
+            stack.callback(_end, sentinel)
+            sentinel.start()
+            sentinel.ask("SENTINEL", "MONITOR", self.NAME, "127.0.0.1", self.primary.port, 2)
+            for name, value in (("down-after-milliseconds", 300), ("failover-timeout", 2000)):
+                sentinel.ask("SENTINEL", "SET", self.NAME, name, value)
+        eventually(self._acquainted)
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{self.NAME}/0"
+
+    def in_step(self) -> bool:
+        """Whether the replica has everything that the primary has."""
+        ours, theirs = self.primary.replication(), self.replica.replication()
+        linked = theirs.get("master_link_status") == "up"
+        return linked and bool(theirs["slave_repl_offset"] == ours["master_repl_offset"])
+
+    def promoted(self) -> bool:
+        """Whether the replica is the primary now."""
+        return bool(self.replica.replication()["role"] == "master")
+
+    def _acquainted(self) -> bool:
+        """Every sentinel knows the two others and the replica: before that nothing can fail over."""
+        for sentinel in self.sentinels:
+            with redis.Redis.from_url(sentinel.url) as client:
+                state = client.sentinel_master(self.NAME)
+            if (state["num-other-sentinels"], state["num-slaves"]) != (2, 1):
+                return False
+        return True
+
+
+@contextmanager
+def replicated(folder: Path) -> Iterator[Replicated]:
+    with ExitStack() as stack:
+        yield Replicated(folder, stack)
+
+
+@contextmanager
+def cluster(folder: Path, nodes: int = 3) -> Iterator[list[RedisServer]]:
+    """Primaries that share the slots evenly."""
+    with ExitStack() as stack:
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
+        servers = [stack.enter_context(redis_process(folder / str(index), *options)) for index in range(nodes)]
+        for index, server in enumerate(servers):
+            first, end = (16384 * number // nodes for number in (index, index + 1))
+            server.ask("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+            server.ask("CLUSTER", "ADDSLOTS", *range(first, end))
+            server.ask("CLUSTER", "MEET", "127.0.0.1", servers[0].port)
+        for server in servers:
+            eventually(server.covers)
+        yield servers
+
+
+def eventually(condition: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
+    """Return once it holds; fail where it does not in time, or the process ended meanwhile."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        if (process is not None and process.poll() is not None) or time.monotonic() > deadline:
+            raise RuntimeError("a Redis server for tests did not do what it was to do.")
+        time.sleep(0.02)
+
+
+def _end(server: RedisServer) -> None:
+    with suppress(AttributeError):  # it never started
+        server.kill()
 
 
 def _binary() -> str:
@@ -48,20 +187,10 @@ def _binary() -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    with redis.Redis.from_url(url, socket_timeout=1.0) as client:
-        while True:
-            try:
-                client.ping()
-                return
-            except redis.RedisError as error:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError("the Redis server for tests did not start.") from error
-                time.sleep(0.02)
+    """One whose port 10,000 higher is free too: a cluster's nodes talk to each other there."""
+    while True:
+        with socket.socket() as probe, socket.socket() as higher, suppress(OSError, OverflowError):
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            higher.bind(("127.0.0.1", port + 10_000))
+            return port

@@ -1,14 +1,19 @@
 local at, tokens = tonumber(ARGV[5]) * 4, ARGV[6]
+local raises = #tokens == 0
 if missing() then
   return reply('MISSING')
 end
 if fenced() then
   return reply('FENCED')
 end
-local length = redis.call('STRLEN', log)
-if at == length then
-  redis.call('APPEND', log, tokens)
-elseif at < 0 or at + #tokens > length or (#tokens > 0 and redis.call('GETRANGE', log, at, at + #tokens - 1) ~= tokens) then
+local present = redis.call('STRLEN', log)
+if ahead(raises) or at < 0 or at > present then
   return reply('MISMATCH')
 end
-return own(epoch, now() + lease)
+if at == present and not raises then
+  redis.call('APPEND', log, tokens)
+  changed()
+elseif at < present and (epoch > stored() or at + #tokens > present or not holds(at, tokens)) then
+  return reply('MISMATCH')
+end
+return own(epoch)

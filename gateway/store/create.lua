@@ -9,4 +9,4 @@ else
   redis.call('HSET', meta, 'params', params, 'prompt_length', prompt_length, 'outcome', '')
   redis.call('SET', log, tokens)
 end
-return own(epoch, now() + lease)
+return own(epoch)

@@ -19,6 +19,8 @@ class _Entry:
     tokens: bytearray
     outcome: bytes = b""
     lease_until: float = 0.0
+    given_up: bool = False
+    """The lease: under this epoch for good."""
     expires_at: float = 0.0
 
 
@@ -53,47 +55,69 @@ class MemoryStore:
         self._renew(record.id, known)
 
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
-        entry = self._fenced(session, epoch)
+        entry = self._fenced(session, epoch, raises=not tokens)
         packed = pack(tokens)
-        at, end = start * TOKEN_BYTES, start * TOKEN_BYTES + len(packed)
-        if at == len(entry.tokens):
-            entry.tokens += packed
-        elif at < 0 or end > len(entry.tokens) or entry.tokens[at:end] != packed:
+        at, end, present = start * TOKEN_BYTES, start * TOKEN_BYTES + len(packed), len(entry.tokens)
+        repeats = epoch == entry.epoch and at >= 0 and end <= present and entry.tokens[at:end] == packed
+        if at != present and not repeats:
             raise refusal("MISMATCH", session, entry.epoch, _length(entry))
+        if at == present and packed:
+            entry.tokens += packed
+            entry.outcome = b""
         self._own(session, entry, epoch)
 
-    async def truncate(self, session: str, epoch: int, length: int) -> None:
-        entry = self._fenced(session, epoch)
-        present = _length(entry)
-        if not entry.prompt_length <= length <= present or (length < present and epoch == entry.epoch):
+    async def truncate(self, session: str, epoch: int, length: int, params: bytes | None = None) -> None:
+        entry = self._fenced(session, epoch, raises=True)
+        present, higher = _length(entry), epoch > entry.epoch
+        repeats = length == present and params in (None, entry.params)
+        if not entry.prompt_length <= length <= present or not (higher or repeats):
             raise refusal("MISMATCH", session, entry.epoch, present)
-        del entry.tokens[length * TOKEN_BYTES :]
+        if higher:
+            del entry.tokens[length * TOKEN_BYTES :]
+            entry.params = entry.params if params is None else params
+            entry.outcome = b""
         self._own(session, entry, epoch)
 
-    async def takeover(self, session: str) -> Record:
+    async def restore(self, record: Record) -> None:
+        self._memory.purge()
+        tokens = bytearray(pack(record.tokens))
+        fresh = _Entry(record.epoch, self._owner, record.params, record.prompt_length, tokens)
+        entry = self._memory.entries.setdefault(record.id, fresh)
+        self._check(record.id, entry, record.epoch)
+        if entry.epoch != record.epoch or entry.params != record.params or not entry.tokens.startswith(tokens):
+            entry.params, entry.prompt_length, entry.tokens = record.params, record.prompt_length, tokens
+            entry.outcome = b""
+        self._own(record.id, entry, record.epoch)
+
+    async def takeover(self, session: str, *, force: bool = False) -> Record:
         entry = self._entry(session)
-        if entry.owner != self._owner and entry.lease_until > self._memory.clock():
+        if not force and entry.owner != self._owner and entry.lease_until > self._memory.clock():
             raise refusal("LEASED", session, entry.epoch, _length(entry))
-        entry.outcome = b""
         self._own(session, entry, entry.epoch + 1)
         return await self.read(session)
 
-    async def finish(self, session: str, epoch: int, outcome: bytes) -> None:
-        entry = self._fenced(session, epoch)
-        entry.outcome = outcome
-        self._own(session, entry, epoch)
-        entry.lease_until = 0.0
+    async def renew(self, session: str, epoch: int) -> None:
+        self._own(session, self._fenced(session, epoch), epoch)
 
-    async def read(self, session: str) -> Record:
+    async def finish(self, session: str, epoch: int, outcome: bytes, length: int | None = None) -> None:
+        self._end(session, epoch, length).outcome = outcome
+
+    async def release(self, session: str, epoch: int, length: int | None = None) -> None:
+        self._end(session, epoch, length)
+
+    async def read(self, session: str, start: int = 0) -> Record:
         entry = self._entry(session)
+        start = min(start, _length(entry))
         return Record(
             id=session,
             epoch=entry.epoch,
             params=entry.params,
             prompt_length=entry.prompt_length,
-            tokens=unpack(bytes(entry.tokens)),
+            tokens=unpack(bytes(entry.tokens[start * TOKEN_BYTES :])),
             owner=entry.owner,
             outcome=entry.outcome,
+            start=start,
+            lease_s=max(0.0, entry.lease_until - self._memory.clock()),
         )
 
     async def close(self) -> None:
@@ -106,19 +130,34 @@ class MemoryStore:
             raise refusal("MISSING", session, 0, 0)
         return entry
 
-    def _fenced(self, session: str, epoch: int) -> _Entry:
+    def _fenced(self, session: str, epoch: int, *, raises: bool = False) -> _Entry:
         entry = self._entry(session)
-        if epoch < entry.epoch or (epoch == entry.epoch and entry.owner != self._owner):
-            raise refusal("FENCED", session, entry.epoch, _length(entry))
+        self._check(session, entry, epoch)
+        if epoch > entry.epoch + (raises and entry.owner == self._owner):
+            raise refusal("MISMATCH", session, entry.epoch, _length(entry))
         return entry
 
+    def _check(self, session: str, entry: _Entry, epoch: int) -> None:
+        if epoch < entry.epoch or (epoch == entry.epoch and entry.owner != self._owner):
+            raise refusal("FENCED", session, entry.epoch, _length(entry))
+
     def _own(self, session: str, entry: _Entry, epoch: int) -> None:
+        entry.given_up = entry.given_up and epoch == entry.epoch
         entry.epoch, entry.owner = epoch, self._owner
         self._renew(session, entry)
 
+    def _end(self, session: str, epoch: int, length: int | None) -> _Entry:
+        entry = self._fenced(session, epoch)
+        if length is not None and length > _length(entry):
+            raise refusal("MISMATCH", session, entry.epoch, _length(entry))
+        self._own(session, entry, epoch)
+        entry.lease_until, entry.given_up = 0.0, True
+        return entry
+
     def _renew(self, session: str, entry: _Entry) -> None:
         now = self._memory.clock()
-        entry.lease_until, entry.expires_at = now + self._lease_s, now + self._ttl_s
+        entry.lease_until = 0.0 if entry.given_up else now + self._lease_s
+        entry.expires_at = now + self._ttl_s
         self._memory.entries.move_to_end(session)
 
 

@@ -11,8 +11,25 @@ local function stored()
   return tonumber(redis.call('HGET', meta, 'epoch') or 0)
 end
 
+local function length()
+  return redis.call('STRLEN', log) / 4
+end
+
 local function reply(word)
-  return {word, stored(), redis.call('STRLEN', log) / 4}
+  return {word, stored(), length()}
+end
+
+-- The record with its tokens from `start` on, or none where the log ends before.
+local function record(start)
+  start = math.min(start, length())
+  local answer = reply('OK')
+  for _, name in ipairs({'params', 'prompt_length', 'owner', 'outcome'}) do
+    answer[#answer + 1] = redis.call('HGET', meta, name)
+  end
+  answer[#answer + 1] = math.max(0, tonumber(redis.call('HGET', meta, 'lease')) - now())
+  answer[#answer + 1] = start
+  answer[#answer + 1] = redis.call('GETRANGE', log, start * 4, -1)
+  return answer
 end
 
 -- A record is both keys: one of them lost to eviction is a lost session.
@@ -25,7 +42,28 @@ local function fenced()
   return epoch < present or (epoch == present and redis.call('HGET', meta, 'owner') ~= owner)
 end
 
-local function own(number, until_ms)
+-- Only a write that raises its owner's own epoch may be ahead, by one: any other proves that the store lost something.
+local function ahead(raises)
+  local mine = redis.call('HGET', meta, 'owner') == owner
+  return epoch > stored() + (raises and mine and 1 or 0)
+end
+
+-- Whether the log holds exactly these packed tokens from a byte on.
+local function holds(at, tokens)
+  return #tokens == 0 or redis.call('GETRANGE', log, at, at + #tokens - 1) == tokens
+end
+
+-- Whether the log, hence an outcome, is of the past.
+local function changed()
+  redis.call('HSET', meta, 'outcome', '')
+end
+
+-- A lease given up (0) stays so under its epoch: the late repeat of an earlier write must not bring it back.
+local function own(number, given_up)
+  local until_ms = now() + lease
+  if given_up or (number == stored() and redis.call('HGET', meta, 'lease') == '0') then
+    until_ms = 0
+  end
   redis.call('HSET', meta, 'epoch', string.format('%d', number), 'owner', owner, 'lease', string.format('%d', until_ms))
   redis.call('PEXPIRE', meta, ttl)
   redis.call('PEXPIRE', log, ttl)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.errors import Aborted, FailedPrecondition, NotFound, OutOfRange, SlipstreamError
 
@@ -20,11 +20,25 @@ class Record:
     """What was asked for, every default filled in: a serialised GenerateRequest without its prompt."""
     prompt_length: int
     tokens: tuple[int, ...]
-    """Prompt and output."""
+    """Prompt and output, from `start` on."""
     owner: str = ""
-    """Filled in by the store."""
+    """Filled in by the store, as is what follows."""
     outcome: bytes = b""
-    """Empty while the session runs, then a serialised Finished."""
+    """How the log as it stands was ended: a serialised Finished. Empty while it grows, and once it changed again."""
+    start: int = 0
+    """Position of the first of `tokens`: above 0 where a tail was asked for."""
+    lease_s: float = field(default=0.0, compare=False)
+    """How long the owner's lease still runs, as the store's clock says; 0 when it lapsed or was given up."""
+
+    @property
+    def length(self) -> int:
+        """Of the whole log, in tokens."""
+        return self.start + len(self.tokens)
+
+    @property
+    def leased(self) -> bool:
+        """Whether an owner lives, as far as the store knows: then nobody else can take the session over."""
+        return self.lease_s > 0.0
 
 
 def pack(tokens: Sequence[int]) -> bytes:
@@ -53,6 +67,7 @@ def refusal(word: str, session: str, epoch: int, length: int) -> SlipstreamError
     if word == "LEASED":
         return Aborted(f"Session {session} has an owner whose lease runs; try again when it lapsed.", reason="LEASED")
     return OutOfRange(
-        f"The log of session {session} holds {length} tokens; the write fits neither its end nor its content.",
+        f"The log of session {session} holds {length} tokens under epoch {epoch}; the write fits neither its end nor "
+        "its content.",
         reason="LOG_MISMATCH",
     )

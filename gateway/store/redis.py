@@ -1,7 +1,8 @@
-"""The shared store: Redis 6.2 and later, or Valkey. Two keys for each session, one script for each write.
+"""The shared store: Redis 6.2 and later, or Valkey; one server, with sentinels, or a cluster.
 
-The keys share a hash tag, hence a cluster slot. The server's own clock decides about leases, so no two machines' clocks
-are ever compared. Scripts run by EVALSHA and are loaded again when the server forgot them (a restart, a failover).
+Two keys for each session, one script for each operation. The keys share a hash tag, hence a cluster slot. The server's
+own clock decides about leases, so no two machines' clocks are ever compared. Scripts run by EVALSHA and are loaded
+again when the server forgot them (a restart, a failover).
 """
 
 from __future__ import annotations
@@ -11,92 +12,123 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import RedisError
+from redis.commands.core import AsyncScript
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
+from gateway.store.client import Client, close
 from gateway.store.record import Record, pack, refusal, unpack
 from slipstream.errors import Unavailable
 
-CONNECT_TIMEOUT_S = 1.0
-REPLY_TIMEOUT_S = 2.0
-RETRIES = 2
-
-
-def connect(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S) -> Redis:
-    """Never waits for ever: without socket timeouts a frozen server would freeze every session."""
-    return Redis.from_url(
-        url,
-        protocol=3,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=reply_timeout_s,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), RETRIES),  # every write may be repeated
-        health_check_interval=15,
-    )
+REPLICATION_TIMEOUT_S = 1.0
+"""How long a write waits for replicas; below the timeout of a reply."""
 
 
 class RedisStore:
-    def __init__(self, client: Redis, *, owner: str, ttl_s: float, lease_s: float) -> None:
+    def __init__(self, client: Client, *, owner: str, ttl_s: float, lease_s: float, replicas: int = 0) -> None:
+        """A write is done once `replicas` replicas have it too (of a primary that is no cluster's)."""
         self._client = client
         self._owner = owner
         self._tail = (int(ttl_s * 1000), int(lease_s * 1000))
-        names = ("create", "append", "truncate", "takeover", "finish")
+        self._replicas = replicas
+        names = ("create", "append", "truncate", "restore", "takeover", "renew", "finish", "read")
         self._scripts = {name: client.register_script(_source(name)) for name in names}
 
     async def create(self, record: Record) -> None:
-        tokens = pack(record.tokens)
-        await self._run("create", record.id, record.epoch, record.params, record.prompt_length, tokens)
+        await self._run("create", record.id, record.epoch, *_whole(record))
 
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
         await self._run("append", session, epoch, start, pack(tokens))
 
-    async def truncate(self, session: str, epoch: int, length: int) -> None:
-        await self._run("truncate", session, epoch, length)
+    async def truncate(self, session: str, epoch: int, length: int, params: bytes | None = None) -> None:
+        await self._run("truncate", session, epoch, length, *_given(params))
 
-    async def takeover(self, session: str) -> Record:
-        await self._run("takeover", session, 0)
-        return await self.read(session)
+    async def restore(self, record: Record) -> None:
+        await self._run("restore", record.id, record.epoch, *_whole(record))
 
-    async def finish(self, session: str, epoch: int, outcome: bytes) -> None:
-        await self._run("finish", session, epoch, outcome)
+    async def takeover(self, session: str, *, force: bool = False) -> Record:
+        return _record(session, await self._run("takeover", session, 0, int(force)))
 
-    async def read(self, session: str) -> Record:
-        meta_key, tokens_key = _keys(session)
-        async with _typed():
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.hgetall(meta_key)
-            pipeline.get(tokens_key)
-            meta, tokens = await pipeline.execute()
-        if not meta or tokens is None:
-            raise refusal("MISSING", session, 0, 0)
-        return Record(
-            id=session,
-            epoch=int(meta[b"epoch"]),
-            params=meta[b"params"],
-            prompt_length=int(meta[b"prompt_length"]),
-            tokens=unpack(tokens),
-            owner=meta[b"owner"].decode(),
-            outcome=meta[b"outcome"],
-        )
+    async def renew(self, session: str, epoch: int) -> None:
+        await self._run("renew", session, epoch)
+
+    async def finish(self, session: str, epoch: int, outcome: bytes, length: int | None = None) -> None:
+        await self._run("finish", session, epoch, _number(length), outcome)
+
+    async def release(self, session: str, epoch: int, length: int | None = None) -> None:
+        await self._run("finish", session, epoch, _number(length))
+
+    async def read(self, session: str, start: int = 0) -> Record:
+        return _record(session, await self._run("read", session, 0, start))
 
     async def close(self) -> None:
         async with _typed():
-            await self._client.aclose()
+            await close(self._client)
 
-    async def _run(self, name: str, session: str, epoch: int, *arguments: Any) -> None:
-        """Every script takes owner, TTL, lease and epoch first, and answers {word, stored epoch, stored length}."""
+    async def _run(self, name: str, session: str, epoch: int, *arguments: Any) -> list[Any]:
+        """Every script takes owner, TTL, lease and epoch first, and answers [word, stored epoch, stored length]; where
+        it answers with a record, its fields follow."""
+        replicas = 0 if name == "read" else self._replicas
+        words = [*_keys(session), self._owner, *self._tail, epoch, *arguments]
         async with _typed():
-            answer: Any = await self._scripts[name](
-                keys=list(_keys(session)), args=[self._owner, *self._tail, epoch, *arguments]
-            )
+            answer, reached = await self._evaluate(self._scripts[name], words, replicas)
         word = answer[0].decode()
         if word != "OK":
             raise refusal(word, session, int(answer[1]), int(answer[2]))
+        if reached < replicas:
+            raise Unavailable(
+                f"The session store has {reached} of {replicas} replicas up to date; retry.", reason="NOT_REPLICATED"
+            )
+        return answer
+
+    async def _evaluate(self, script: AsyncScript, words: list[Any], replicas: int) -> tuple[list[Any], int]:
+        """The script's answer, and how many replicas have what it wrote."""
+        if not replicas:
+            return await script(keys=words[:2], args=words[2:]), 0
+        try:
+            return await self._evaluate_and_wait(script.sha, words, replicas)
+        except NoScriptError:
+            await self._client.script_load(script.script)
+            return await self._evaluate_and_wait(script.sha, words, replicas)
+
+    async def _evaluate_and_wait(self, sha: str, words: list[Any], replicas: int) -> tuple[list[Any], int]:
+        """In one round trip, on one connection: WAIT speaks of that connection's writes."""
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.evalsha(sha, 2, *words)
+        pipeline.wait(replicas, int(REPLICATION_TIMEOUT_S * 1000))
+        answer, reached = await pipeline.execute()
+        return answer, int(reached)
 
 
 def _keys(session: str) -> tuple[str, str]:
     return f"{{{session}}}:meta", f"{{{session}}}:tokens"
+
+
+def _whole(record: Record) -> tuple[bytes, int, bytes]:
+    return record.params, record.prompt_length, pack(record.tokens)
+
+
+def _number(length: int | None) -> int | str:
+    return "" if length is None else length
+
+
+def _given(params: bytes | None) -> tuple[bytes, ...]:
+    return () if params is None else (params,)
+
+
+def _record(session: str, answer: list[Any]) -> Record:
+    """From what `record` in prelude.lua answers."""
+    _, epoch, _, params, prompt_length, owner, outcome, lease_ms, start, tokens = answer
+    return Record(
+        id=session,
+        epoch=int(epoch),
+        params=params,
+        prompt_length=int(prompt_length),
+        tokens=unpack(tokens),
+        owner=owner.decode(),
+        outcome=outcome,
+        start=int(start),
+        lease_s=int(lease_ms) / 1000,
+    )
 
 
 def _source(name: str) -> str:
@@ -110,7 +142,7 @@ async def _typed() -> AsyncIterator[None]:
     """Out of memory, a read-only replica and a lost connection are the same to a session: the store is away."""
     try:
         yield
-    except (RedisError, OSError, TimeoutError) as error:
+    except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
         raise Unavailable(
             "The session store does not answer; retry, and look at the store if it stays so.",
             reason="STORE_UNAVAILABLE",

@@ -1,9 +1,9 @@
 if missing() then
   return reply('MISSING')
 end
-local known = redis.call('HMGET', meta, 'owner', 'lease')
-if known[1] ~= owner and tonumber(known[2]) > now() then
+local known, force = redis.call('HMGET', meta, 'owner', 'lease'), ARGV[5] == '1'
+if not force and known[1] ~= owner and tonumber(known[2]) > now() then
   return reply('LEASED')
 end
-redis.call('HSET', meta, 'outcome', '')
-return own(stored() + 1, now() + lease)
+own(stored() + 1)
+return record(0)

@@ -1,16 +1,19 @@
-local length = tonumber(ARGV[5])
+local keep, params = tonumber(ARGV[5]), ARGV[6]
 if missing() then
   return reply('MISSING')
 end
 if fenced() then
   return reply('FENCED')
 end
-local present = redis.call('STRLEN', log) / 4
-local prompt = tonumber(redis.call('HGET', meta, 'prompt_length'))
-if length < prompt or length > present or (length < present and epoch == stored()) then
+local known = redis.call('HMGET', meta, 'prompt_length', 'params')
+if ahead(true) or keep < tonumber(known[1]) or keep > length() then
   return reply('MISMATCH')
 end
-if length < present then
-  redis.call('SET', log, redis.call('GETRANGE', log, 0, length * 4 - 1))
+if epoch > stored() then
+  redis.call('SET', log, string.sub(redis.call('GET', log), 1, keep * 4))
+  redis.call('HSET', meta, 'params', params or known[2])
+  changed()
+elseif keep < length() or (params and params ~= known[2]) then
+  return reply('MISMATCH')
 end
-return own(epoch, now() + lease)
+return own(epoch)

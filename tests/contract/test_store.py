@@ -3,48 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from redis.asyncio import Redis
 
-from gateway.store import SessionStore
-from gateway.store.memory import Memory, MemoryStore
-from gateway.store.record import Record, pack, unpack
-from gateway.store.redis import RedisStore, connect
-from slipstream.errors import Aborted, FailedPrecondition, NotFound, OutOfRange, SlipstreamError, Unavailable
-
-PROMPT = (5, 0, 4_294_967_295)
-
-
-@dataclass
-class World:
-    """One kind of store, seen by several owners."""
-
-    open: Callable[[str, float, float], SessionStore]
-    advance: Callable[[float], Awaitable[None]]
-
-    def store(self, owner: str = "a", *, ttl_s: float = 60.0, lease_s: float = 60.0) -> SessionStore:
-        return self.open(owner, ttl_s, lease_s)
-
-
-def memory_world() -> World:
-    now = [1000.0]
-    memory = Memory(clock=lambda: now[0])
-
-    async def advance(seconds: float) -> None:
-        now[0] += seconds
-
-    return World(lambda owner, ttl, lease: MemoryStore(memory, owner=owner, ttl_s=ttl, lease_s=lease), advance)
-
-
-def redis_world(client: Redis) -> World:
-    return World(lambda owner, ttl, lease: RedisStore(client, owner=owner, ttl_s=ttl, lease_s=lease), asyncio.sleep)
+from gateway.store.record import pack, unpack
+from slipstream.errors import Aborted, FailedPrecondition, NotFound, OutOfRange
+from tests.stores import PROMPT, World, connected, memory_world, outcome, redis_world
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -52,24 +18,18 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     if request.param == "memory":
         yield memory_world()
         return
-    client = connect(request.getfixturevalue("redis_url"))
-    yield redis_world(client)
-    await client.aclose()
-
-
-def record(**changes: object) -> Record:
-    fresh = Record(id=uuid.uuid4().hex, epoch=1, params=b"\x00params\xff", prompt_length=len(PROMPT), tokens=PROMPT)
-    return replace(fresh, **changes)  # type: ignore[arg-type]
+    async with connected(request.getfixturevalue("redis_url")) as client:
+        yield redis_world(client)
 
 
 async def test_what_is_created_is_read_back(world: World) -> None:
-    store, made = world.store(), record()
+    store, made = world.store(), world.record()
     await store.create(made)
     assert await store.read(made.id) == replace(made, owner="a")
 
 
 async def test_creating_again_is_harmless_and_another_session_of_that_id_is_refused(world: World) -> None:
-    store, made = world.store(), record()
+    store, made = world.store(), world.record()
     await store.create(made)
     await store.create(made)
     for other in (replace(made, tokens=(1, 2, 3)), replace(made, params=b"x")):
@@ -86,7 +46,9 @@ async def test_every_operation_on_an_unknown_session_is_not_found(world: World) 
         store.append("none", 1, 0, [1]),
         store.truncate("none", 1, 1),
         store.takeover("none"),
+        store.renew("none", 1),
         store.finish("none", 1, b"x"),
+        store.release("none", 1),
         store.read("none"),
     )
     for operation in operations:
@@ -95,7 +57,7 @@ async def test_every_operation_on_an_unknown_session_is_not_found(world: World) 
 
 
 async def test_appends_are_contiguous_and_repeats_change_nothing(world: World) -> None:
-    store, made = world.store(), record()
+    store, made = world.store(), world.record()
     await store.create(made)
     await store.append(made.id, 1, 3, [7, 8])
     await store.append(made.id, 1, 5, [9])
@@ -104,17 +66,31 @@ async def test_appends_are_contiguous_and_repeats_change_nothing(world: World) -
     assert (await store.read(made.id)).tokens == (*PROMPT, 7, 8, 9)
 
 
-@pytest.mark.parametrize(("start", "tokens"), [(4, [1]), (2, [1]), (2, [PROMPT[2], 7]), (0, [6]), (9, [])])
+@pytest.mark.parametrize(
+    ("start", "tokens"), [(4, [1]), (2, [1]), (2, [PROMPT[2], 7]), (0, [6]), (9, []), (-1, [PROMPT[2]]), (-1, [])]
+)
 async def test_gaps_overlaps_and_contradictions_are_out_of_range(world: World, start: int, tokens: list[int]) -> None:
-    store, made = world.store(), record()
+    store, made = world.store(), world.record()
     await store.create(made)
     with pytest.raises(OutOfRange):
         await store.append(made.id, 1, start, tokens)
     assert (await store.read(made.id)).tokens == PROMPT
 
 
+async def test_a_tail_is_read_from_where_it_is_asked_for(world: World) -> None:
+    store, made = world.store(), world.record()
+    await store.create(made)
+    await store.append(made.id, 1, 3, [7, 8, 9])
+    for start, tokens in ((0, (*PROMPT, 7, 8, 9)), (4, (8, 9)), (6, ())):
+        read = await store.read(made.id, start)
+        assert (read.start, read.tokens, read.length) == (start, tokens, 6)
+    await store.truncate(made.id, 2, 4)
+    read = await store.read(made.id, 6)  # a follower that is ahead of a log that was cut
+    assert (read.start, read.tokens, read.length) == (4, (), 4)
+
+
 async def test_truncation_raises_the_epoch_and_fences_the_old_one(world: World) -> None:
-    store, made = world.store(), record()
+    store, made = world.store(), world.record()
     await store.create(made)
     await store.append(made.id, 1, 3, [7, 8, 9])
     for _ in range(2):
@@ -123,14 +99,14 @@ async def test_truncation_raises_the_epoch_and_fences_the_old_one(world: World) 
         await store.append(made.id, 1, 4, [8])
     await store.append(made.id, 2, 4, [1])
     read = await store.read(made.id)
-    assert (read.epoch, read.tokens) == (2, (*PROMPT, 7, 1))
+    assert (read.epoch, read.tokens, read.params) == (2, (*PROMPT, 7, 1), made.params)
 
 
-@pytest.mark.parametrize(("epoch", "length"), [(1, 4), (2, 2), (2, 6), (2, 0)])
-async def test_truncation_needs_a_higher_epoch_and_a_length_between_prompt_and_end(
+@pytest.mark.parametrize(("epoch", "length"), [(1, 4), (2, 2), (2, 6), (2, 0), (3, 4)])
+async def test_truncation_needs_the_next_epoch_and_a_length_between_prompt_and_end(
     world: World, epoch: int, length: int
 ) -> None:
-    store, made = world.store(), record()
+    store, made = world.store(), world.record()
     await store.create(made)
     await store.append(made.id, 1, 3, [7, 8])
     with pytest.raises(OutOfRange):
@@ -138,213 +114,217 @@ async def test_truncation_needs_a_higher_epoch_and_a_length_between_prompt_and_e
     assert (await store.read(made.id)).tokens == (*PROMPT, 7, 8)
 
 
-async def test_a_live_lease_refuses_a_takeover_and_a_lapsed_one_fences_the_former_owner(world: World) -> None:
-    first, second, made = world.store("a", lease_s=60.0), world.store("b"), record()
+async def test_truncation_may_replace_the_params_and_its_repeat_must_be_the_same(world: World) -> None:
+    store, made = world.store(), world.record()
+    await store.create(made)
+    for _ in range(2):
+        await store.truncate(made.id, 2, 3, b"another seed")
+    for other in (made.params, b""):
+        with pytest.raises(OutOfRange):
+            await store.truncate(made.id, 2, 3, other)
+    assert (await store.read(made.id)).params == b"another seed"
+    await store.truncate(made.id, 3, 3, b"")
+    assert (await store.read(made.id)).params == b""
+
+
+async def test_a_sessions_own_client_may_force_a_takeover(world: World) -> None:
+    first, second, made = world.store("a", lease_s=60.0), world.store("b"), world.record()
     await first.create(made)
+    taken = await second.takeover(made.id, force=True)
+    assert (taken.epoch, taken.owner) == (2, "b")
+    with pytest.raises(Aborted):
+        await first.append(made.id, 1, len(made.tokens), [7])
+    with pytest.raises(Aborted):
+        await first.takeover(made.id)
+
+
+async def test_a_live_lease_refuses_a_takeover_and_a_lapsed_one_fences_the_former_owner(world: World) -> None:
+    first, second, made = world.store("a", lease_s=20.0), world.store("b"), world.record()
+    await first.create(made)
+    await first.append(made.id, 1, 3, [7])
+    await world.advance(15)
     with pytest.raises(Aborted):
         await second.takeover(made.id)
-    careless = world.store("a", lease_s=0.0)
-    await careless.append(made.id, 1, 3, [7])
+    await world.advance(10)
+    assert not (await second.read(made.id)).leased
     taken = await second.takeover(made.id)
-    assert (taken.epoch, taken.owner, taken.tokens) == (2, "b", (*PROMPT, 7))
+    assert taken == await second.read(made.id)
+    assert (taken.epoch, taken.owner, taken.tokens, taken.leased) == (2, "b", (*PROMPT, 7), True)
     for epoch in (1, 2):  # the same number does not make the former owner the owner again
-        with pytest.raises(Aborted):
-            await first.append(made.id, epoch, 4, [8])
-        with pytest.raises(Aborted):
-            await first.truncate(made.id, epoch, 4)
-        with pytest.raises(Aborted):
-            await first.finish(made.id, epoch, b"x")
+        for operation in (
+            first.append(made.id, epoch, 4, [8]),
+            first.truncate(made.id, epoch, 4),
+            first.renew(made.id, epoch),
+            first.finish(made.id, epoch, b"x"),
+            first.release(made.id, epoch),
+            first.restore(replace(made, epoch=epoch)),
+        ):
+            assert await outcome(operation) == "Aborted"
+    assert await second.read(made.id) == taken
+
+
+async def test_renewal_keeps_lease_and_record_and_changes_nothing_else(world: World) -> None:
+    store, made = world.store("a", lease_s=20.0, ttl_s=30.0), world.record()
+    await store.create(made)
+    for _ in range(4):
+        await world.advance(15)
+        await store.renew(made.id, 1)
+    read = await store.read(made.id)
+    assert read == replace(made, owner="a")
+    assert 15.0 < read.lease_s <= 20.0
+    with pytest.raises(Aborted):
+        await world.store("b").takeover(made.id)
+
+
+async def test_a_released_session_may_be_taken_over_at_once_and_its_lease_does_not_come_back(world: World) -> None:
+    store, made = world.store("a"), world.record()
+    await store.create(made)
+    await store.append(made.id, 1, 3, [7])
+    for _ in range(2):
+        await store.release(made.id, 1)
+    for late in (store.append(made.id, 1, 3, [7]), store.renew(made.id, 1), store.restore(replace(made, owner="a"))):
+        await late
+    read = await store.read(made.id)
+    assert (read.leased, read.outcome, read.tokens) == (False, b"", (*PROMPT, 7))
+    assert (await world.store("b").takeover(made.id)).epoch == 2
+    with pytest.raises(Aborted):
+        await store.release(made.id, 1)
+    assert (await store.read(made.id)).leased
+
+
+async def test_a_session_taken_back_by_its_former_owner_is_leased_again(world: World) -> None:
+    store, made = world.store("a"), world.record()
+    await store.create(made)
+    await store.release(made.id, 1)
+    assert (await store.takeover(made.id)).leased
 
 
 async def test_finishing_keeps_the_outcome_and_gives_the_lease_up(world: World) -> None:
-    store, made = world.store("a"), record()
+    store, made = world.store("a"), world.record()
     await store.create(made)
     for _ in range(2):
         await store.finish(made.id, 1, b"\x08\x01")
-    assert (await store.read(made.id)).outcome == b"\x08\x01"
-    taken = await world.store("b").takeover(made.id)
-    assert (taken.epoch, taken.outcome) == (2, b"")
+    read = await store.read(made.id)
+    assert (read.outcome, read.leased) == (b"\x08\x01", False)
+
+
+@pytest.mark.parametrize("change", ["append", "truncate"])
+async def test_a_finished_session_may_be_continued_and_keeps_its_outcome_until_it_changes(
+    world: World, change: str
+) -> None:
+    store, made = world.store("a"), world.record()
+    await store.create(made)
+    await store.finish(made.id, 1, b"\x08\x01")
+    other = world.store("b")
+    taken = await other.takeover(made.id)
+    assert (taken.epoch, taken.outcome) == (2, b"\x08\x01")
+    await other.append(made.id, 2, 3, [])
+    assert (await other.read(made.id)).outcome == b"\x08\x01"
+    if change == "append":
+        await other.append(made.id, 2, 3, [7])
+    else:
+        await other.truncate(made.id, 3, 3)
+    assert (await other.read(made.id)).outcome == b""
+
+
+async def test_a_late_repeat_does_not_undo_a_finish(world: World) -> None:
+    store, made = world.store("a"), world.record()
+    await store.create(made)
+    await store.append(made.id, 1, 3, [7])
+    await store.truncate(made.id, 2, 4, b"p")
+    await store.finish(made.id, 2, b"\x08\x01")
+    await store.append(made.id, 2, 3, [7])
+    await store.truncate(made.id, 2, 4, b"p")
+    await store.restore(replace(made, epoch=2, params=b"p"))
+    read = await store.read(made.id)
+    assert (read.outcome, read.tokens, read.leased) == (b"\x08\x01", (*PROMPT, 7), False)
+
+
+async def test_the_end_of_a_log_that_lost_tokens_is_refused(world: World) -> None:
+    store, made = world.store("a"), world.record()
+    await store.create(made)
+    for operation in (store.finish(made.id, 1, b"x", 4), store.release(made.id, 1, 4)):
+        with pytest.raises(OutOfRange):
+            await operation
+    read = await store.read(made.id)
+    assert (read.outcome, read.leased) == (b"", True)
+    await store.finish(made.id, 1, b"x", 3)
+
+
+async def test_a_write_ahead_of_the_stored_epoch_proves_a_loss(world: World) -> None:
+    store, made = world.store("a"), world.record()
+    await store.create(made)
+    for operation in (
+        store.append(made.id, 2, 3, [7]),
+        store.append(made.id, 3, 3, []),
+        store.append(made.id, 2, 2, []),
+        store.truncate(made.id, 3, 3),
+        store.renew(made.id, 2),
+        store.finish(made.id, 2, b"x"),
+        store.release(made.id, 2),
+    ):
+        with pytest.raises(OutOfRange):
+            await operation
+    for operation in (world.store("b").append(made.id, 2, 3, []), world.store("b").truncate(made.id, 2, 3)):
+        with pytest.raises(OutOfRange):
+            await operation
+    assert await store.read(made.id) == replace(made, owner="a")
+    await store.append(made.id, 2, 3, [])  # its owner may raise it by one
+    assert (await store.read(made.id)).epoch == 2
+
+
+async def test_what_was_lost_is_restored_by_its_owner(world: World) -> None:
+    store, made = world.store("b"), world.record()
+    whole = replace(made, epoch=3, tokens=(*PROMPT, 7, 8), params=b"another seed")
+    for _ in range(2):
+        await store.restore(whole)  # of all of it
+        assert await store.read(made.id) == replace(whole, owner="b")
+    await store.append(made.id, 3, 5, [9])
+    await store.restore(whole)  # late: what came after it stays
+    assert (await store.read(made.id)).tokens == (*PROMPT, 7, 8, 9)
+
+
+async def test_a_restoration_under_a_higher_epoch_replaces_what_is_there(world: World) -> None:
+    first, second, made = world.store("a"), world.store("b"), world.record()
+    await first.create(made)
+    await first.append(made.id, 1, 3, [6, 6, 6])
+    whole = replace(made, epoch=2, tokens=(*PROMPT, 7, 8), params=b"another seed")
+    await second.restore(whole)
+    assert await second.read(made.id) == replace(whole, owner="b")
+    with pytest.raises(Aborted):
+        await first.restore(made)
 
 
 async def test_records_expire_after_their_last_write(world: World) -> None:
-    store, made = world.store(ttl_s=0.05), record()
+    store, made = world.store(ttl_s=30), world.record()
     await store.create(made)
-    await world.advance(0.2)
+    await world.advance(20)
+    await store.append(made.id, 1, 3, [7])
+    await world.advance(20)
+    assert (await store.read(made.id)).length == 4
+    await world.advance(20)
     with pytest.raises(NotFound):
         await store.read(made.id)
     await store.create(made)
 
 
 async def test_of_many_writers_exactly_one_extends_the_log(world: World) -> None:
-    store, made = world.store(), record()
+    store, made = world.store(), world.record()
     await store.create(made)
-
-    async def write(token: int) -> bool:
-        try:
-            await store.append(made.id, 1, 3, [token])
-        except OutOfRange:
-            return False
-        return True
-
-    won = await asyncio.gather(*(write(token) for token in range(16)))
-    assert won.count(True) == 1
-    assert (await store.read(made.id)).tokens == (*PROMPT, won.index(True))
+    won = await asyncio.gather(*(outcome(store.append(made.id, 1, 3, [token])) for token in range(16)))
+    assert sorted(won) == ["OK"] + ["OutOfRange"] * 15
+    assert (await store.read(made.id)).tokens == (*PROMPT, won.index("OK"))
 
 
-async def test_of_many_takeovers_each_gets_its_own_epoch(world: World) -> None:
-    made = record()
+async def test_of_many_takeovers_each_gets_its_own_epoch_and_record(world: World) -> None:
+    made = world.record()
     await world.store("a", lease_s=0.0).create(made)
     stores = [world.store(f"g{number}", lease_s=0.0) for number in range(8)]
     taken = await asyncio.gather(*(store.takeover(made.id) for store in stores))
-    assert (await stores[0].read(made.id)).epoch == 1 + len(taken)
+    assert sorted(record.epoch for record in taken) == list(range(2, 10))
+    assert [record.owner for record in taken] == [f"g{number}" for number in range(8)]
 
 
 def test_packing_is_little_endian_and_lossless() -> None:
     assert pack([1, 256]) == b"\x01\x00\x00\x00\x00\x01\x00\x00"
     assert unpack(pack(PROMPT)) == PROMPT
-
-
-async def test_every_key_in_redis_has_a_time_to_live(redis_url: str) -> None:
-    client = connect(redis_url)
-    store, made = redis_world(client).store(ttl_s=60.0), record()
-    await store.create(made)
-    await store.append(made.id, 1, 3, [7])
-    await store.truncate(made.id, 2, 3)
-    for key in (f"{{{made.id}}}:meta", f"{{{made.id}}}:tokens"):
-        assert 0 < await client.pttl(key) <= 60_000
-    await client.aclose()
-
-
-async def test_scripts_are_loaded_again_when_the_server_forgot_them(redis_url: str) -> None:
-    client = connect(redis_url)
-    store, made = redis_world(client).store(), record()
-    await store.create(made)
-    await store.append(made.id, 1, 3, [7])
-    await client.script_flush()
-    await store.append(made.id, 1, 4, [8])
-    assert (await store.read(made.id)).tokens == (*PROMPT, 7, 8)
-    await client.aclose()
-
-
-async def test_a_store_that_is_down_is_typed_unavailable() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))  # bound, never listening: connections are refused
-        client = connect(f"redis://127.0.0.1:{probe.getsockname()[1]}")
-        store = redis_world(client).store()
-        for operation in (store.create(record()), store.append("x", 1, 0, [1]), store.read("x")):
-            with pytest.raises(Unavailable) as caught:
-                await operation
-            assert caught.value.reason == "STORE_UNAVAILABLE"
-        await client.aclose()
-
-
-async def test_a_store_that_accepts_and_never_answers_is_typed_unavailable_in_bounded_time() -> None:
-    gone = asyncio.Event()
-
-    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await gone.wait()
-        writer.close()
-
-    async with await asyncio.start_server(swallow, "127.0.0.1", 0) as server:
-        client = connect(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", reply_timeout_s=0.05)
-        async with asyncio.timeout(10):
-            with pytest.raises(Unavailable):
-                await redis_world(client).store().append("x", 1, 0, [1])
-        await client.aclose()
-        gone.set()
-
-
-@dataclass
-class Model:
-    """The contract in a few lines, for one session of two owners whose leases have always lapsed."""
-
-    epoch: int = 1
-    owner: str = "a"
-    tokens: list[int] = field(default_factory=lambda: list(PROMPT))
-    outcome: bytes = b""
-
-    def fenced(self, owner: str, epoch: int) -> bool:
-        return epoch < self.epoch or (epoch == self.epoch and owner != self.owner)
-
-    def append(self, owner: str, epoch: int, start: int, tokens: list[int]) -> str:
-        if self.fenced(owner, epoch):
-            return "Aborted"
-        if start != len(self.tokens) and self.tokens[start : start + len(tokens)] != tokens:
-            return "OutOfRange"
-        if start > len(self.tokens):
-            return "OutOfRange"
-        self.tokens[start:] = self.tokens[start:] or tokens
-        self.epoch, self.owner = epoch, owner
-        return "OK"
-
-    def truncate(self, owner: str, epoch: int, length: int) -> str:
-        if self.fenced(owner, epoch):
-            return "Aborted"
-        if not len(PROMPT) <= length <= len(self.tokens) or (length < len(self.tokens) and epoch == self.epoch):
-            return "OutOfRange"
-        del self.tokens[length:]
-        self.epoch, self.owner = epoch, owner
-        return "OK"
-
-    def takeover(self, owner: str) -> str:
-        self.epoch, self.owner, self.outcome = self.epoch + 1, owner, b""
-        return "OK"
-
-    def finish(self, owner: str, epoch: int, outcome: bytes) -> str:
-        if self.fenced(owner, epoch):
-            return "Aborted"
-        self.epoch, self.owner, self.outcome = epoch, owner, outcome
-        return "OK"
-
-
-OWNERS = st.sampled_from(["a", "b"])
-EPOCHS = st.integers(1, 4)
-STEPS = st.one_of(
-    st.tuples(st.just("append"), OWNERS, EPOCHS, st.integers(0, 8), st.lists(st.integers(0, 1), max_size=3)),
-    st.tuples(st.just("truncate"), OWNERS, EPOCHS, st.integers(0, 8)),
-    st.tuples(st.just("takeover"), OWNERS),
-    st.tuples(st.just("finish"), OWNERS, EPOCHS, st.binary(min_size=1, max_size=2)),
-)
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(STEPS, max_size=20))
-def test_both_stores_do_what_a_plain_model_does(
-    loop: asyncio.Runner, redis_url: str, steps: list[tuple[object, ...]]
-) -> None:
-    loop.run(compare_with_model(redis_url, steps))
-
-
-async def compare_with_model(redis_url: str, steps: list[tuple[object, ...]]) -> None:
-    client = connect(redis_url)
-    try:
-        for world in (memory_world(), redis_world(client)):
-            model, made = Model(), record()
-            stores = {owner: world.store(owner, lease_s=0.0) for owner in ("a", "b")}
-            await stores["a"].create(made)
-            for name, owner, *arguments in steps:
-                expected = getattr(model, str(name))(owner, *arguments)
-                assert await outcome(getattr(stores[str(owner)], str(name))(made.id, *arguments)) == expected
-                read = await stores["a"].read(made.id)
-                assert (read.epoch, read.owner, list(read.tokens), read.outcome) == (
-                    model.epoch,
-                    model.owner,
-                    model.tokens,
-                    model.outcome,
-                )
-    finally:
-        await client.aclose()
-
-
-async def outcome(operation: Awaitable[object]) -> str:
-    try:
-        await operation
-    except SlipstreamError as error:
-        return type(error).__name__
-    return "OK"

@@ -19,8 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
 from gateway.sessions import Chance
+from gateway.store.client import connect
 from gateway.store.memory import Memory, MemoryStore
-from gateway.store.redis import RedisStore, connect
+from gateway.store.redis import RedisStore
 from slipstream.client import channel, error_of
 from slipstream.errors import (
     DeadlineExceeded,

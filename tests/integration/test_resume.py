@@ -191,13 +191,13 @@ async def test_a_session_rolled_back_says_another_thing_from_there(setting: Sett
     whole = await front.generate()
     name = whole.started.session_id
     rolled = await front.roll_back(name, 10, token_ids=gateway_pb2.TokenIds(token_ids=[1, 2]), seed=99)
-    assert (rolled.key.id, rolled.key.epoch, rolled.output_tokens) == (name, 2, 10)
+    assert (rolled.key.id, rolled.key.epoch, rolled.output_tokens) == (name, 3, 10)
     assert (await front.record(name)).finish_reason == 0
     answer = await front.resume(name, Answer(tokens=whole.tokens[:10]))
     assert answer.tokens[:12] == [*whole.tokens[:10], 1, 2]
     assert answer.tokens[12:] == front.verifiers[0].script[12:40]
     opened = front.verifiers[0].opens()[-1]
-    assert (opened.sampling.seed, opened.key.epoch) == (99, 3)
+    assert (opened.sampling.seed, opened.key.epoch) == (99, 4)
     assert (await front.record(name)).seed == 99
 
 

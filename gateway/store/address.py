@@ -1,0 +1,67 @@
+"""Where a Redis store is: one server, a primary that sentinels know, or a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from slipstream.errors import InvalidArgument
+
+SENTINEL, CLUSTER = "+sentinel", "+cluster"
+PORTS = {SENTINEL: 26379, CLUSTER: 6379}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Of one server alone, `url` says everything, and there are no `hosts`."""
+
+    url: str
+    """redis://, rediss:// (TLS) or unix://, of one server: its user, password, database and options hold for all."""
+    hosts: tuple[tuple[str, int], ...] = ()
+    """Of the sentinels, or of the cluster's nodes to begin with."""
+    primary: str = ""
+    """What the sentinels call it; empty for a cluster."""
+
+    @property
+    def cluster(self) -> bool:
+        return bool(self.hosts) and not self.primary
+
+
+def parse(text: str) -> Address:
+    """Read `redis://HOST:PORT/DB`, `redis+sentinel://HOST:PORT,HOST:PORT/PRIMARY/DB` or
+    `redis+cluster://HOST:PORT,HOST:PORT`; `rediss` for TLS; `USER:PASSWORD@` before the hosts, `?options` at the end.
+
+    Raises InvalidArgument.
+    """
+    split = urlsplit(text)
+    scheme = split.scheme.partition("+")[0]
+    kind = split.scheme.removeprefix(scheme)
+    if split.scheme in ("redis", "rediss", "unix"):
+        return Address(text)
+    if scheme not in ("redis", "rediss") or kind not in PORTS:
+        raise _refusal(f"{split.scheme or text!r} is no scheme of a store")
+    user, at, names = split.netloc.rpartition("@")
+    hosts = tuple(_host(name, PORTS[kind]) for name in names.split(","))
+    primary, _, database = split.path.strip("/").partition("/")
+    if (kind == SENTINEL) != bool(primary):
+        raise _refusal("a sentinel address names its primary after the hosts, a cluster has nothing there")
+    if not (database or "0").isdecimal():
+        raise _refusal(f"{database!r} is no number of a database")
+    query = f"?{split.query}" if split.query else ""
+    return Address(f"{scheme}://{user}{at}localhost/{database or 0}{query}", hosts, primary)
+
+
+def _host(name: str, port: int) -> tuple[str, int]:
+    host, colon, number = name.rpartition(":")
+    if not colon or name.endswith("]"):  # the colons of an IPv6 address
+        host, number = name, str(port)
+    if not host or not number.isdecimal():
+        raise _refusal(f"{name!r} is no HOST:PORT")
+    return host.strip("[]"), int(number)
+
+
+def _refusal(what: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"GATEWAY_STORE: {what}; choose memory, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,.../PRIMARY/DB or "
+        "redis+cluster://HOST:PORT,... (rediss for TLS)."
+    )

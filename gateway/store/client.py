@@ -1,0 +1,72 @@
+"""Connections to a Redis store: to one server, to the primary that sentinels name, or to a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+
+from gateway.store.address import Address, parse
+
+CONNECT_TIMEOUT_S = 1.0
+REPLY_TIMEOUT_S = 2.0
+RETRIES = 2
+MAX_CONNECTIONS = 4096
+"""To one server: every session may be writing at once, and none is refused for want of a connection."""
+
+Client = Redis | RedisCluster
+
+
+def connect(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S, sentinel_password: str = "") -> Client:
+    """A client that never waits for ever: without socket timeouts a frozen server would freeze every session.
+
+    Raises InvalidArgument for an address that cannot be read (see `gateway.store.address`).
+    """
+    address = parse(url)
+    options: dict[str, Any] = {
+        "protocol": 3,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": reply_timeout_s,
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), RETRIES),  # every write may be repeated
+        "health_check_interval": 15,
+        "max_connections": MAX_CONNECTIONS,
+    }
+    if not address.hosts:
+        return Redis.from_url(address.url, **options)
+    options |= _common(address)
+    if address.cluster:
+        return RedisCluster(startup_nodes=[ClusterNode(*host) for host in address.hosts], **options)
+    return _primary(address, options, sentinel_password)
+
+
+async def close(client: Client) -> None:
+    """Give up all connections: those to sentinels, and those that a cluster's client made in vain."""
+    await client.aclose()
+    if isinstance(client, RedisCluster):
+        for nodes in ("nodes_cache", "startup_nodes"):
+            await client.nodes_manager.aclose(nodes)
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, SentinelConnectionPool):
+        await pool.sentinel_manager.aclose()
+
+
+def _common(address: Address) -> dict[str, Any]:
+    """User, password, database and TLS, as keyword arguments for every server."""
+    read: dict[str, Any] = dict(parse_url(address.url))
+    del read["host"]
+    return read | ({"ssl": True} if read.pop("connection_class", None) else {})
+
+
+def _primary(address: Address, options: dict[str, Any], password: str) -> Redis:
+    """A client of whichever server the sentinels call primary: they are asked again for every new connection."""
+    of_server = {"username", "password", "db", "retry", "health_check_interval"}
+    told = {name: value for name, value in options.items() if name not in of_server}
+    # A sentinel that is away is passed over for the next one; the whole lookup is tried again.
+    told |= {"password": password or None, "retry": Retry(NoBackoff(), 0)}
+    client: Redis = Sentinel(address.hosts, sentinel_kwargs=told).master_for(address.primary, **options)
+    return client

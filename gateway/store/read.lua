@@ -1,0 +1,4 @@
+if missing() then
+  return reply('MISSING')
+end
+return record(tonumber(ARGV[5]))

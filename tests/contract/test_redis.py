@@ -1,0 +1,195 @@
+"""What only a store of servers can get wrong: keys, scripts, replicas, clusters, and servers that do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from redis.asyncio.connection import SSLConnection
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.crc import key_slot
+
+from gateway.store.address import Address, parse
+from gateway.store.record import Record
+from gateway.store.redis import RedisStore
+from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tests.redis_server import cluster, eventually, redis_process
+from tests.stores import PROMPT, connected, keys, outcome, record, redis_world
+
+
+async def test_every_key_in_redis_has_a_time_to_live(redis_url: str) -> None:
+    async with connected(redis_url) as client:
+        store, made = redis_world(client).store(ttl_s=60.0), record()
+        await store.create(made)
+        await store.append(made.id, 1, 3, [7])
+        await store.truncate(made.id, 2, 3)
+        for key in keys(made.id):
+            assert 0 < await client.pttl(key) <= 60_000
+
+
+async def test_half_a_record_is_no_record(redis_url: str) -> None:
+    """A server that evicts keys may take one of the two."""
+    async with connected(redis_url) as client:
+        store, made = redis_world(client).store(), record()
+        for evicted in keys(made.id):
+            await store.restore(made)
+            await client.delete(evicted)
+            for operation in (store.append(made.id, 1, 3, [7]), store.renew(made.id, 1), store.read(made.id)):
+                assert await outcome(operation) == "NotFound"
+            with pytest.raises(FailedPrecondition):
+                await redis_world(client).store("b").create(made)
+        await store.restore(made)
+        assert (await store.read(made.id)).tokens == PROMPT
+
+
+async def test_scripts_are_loaded_again_when_the_server_forgot_them(redis_url: str) -> None:
+    async with connected(redis_url) as client:
+        store, made = redis_world(client).store(), record()
+        await store.create(made)
+        await store.append(made.id, 1, 3, [7])
+        await client.script_flush()
+        await store.append(made.id, 1, 4, [8])
+        assert (await store.read(made.id)).tokens == (*PROMPT, 7, 8)
+
+
+async def test_the_keys_of_a_session_share_a_slot_of_a_cluster(redis_url: str) -> None:
+    async with connected(redis_url) as client:
+        for _ in range(8):
+            made = record()
+            await redis_world(client).store().create(made)
+            names = [name async for name in client.scan_iter(f"*{made.id}*")]
+            assert len(names) == 2
+            assert {key_slot(name) for name in names} == {key_slot(made.id.encode())}
+
+
+async def test_a_store_that_is_down_is_typed_unavailable() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))  # bound, never listening: connections are refused
+        host = f"127.0.0.1:{probe.getsockname()[1]}"
+        for url in (f"redis://{host}", f"redis+sentinel://{host},{host}/sessions", f"redis+cluster://{host}"):
+            async with connected(url) as client:
+                store = redis_world(client).store()
+                for operation in (store.create(record()), store.append("x", 1, 0, [1]), store.read("x")):
+                    with pytest.raises(Unavailable) as caught:
+                        await operation
+                    assert caught.value.reason == "STORE_UNAVAILABLE"
+
+
+async def test_a_store_that_accepts_and_never_answers_is_typed_unavailable_in_bounded_time() -> None:
+    gone = asyncio.Event()
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await gone.wait()
+        writer.close()
+
+    async with await asyncio.start_server(swallow, "127.0.0.1", 0) as server:
+        host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for url in (f"redis://{host}", f"redis+sentinel://{host}/sessions", f"redis+cluster://{host}"):
+            async with connected(url, reply_timeout_s=0.05) as client, asyncio.timeout(10):
+                with pytest.raises(Unavailable):
+                    await redis_world(client).store().append("x", 1, 0, [1])
+        gone.set()
+
+
+async def test_hundreds_of_sessions_write_at_once(redis_url: str) -> None:
+    async with connected(redis_url) as client:
+        store = redis_world(client).store()
+        assert set(await asyncio.gather(*(outcome(store.create(record())) for _ in range(150)))) == {"OK"}
+
+
+async def test_a_cluster_holds_sessions_on_all_its_nodes_and_misses_those_of_a_dead_one(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        async with connected(f"redis+cluster://127.0.0.1:{nodes[0].port},127.0.0.1:{nodes[1].port}") as client:
+            first, second = (RedisStore(client, owner=owner, ttl_s=60, lease_s=0) for owner in "ab")
+            for tokens in range(16):
+                made = record()
+                await first.create(made)
+                await first.append(made.id, 1, 3, [7, tokens])
+                await first.truncate(made.id, 2, 4)
+                taken = await second.takeover(made.id)
+                assert (taken.epoch, taken.tokens) == (3, (*PROMPT, 7))
+                assert await outcome(first.append(made.id, 2, 4, [9])) == "Aborted"
+            assert all(node.ask("DBSIZE") for node in nodes)
+            nodes[2].kill()
+            lost = next(made for made in map(_numbered, range(99)) if key_slot(keys(made.id)[0].encode()) > 12_000)
+            async with asyncio.timeout(20):
+                assert await outcome(first.create(lost)) == "Unavailable"
+
+
+def _numbered(number: int) -> Record:
+    return record(id=f"{number:032x}")
+
+
+async def test_a_write_is_done_when_enough_replicas_have_it(tmp_path: Path) -> None:
+    with redis_process(tmp_path / "primary") as primary, redis_process(tmp_path / "replica") as replica:
+        async with connected(primary.url) as client:
+            store = RedisStore(client, owner="a", ttl_s=60, lease_s=60, replicas=1)
+            made = record()
+            with pytest.raises(Unavailable) as caught:
+                await store.create(made)
+            assert caught.value.reason == "NOT_REPLICATED"
+            replica.ask("REPLICAOF", "127.0.0.1", primary.port)
+            eventually(lambda: replica.replication()["master_link_status"] == "up")
+            await client.script_flush()
+            await store.create(made)
+            async with connected(replica.url) as there:
+                assert (await RedisStore(there, owner="x", ttl_s=60, lease_s=60).read(made.id)).tokens == PROMPT
+            replica.freeze()
+            assert await outcome(store.append(made.id, 1, 9, [7])) == "OutOfRange"  # nothing was written
+            assert await outcome(store.append(made.id, 1, 3, [7])) == "Unavailable"
+            replica.thaw()
+            await store.append(made.id, 1, 3, [7])
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts", "primary", "url"),
+    [
+        ("redis://h:1/2", (), "", "redis://h:1/2"),
+        ("rediss://u:p@h:1/2?ssl_cert_reqs=none", (), "", "rediss://u:p@h:1/2?ssl_cert_reqs=none"),
+        ("redis+sentinel://a:1,b/main/3", (("a", 1), ("b", 26379)), "main", "redis://localhost/3"),
+        ("rediss+sentinel://u:p%40@[::1]:1/main", (("::1", 1),), "main", "rediss://u:p%40@localhost/0"),
+        ("redis+cluster://u:p@a,[::1]?x=1", (("a", 6379), ("::1", 6379)), "", "redis://u:p@localhost/0?x=1"),
+    ],
+)
+def test_addresses_are_read(text: str, hosts: tuple[tuple[str, int], ...], primary: str, url: str) -> None:
+    assert parse(text) == Address(url, hosts, primary)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost:6379",
+        "http://a:1",
+        "redis+other://a:1",
+        "unix+sentinel://a:1/main",
+        "redis+sentinel://a:1",
+        "redis+sentinel://a:1,/main",
+        "redis+sentinel://a:b/main",
+        "redis+sentinel://a:1/main/x",
+        "redis+cluster://a:1/main",
+    ],
+)
+def test_addresses_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="GATEWAY_STORE"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["rediss://me:secret@a:1/2", "rediss+sentinel://me:secret@a:1/main/2", "rediss+cluster://me:secret@a:1"],
+)
+async def test_password_and_tls_hold_for_every_server(url: str) -> None:
+    async with connected(url, sentinel_password="other") as client:
+        pool = getattr(client, "connection_pool", None)
+        options = client.connection_kwargs if pool is None else pool.connection_kwargs
+        kind = options["connection_class"] if pool is None else pool.connection_class
+        assert (options["username"], options["password"]) == ("me", "secret")
+        assert issubclass(kind, SSLConnection)
+        if isinstance(pool, SentinelConnectionPool):
+            (sentinel,) = pool.sentinel_manager.sentinels
+            assert sentinel.connection_pool.connection_kwargs["password"] == "other"
+            assert sentinel.connection_pool.connection_kwargs.get("username") is None
+            assert issubclass(sentinel.connection_pool.connection_class, SSLConnection)
+            assert options["db"] == 2
