@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -15,9 +16,10 @@ from slipstream.client import error_of
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
 
-PATIENCE_S = 30.0
-"""Longer than the lease of a gateway that died."""
 Event = gateway_pb2.GenerateResponse | gateway_pb2.ResumeResponse
+Echo = Callable[[str], None]
+Call = Any
+"""A Generate or Resume call, whose type gRPC does not name."""
 
 FINISH_REASONS = {
     verifier_pb2.FINISH_REASON_STOP: "stop",
@@ -112,76 +114,83 @@ class Completion:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Of a client, in seconds."""
+
+    resume_s: float = 30.0
+    """How long it tries to resume a completion of which nothing more comes: longer than the lease of a dead gateway."""
+    stall_s: float | None = None
+    """A gateway that says nothing for so long is given up; None: it may think for as long as its connection lives."""
+
+
 async def complete(
     line: grpc.aio.Channel,
     request: gateway_pb2.GenerateRequest,
-    echo: Callable[[str], None] | None = None,
+    echo: Echo | None = None,
     others: Sequence[grpc.aio.Channel] = (),
-    patience_s: float = PATIENCE_S,
+    patience: Patience | None = None,
 ) -> Completion:
-    """Run one request to its end, telling `echo` each piece of text.
+    """Run one request to its end, telling `echo` each piece of text. A completion that began and was interrupted is
+    resumed, on the gateways of `others` too.
 
-    A completion that began and was interrupted is resumed, on the gateways of `others` too, until nothing more came for
-    `patience_s`. Raises the SlipstreamError that the gateway sent, and Unavailable where it never began.
+    Raises the SlipstreamError that the gateway sent, and Unavailable where it never began or did not go on.
     """
-    completion = Completion()
+    completion, patience = Completion(), patience or Patience()
     try:
-        await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Generate(request), echo)
+        await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Generate(request), echo, patience.stall_s)
     except SlipstreamError as error:
         if not completion.started.session_id:
             raise _explained(error) from error
-        await _go_on(completion, [line, *others], echo, patience_s, error)
+        await resume([line, *others], completion, echo, patience, error)
     return completion
 
 
 async def resume(
     lines: Sequence[grpc.aio.Channel],
     completion: Completion,
-    echo: Callable[[str], None] | None = None,
-    patience_s: float = PATIENCE_S,
+    echo: Echo | None = None,
+    patience: Patience | None = None,
+    error: SlipstreamError | None = None,
 ) -> None:
-    """Take up a completion of which the session's name is known, and what else of it was seen, on whichever gateway
-    answers. Raises what `complete` raises."""
-    await _go_on(completion, lines, echo, patience_s, None)
-
-
-async def _go_on(
-    completion: Completion,
-    lines: Sequence[grpc.aio.Channel],
-    echo: Callable[[str], None] | None,
-    patience_s: float,
-    error: SlipstreamError | None,
-) -> None:
-    began, seen, pause_s = time.monotonic(), len(completion.token_ids), 0.0
-    for line in itertools.cycle(lines):
-        if error is not None and not isinstance(error, Unavailable):
-            raise error
-        if len(completion.token_ids) > seen:
-            began, seen, pause_s = time.monotonic(), len(completion.token_ids), 0.0
-        elif error is not None and time.monotonic() - began > patience_s:
-            raise _explained(error)
-        await asyncio.sleep(pause_s)
-        pause_s = min(1.0, 2 * pause_s + 0.05)
+    """Go on with a completion of which the session's name is known, and whatever else of it was seen, on one gateway
+    after the other. `error` interrupted it. Raises what `complete` raises."""
+    patience = patience or Patience()
+    progress, seen, pause_s = time.monotonic(), len(completion.token_ids), 0.0
+    for line in itertools.cycle([*lines[1:], lines[0]]):
+        if error is not None:
+            if not isinstance(error, Unavailable):
+                raise error
+            if len(completion.token_ids) > seen:
+                progress, seen, pause_s = time.monotonic(), len(completion.token_ids), 0.0
+            if time.monotonic() - progress > patience.resume_s:
+                raise _explained(error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.0, 2 * pause_s + 0.05)
         request = gateway_pb2.ResumeRequest(
             session_id=completion.started.session_id,
             offset=seen,
             characters=len(completion.text) if completion.text else None,
         )
         try:
-            await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Resume(request), echo)
+            await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Resume(request), echo, patience.stall_s)
             return
         except SlipstreamError as again:
             error = again
 
 
-async def _fold(completion: Completion, call: AsyncIterable[Event], echo: Callable[[str], None] | None) -> None:
+async def _fold(completion: Completion, call: Call, echo: Echo | None, stall_s: float | None) -> None:
     """Raises the SlipstreamError behind a failed call."""
     try:
-        async for response in call:
-            text = completion.take(response)
+        while (event := await asyncio.wait_for(call.read(), stall_s)) is not grpc.aio.EOF:
+            text = completion.take(event)
             if echo is not None and text:
                 echo(text)
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from error
+    except TimeoutError as error:
+        raise Unavailable(f"the gateway said nothing for {stall_s} s.", reason="STALLED") from error
+    finally:
+        call.cancel()
     if not completion.finished.reason:
         raise Unavailable("the gateway ended the stream without a word.", reason="STREAM_LOST")

@@ -59,6 +59,13 @@ class RedisServer:
         with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
             return bool(client.cluster("INFO")["cluster_state"] == "ok")
 
+    def leases(self) -> int:
+        """Sessions that somebody owns."""
+        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+            seconds, microseconds = client.time()
+            now = 1000 * seconds + microseconds // 1000
+            return sum(int(client.hget(key, "lease") or 0) > now for key in client.scan_iter("*:meta"))
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -12,7 +12,7 @@ import grpc
 import typer
 
 from slipstream.client import channel, error_of
-from slipstream.completion import Completion, resume
+from slipstream.completion import Completion, Patience, resume
 from slipstream.errors import SlipstreamError
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -31,7 +31,9 @@ def resume_session(
     """Stream the rest of SESSION's text, going on with it where nobody runs it."""
     completion = Completion(started=gateway_pb2.Started(session_id=session), token_ids=[0] * offset)
     echo = None if as_json else _say
-    asyncio.run(_talk("resume", server or [LOCAL], lambda lines: resume(lines, completion, echo, patience_s=0.0)))
+    asyncio.run(
+        _talk("resume", server or [LOCAL], lambda lines: resume(lines, completion, echo, Patience(resume_s=0.0)))
+    )
     del completion.token_ids[:offset]
     typer.echo(json.dumps(completion.report()) if as_json else "")
 

@@ -1,0 +1,168 @@
+"""A whole system of real processes whose parts can be killed and frozen: two of each role, and a Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipstream.cli.serve import Role
+from slipstream.client import channel
+from slipstream.completion import Completion, Patience, complete
+from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
+from tests.fleet import emulated_text
+from tests.redis_server import RedisServer, redis_process
+
+ROOT = Path(__file__).resolve().parents[2]
+PASS_MS = 15
+LEASE_S = 1.0
+ANYWHERE = "127.0.0.1:0"
+STALL_S = 4.0
+"""A client that heard nothing for so long asks another gateway."""
+
+
+@dataclass
+class Part:
+    """One process at one address, whatever happens to it."""
+
+    name: str
+    role: Role
+    listen: str
+    """The setting that names its address."""
+    address: str = ""
+
+    @property
+    def pid(self) -> int:
+        assert self.role._process is not None
+        return self.role._process.pid
+
+    async def start(self) -> None:
+        self.address = await self.role.start({self.listen: self.address or ANYWHERE})
+
+    async def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        assert await self.role.ended() == -signal.SIGKILL, "the fault did not happen"
+
+    async def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        await _state(self.pid, "T")
+
+    async def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        await _state(self.pid, "SR")
+
+
+@dataclass
+class Text:
+    """A client's completion, and the longest time in which nothing came."""
+
+    first: int
+    tokens: int
+    running: asyncio.Task[Completion] = field(init=False)
+    gap_s: float = 0.0
+    heard: int = 0
+
+    def expected(self) -> list[int]:
+        return emulated_text([self.first, 8, 9], self.tokens)
+
+
+@dataclass
+class Cluster:
+    gateways: list[Part]
+    verifiers: list[Part]
+    drafters: list[Part]
+    redis: RedisServer
+    _stack: AsyncExitStack
+    _texts: int = 0
+
+    @property
+    def parts(self) -> list[Part]:
+        return [*self.gateways, *self.verifiers, *self.drafters]
+
+    async def say(self, count: int, tokens: int) -> list[Text]:
+        """So many texts begin, half of them at each gateway; returns when all have."""
+        texts = []
+        for number in range(count):
+            self._texts += 1
+            text = Text(self._texts % 200, tokens)
+            text.running = asyncio.create_task(self._run(text, number % 2))
+            texts.append(text)
+        async with asyncio.timeout(60):
+            while not all(text.heard for text in texts):
+                await asyncio.sleep(0.01)
+                for text in texts:
+                    assert not text.running.done() or text.running.result()
+        return texts
+
+    async def _run(self, text: Text, at: int) -> Completion:
+        request = gateway_pb2.GenerateRequest(max_tokens=text.tokens)
+        request.prompt_token_ids.token_ids.extend([text.first, 8, 9])
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+
+        def hear(_: str) -> None:
+            nonlocal last
+            text.gap_s = max(text.gap_s, loop.time() - last) if text.heard else 0.0
+            text.heard, last = text.heard + 1, loop.time()
+
+        async with channel(self.gateways[at].address) as here, channel(self.gateways[1 - at].address) as there:
+            return await complete(here, request, hear, [there], Patience(stall_s=STALL_S))
+
+    async def at_rest(self) -> None:
+        """Returns once nothing is left of any session: no KV, no candidates, no lease."""
+        async with asyncio.timeout(30):
+            for part in [*self.verifiers, *self.drafters]:
+                while (load := await self._load(part)).sessions or load.kv_blocks_free != load.kv_blocks_total:
+                    await asyncio.sleep(0.05)
+            while self.redis.leases():
+                await asyncio.sleep(0.05)
+
+    async def _load(self, part: Part) -> worker_pb2.WatchResponse:
+        async with channel(part.address) as line:
+            call = worker_pb2_grpc.WorkerServiceStub(line).Watch(worker_pb2.WatchRequest(), timeout=10)
+            load: worker_pb2.WatchResponse = await call.read()
+            call.cancel()
+            return load
+
+
+async def _state(pid: int, wanted: str) -> None:
+    """A fault that did not happen proves nothing: waits for the kernel's word."""
+    async with asyncio.timeout(5):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in wanted:
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def cluster() -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        redis = stack.enter_context(redis_process(folder))
+
+        def part(name: str, module: str, prefix: str, **settings: str) -> Part:
+            own = {f"{prefix}_{key}": value for key, value in settings.items()}
+            role = Role(module, own | {"OMP_NUM_THREADS": "1"})
+            stack.push_async_callback(role.end)
+            return Part(name, role, f"{prefix}_LISTEN")
+
+        target, draft = f"emulated:base_ms={PASS_MS}", "emulated:base_ms=2&acceptance=0.8&fanout=0.5"
+        worker = {"KV_TOKENS": "100000", "GRACE_S": "1"}
+        verifiers = [part(f"verifier {n}", "verifier_svc", "VERIFIER", MODEL=target, **worker) for n in "ab"]
+        drafters = [part(f"drafter {n}", "drafter_svc", "DRAFTER", MODEL=draft, **worker) for n in "ab"]
+        await asyncio.gather(*(each.start() for each in [*verifiers, *drafters]))
+        settings = {
+            "VERIFIERS": ",".join(each.address for each in verifiers),
+            "DRAFTERS": ",".join(f"{each.name[-1]}={each.address}" for each in drafters),
+            "TOKENIZER": str(ROOT / "models" / "target"),
+            "STORE": redis.url,
+            "LEASE_S": str(LEASE_S),
+            "STALL_S": "1",
+            "GRACE_S": "1",
+        }
+        gateways = [part(f"gateway {n}", "gateway", "GATEWAY", **settings) for n in "ab"]
+        await asyncio.gather(*(each.start() for each in gateways))
+        yield Cluster(gateways, verifiers, drafters, redis, stack)
