@@ -10,7 +10,7 @@ SERVICES := $(filter-out %/types.proto,$(PROTOS))
 export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
-.PHONY: setup demo serve test test-all lint format protos bench equality clean
+.PHONY: setup demo serve test test-all chaos lint format protos bench equality clean
 
 setup: $(READY)
 
@@ -30,6 +30,9 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -q
+
+chaos: setup
+	$(BIN)/python -m pytest -q -s tests/chaos
 
 lint: setup
 	$(BIN)/ruff check .

@@ -151,7 +151,8 @@ async def cluster() -> AsyncIterator[Cluster]:
 
         target, draft = f"emulated:base_ms={PASS_MS}", "emulated:base_ms=2&acceptance=0.8&fanout=0.5"
         worker = {"KV_TOKENS": "100000", "GRACE_S": "1"}
-        verifiers = [part(f"verifier {n}", "verifier_svc", "VERIFIER", MODEL=target, **worker) for n in "ab"]
+        decider = worker | {"MODEL": target, "MEASURE_S": "0.1"}
+        verifiers = [part(f"verifier {n}", "verifier_svc", "VERIFIER", **decider) for n in "ab"]
         drafters = [part(f"drafter {n}", "drafter_svc", "DRAFTER", MODEL=draft, **worker) for n in "ab"]
         await asyncio.gather(*(each.start() for each in [*verifiers, *drafters]))
         settings = {

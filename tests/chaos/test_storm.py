@@ -1,0 +1,82 @@
+"""Faults at random, one after the other and on top of each other, while texts come and go.
+
+`CHAOS_S` seconds of it (60), from `CHAOS_SEED` (drawn, and printed). What faults are drawn and when is a function of the
+seed; what they hit is not, for the processes are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from tests.chaos.cluster import Cluster, Part, Text, cluster
+
+SECONDS = float(os.environ.get("CHAOS_S", "60"))
+SEED = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
+AT_ONCE, TOKENS = 8, 120
+
+
+async def strike(part: Part, chance: random.Random) -> str:
+    if chance.random() < 0.5:
+        await part.kill()
+        await asyncio.sleep(chance.uniform(0.0, 2.0))
+        await part.start()
+        return f"{part.role.module} killed"
+    await part.freeze()
+    await asyncio.sleep(chance.uniform(0.2, 5.0))
+    await part.thaw()
+    return f"{part.role.module} frozen"
+
+
+async def strike_store(system: Cluster, chance: random.Random) -> str:
+    if chance.random() < 0.5:
+        system.redis.kill()
+        await asyncio.sleep(chance.uniform(0.0, 1.0))
+        await asyncio.to_thread(system.redis.start)
+        return "store killed with its data"
+    system.redis.freeze()
+    await asyncio.sleep(chance.uniform(0.2, 1.5))
+    system.redis.thaw()
+    return "store frozen"
+
+
+async def storm(system: Cluster, part: Part | None, until: float, struck: Counter[str]) -> None:
+    """Strikes one part, or the store, again and again."""
+    chance = random.Random(f"{SEED} {part.name if part else 'store'}")
+    while True:
+        await asyncio.sleep(chance.uniform(2.0, 20.0))
+        if time.monotonic() > until:
+            return
+        struck[await (strike(part, chance) if part else strike_store(system, chance))] += 1
+
+
+async def talk(system: Cluster, until: float, said: list[Text]) -> None:
+    while time.monotonic() < until:
+        (text,) = await system.say(1, TOKENS)
+        completion = await text.running
+        assert completion.token_ids == text.expected()
+        said.append(text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 240)
+async def test_no_text_changes_in_a_storm() -> None:
+    print(f"CHAOS_SEED={SEED} CHAOS_S={SECONDS:g}")
+    struck, said = Counter[str](), list[Text]()
+    async with cluster() as system:
+        until = time.monotonic() + SECONDS
+        async with asyncio.TaskGroup() as tasks:
+            for part in [*system.parts, None]:
+                tasks.create_task(storm(system, part, until, struck))
+            for _ in range(AT_ONCE):
+                tasks.create_task(talk(system, until, said))
+        await system.at_rest()
+    silences = sorted(text.gap_s for text in said)
+    print(f"{len(said)} texts; longest silence: median {silences[len(silences) // 2]:.2f} s, most {silences[-1]:.2f} s")
+    print(", ".join(f"{what} {count} times" for what, count in sorted(struck.items())))
+    assert struck and said
