@@ -6,24 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import torch
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
-from slipstream.engine.step import Segment
 from slipstream.errors import FailedPrecondition
 from slipstream.grammar import Cursor
 from slipstream.sampling import Sampling
 from slipstream.structure import Structure
 from slipstream.v1 import drafter_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, opening, until, verifier
+from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, opening, slowed, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, place, spelled, tokenizer
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
 from verifier_svc import scheduler
@@ -42,16 +39,7 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def target() -> Engine:
-    """Slow enough to be worth guessing for."""
-    engine = open_engine(TARGET, "float32", 8192)
-    forward = engine.forward
-
-    def slow(segments: list[Segment]) -> torch.Tensor:
-        time.sleep(0.01)
-        return forward(segments)
-
-    engine.forward = slow  # type: ignore[method-assign]
-    return engine
+    return slowed(open_engine(TARGET, "float32", 8192), 0.01)
 
 
 @pytest.fixture
