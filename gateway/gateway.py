@@ -45,11 +45,14 @@ class Gateway:
     address: str
     router: Router
     server: Server
+    tokenizer: Tokenizer
 
     async def ready(self) -> None:
         """Wait until some verifier can serve, then tell health checks."""
         while not any(verifier.ready for verifier in self.router.verifiers):
             await self.router.news()
+        for model in [verifier.model for verifier in self.router.verifiers if verifier.model is not None]:
+            await self.tokenizer.prepare(model)
         await self.server.serving(True)
 
 
@@ -71,7 +74,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
             if scribe is not None:
                 loops.append(tasks.create_task(scribe.run()))
             try:
-                yield Gateway(await server.start(config.listen), router, server)
+                yield Gateway(await server.start(config.listen), router, server, tokenizer)
             finally:
                 await server.stop(config.grace_s)
                 await _written(scribe, config.store_grace_s)
