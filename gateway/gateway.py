@@ -50,11 +50,14 @@ class Gateway:
     router: Router
     sessions: Sessions
     server: Server
+    tokenizer: Tokenizer
 
     async def ready(self) -> None:
         """Wait until some verifier can serve, then tell health checks."""
         while not any(verifier.ready for verifier in self.router.verifiers):
             await self.router.news()
+        for model in [verifier.model for verifier in self.router.verifiers if verifier.model is not None]:
+            await self.tokenizer.prepare(model)
         await self.server.serving(True)
 
 
@@ -78,7 +81,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
             if scribe is not None:
                 loops.append(tasks.create_task(scribe.run()))
             try:
-                yield Gateway(await server.start(config.listen), router, sessions, server)
+                yield Gateway(await server.start(config.listen), router, sessions, server, tokenizer)
             finally:
                 await _drained(server, sessions, config.grace_s)
                 await _written(scribe, config.store_grace_s)

@@ -33,7 +33,10 @@ class Story:
         """Text that each token made final."""
         self._tail = ""
         """Text that became final at the end."""
+        self._bare = 0
+        """Tokens without log-probabilities, which no record keeps: those told before this gateway ran the session."""
         self._logprobs: list[gateway_pb2.Logprob] = []
+        """Of the others."""
         self._shown = 0
         """Tokens that clients are told: none behind a stop string."""
         self._finished: gateway_pb2.Finished | None = None
@@ -55,8 +58,11 @@ class Story:
         self._pieces += [self.transcript.push([token]) for token in tokens]
         stopped = self.transcript.carrying() if self.transcript.stop else len(self.tokens)
         fresh = self.tokens[self._shown : max(self._shown, stopped)]
-        self._logprobs += self.transcript.likelihoods(fresh, told[: len(fresh)])
         self._shown += len(fresh)
+        if told:
+            self._logprobs += self.transcript.likelihoods(fresh, told[: len(fresh)])
+        else:
+            self._bare = self._shown
         self._wake()
 
     def conclude(self) -> None:
@@ -86,7 +92,7 @@ class Story:
             while True:
                 news = self._news
                 while offset < self._shown:
-                    until = min(self._shown, offset + MOST_TOKENS)
+                    until = min(self._shown, offset + MOST_TOKENS, self._bare if offset < self._bare else self._shown)
                     yield self._delta(offset, until, characters)
                     offset, characters = until, None
                     self._take(offset)
@@ -116,7 +122,10 @@ class Story:
         if characters is not None:  # the client says itself what text it has
             text = "".join(self._pieces[:until])[characters:]
         return gateway_pb2.Delta(
-            offset=offset, token_ids=self.tokens[offset:until], text=text, logprobs=self._logprobs[offset:until]
+            offset=offset,
+            token_ids=self.tokens[offset:until],
+            text=text,
+            logprobs=self._logprobs[max(0, offset - self._bare) : max(0, until - self._bare)],
         )
 
     def _since(self, offset: int, characters: int | None) -> str:

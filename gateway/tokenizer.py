@@ -34,16 +34,22 @@ class Tokenizer:
             return self._encode(text)
         return await asyncio.to_thread(self._encode, text)
 
+    async def prepare(self, model: types_pb2.ModelInfo) -> None:
+        """For structures that the model is asked for: what takes long the first time is done now."""
+        await asyncio.wrap_future(self._of(model).prepare())
+
     async def compile(self, structure: Structure, model: types_pb2.ModelInfo, salt: str) -> None:
         """Raises InvalidArgument for a structure that cannot be read, FailedPrecondition for one that the model cannot
         write."""
-        # By all that it is compiled for: the models of a gateway share their tokenizer, not always these.
-        key = (model.vocabulary_fingerprint, model.vocabulary_size, *model.eos_token_ids)
+        await asyncio.wrap_future(self._of(model).compile(structure, salt))
+
+    def _of(self, model: types_pb2.ModelInfo) -> Grammars:
+        """By all that is compiled for: the models of a gateway share their tokenizer, not always these."""
+        size, ends = model.vocabulary_size, tuple(model.eos_token_ids)
+        key = (model.vocabulary_fingerprint, size, ends)
         if key not in self._grammars:
-            self._grammars[key] = Grammars(
-                lambda: self._encoder, model.vocabulary_fingerprint, model.vocabulary_size, model.eos_token_ids
-            )
-        await asyncio.wrap_future(self._grammars[key].compile(structure, salt))
+            self._grammars[key] = Grammars(lambda: self._encoder, model.vocabulary_fingerprint, size, ends)
+        return self._grammars[key]
 
     def shown(self, token: int) -> gateway_pb2.TokenText:
         """What can be said of one token."""

@@ -10,6 +10,7 @@ they are the only ones.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import OrderedDict
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.structure import BAD_GRAMMAR, Structure
 from slipstream.vocabulary import EMULATED, fingerprint, load_tokenizer
 from slipstream.wire import Model
@@ -36,18 +37,18 @@ is room for 9000 of them, and the 8 MiB of a usual thread end, with the process,
 NO_TOKENIZER = "NO_TOKENIZER"
 KEPT = 64
 """Grammars that are kept compiled; many requests bring the same one."""
-STEP_LEXER_FUEL = 50_000
-"""What one mask may cost: a quarter of the library's default, which is more than a second for the worst expressions."""
+INITIAL_LEXER_FUEL, STEP_LEXER_FUEL = 300_000, 20_000
+"""What compiling and what one mask may cost, in the library's measure: a third and a tenth of its defaults, with which
+nested repetitions take seconds. Of sensible grammars none comes near, with 128,000 tokens neither."""
 
 
 @cache
 def _limits() -> LLParserLimits:
-    return LLParserLimits(step_lexer_fuel=STEP_LEXER_FUEL, verbose_errors=False)
+    return LLParserLimits(initial_lexer_fuel=INITIAL_LEXER_FUEL, step_lexer_fuel=STEP_LEXER_FUEL, verbose_errors=False)
 
 
 class Grammars:
-    """The grammars of one model, compiled one after the other on a thread of their own; nothing is loaded before the
-    first is asked for. Thread-safe.
+    """The grammars of one model, compiled one after the other on a thread of their own. Thread-safe.
 
     `load` gives the tokenizer, of which the fingerprint must be the model's; `vocabulary_size` is the width of its
     logits, `ends` are its end-of-text tokens.
@@ -67,6 +68,15 @@ class Grammars:
     def of(cls, name: str, model: Model) -> Grammars:
         """Of a checkpoint's folder or hub id."""
         return cls(lambda: load_tokenizer(name), model.fingerprint, model.vocabulary_size, model.eos_token_ids)
+
+    def prepare(self) -> Future[None]:
+        """Takes the tokenizer in, as the first grammar would else: with 128,000 tokens a second or two, in which the
+        interpreter does nothing else. A model that cannot be constrained is no error yet."""
+        return _compiler().submit(self._prepare)
+
+    def _prepare(self) -> None:
+        with contextlib.suppress(SlipstreamError):
+            self._tokens()
 
     def compile(self, structure: Structure, salt: str = "") -> Future[Grammar]:
         """The grammar, soon. It fails with InvalidArgument (BAD_GRAMMAR) for what cannot be read, and with
@@ -116,13 +126,12 @@ class Grammar:
         if self._matcher.is_error():
             message = _shortened(self._matcher.get_error())
             raise InvalidArgument(f"structured_output cannot be read: {message}.", reason=BAD_GRAMMAR)
-        try:
-            self.cursor().mask(())
-        except FailedPrecondition as error:
+        self._matcher.compute_bitmask()  # what this costs, cursors need not pay: copies know what it found
+        if self._matcher.is_error():
             raise FailedPrecondition(
                 "nothing that this model can write satisfies structured_output, or it is too complex; change it.",
                 reason="UNSATISFIABLE_GRAMMAR",
-            ) from error
+            )
 
     def cursor(self) -> Cursor:
         """At the beginning of an output."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
@@ -17,7 +20,10 @@ from slipstream.client import channel
 from slipstream.engine.emulated import EmulatedEngine
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
+from slipstream.engine.step import Segment
+from slipstream.grammar import Grammars
 from slipstream.sampling import Sampling
+from slipstream.structure import Structure
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import Parts, Verifier
@@ -26,11 +32,22 @@ from verifier_svc.verifier import running as verifier_running
 
 @asynccontextmanager
 async def drafter(
-    engine: Engine, *, max_sessions: int = 256, max_nodes: int = 32, listen: str = "127.0.0.1:0"
+    engine: Engine,
+    *,
+    max_sessions: int = 256,
+    max_nodes: int = 32,
+    listen: str = "127.0.0.1:0",
+    grammars: Grammars | None = None,
 ) -> AsyncIterator[str]:
-    """The address of a running drafter."""
+    """The address of a running drafter; with `grammars` it guesses inside of them."""
     config = DrafterConfig(model="given", max_sessions=max_sessions, max_nodes=max_nodes, listen=listen, grace_s=0.0)
-    proposer = ModelProposer(engine, width=config.width, max_nodes=max_nodes, proposal_tokens=config.proposal_tokens)
+    proposer = ModelProposer(
+        engine,
+        width=config.width,
+        max_nodes=max_nodes,
+        proposal_tokens=config.proposal_tokens,
+        grammars=grammars,
+    )
     async with drafter_running(config, lambda _: (wire.model_to_wire(engine.model), proposer)) as running:
         yield running.address
 
@@ -38,10 +55,29 @@ async def drafter(
 @asynccontextmanager
 async def verifier(engine: Engine, **settings: Any) -> AsyncIterator[Verifier]:
     """A running verifier with `settings` of its configuration; its cost curve starts from nothing."""
-    defaults: dict[str, Any] = {"prefill_tokens": 64, "min_path_probability": 0.0, "measure_s": 0.0, "grace_s": 0.0}
-    config = VerifierConfig(model="given", listen="127.0.0.1:0", **(defaults | settings))
+    defaults: dict[str, Any] = {
+        "model": "given",
+        "listen": "127.0.0.1:0",
+        "prefill_tokens": 64,
+        "min_path_probability": 0.0,
+        "measure_s": 0.0,
+        "grace_s": 0.0,
+    }
+    config = VerifierConfig(**(defaults | settings))
     async with verifier_running(config, Parts(opening=lambda _: engine)) as running:
         yield running
+
+
+def slowed(engine: Engine, seconds: float = 0.03) -> Engine:
+    """So slow as to be worth guessing for."""
+    forward = engine.forward
+
+    def slow(segments: list[Segment]) -> torch.Tensor:
+        time.sleep(seconds)
+        return forward(segments)
+
+    engine.forward = slow  # type: ignore[method-assign]
+    return engine
 
 
 def emulated_text(prompt: list[int], tokens: int, vocabulary: int = 256) -> list[int]:
@@ -89,20 +125,25 @@ def opening(
     session_id: str = "session",
     epoch: int = 1,
     trusted: bool = False,
+    output: list[int] | None = None,
+    structure: Structure | None = None,
+    top_logprobs: int | None = None,
 ) -> verifier_pb2.DecodeOpen:
-    """An Open of a session whose prefix is all prompt."""
+    """An Open of a session, whose prefix is the prompt and what is known of the output."""
     addresses = [
         verifier_pb2.DrafterAddress(address=address, name="model", trusted=trusted) for address in drafters or []
     ]
     return verifier_pb2.DecodeOpen(
         key=types_pb2.SessionKey(id=session_id, epoch=epoch),
-        prefix=types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
+        prefix=types_pb2.Prefix(token_ids=[*prompt, *(output or [])], prompt_length=len(prompt)),
         sampling=wire.sampling_to_wire(sampling or Sampling(temperature=0.0)),
         max_length=len(prompt) + tokens,
         stop_token_ids=stop or [],
         policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),
         drafters=addresses,
         credit=credit,
+        structured_output=wire.structure_to_wire(structure),
+        top_logprobs=top_logprobs,
     )
 
 

@@ -28,6 +28,7 @@ TEXT = "One day — der Käse 日本 lief 🚀 davon, and nobody stopped it; " *
 class Answer:
     started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
     text: str = ""
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
 
@@ -37,6 +38,7 @@ class Answer:
         elif event.HasField("delta"):
             assert event.delta.offset == len(self.tokens)
             self.tokens += event.delta.token_ids
+            self.logprobs += event.delta.logprobs
             self.text += event.delta.text
         else:
             self.finished = event.finished

@@ -87,6 +87,8 @@ class World:
     least: float = 0.0
     """Path probability below which nothing is guessed on from."""
     keying: Keying = by_node
+    admits: Callable[[Session], Callable[[Path, int], bool]] | None = None
+    """Which candidates the session's tree takes."""
 
 
 class Table:
@@ -145,6 +147,8 @@ class Run:
             history=History(PROMPT),
             say=lambda reply: None,
         )
+        if world.admits is not None:
+            self.session.tree.admits = world.admits(self.session)
         self._loop = scheduler.Scheduler(Table(world, chances), mock.Mock(), 512, world.expand)
         model = types_pb2.ModelInfo(vocabulary_size=len(world.target(())), max_length=LIMIT)
         self._peer = Peer(self._loop, Bounds(model, 4, world.max_nodes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from slipstream.config import from_env
 from slipstream.interpreter import tune
 from slipstream.server import run, until_signal
@@ -11,6 +13,7 @@ from verifier_svc.verifier import running
 
 async def main() -> None:
     async with running(from_env(VerifierConfig, "VERIFIER_")) as verifier:
+        await asyncio.wrap_future(verifier.service.grammars.prepare())
         await verifier.server.serving(True)
         print(f"ready grpc={verifier.address}", flush=True)
         tune()

@@ -28,7 +28,8 @@ class Listener:
 
 
 class Compiling:
-    """Of one stream. Compiling takes milliseconds, at the very worst a second, and never the event loop's time."""
+    """Of one stream. Compiling takes milliseconds, for the largest schemas a second or two, and never the event loop's
+    time."""
 
     def __init__(self, grammars: Grammars, listener: Listener) -> None:
         self._grammars = grammars

@@ -61,13 +61,15 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
         target = load_tokenizer(config.translate_for)
         if fingerprint(target) != engine.model.fingerprint:
             return _translated(config, engine, target)
+    grammars = Grammars.of(config.model, engine.model)
+    grammars.prepare().result()
     proposer = ModelProposer(
         engine,
         width=config.width,
         max_nodes=config.max_nodes,
         proposal_tokens=config.proposal_tokens,
         sharpness=config.sharpness,
-        grammars=Grammars.of(config.model, engine.model),
+        grammars=grammars,
     )
     return wire.model_to_wire(engine.model), proposer
 

@@ -1,6 +1,6 @@
 """Faults at random, one after the other and on top of each other, while texts come and go.
 
-`CHAOS_S` seconds of it (60), from `CHAOS_SEED` (drawn, and printed). What faults are drawn and when is a function of the
+`CHAOS_S` seconds of it (60), from `CHAOS_SEED` (drawn, and printed). Which faults come and when is a function of the
 seed; what they hit is not, for the processes are real.
 """
 

@@ -23,6 +23,7 @@ from gateway.store.client import connect
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.redis import RedisStore
 from slipstream.client import channel, error_of
+from slipstream.completion import Completion
 from slipstream.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -128,6 +129,8 @@ async def test_the_same_seed_is_kept_and_other_sessions_get_their_own(setting: S
     assert drawn[0].seed != drawn[1].seed and drawn[0].session_id != drawn[1].session_id
 
 
+Structured = types_pb2.StructuredOutput
+
 BAD_REQUESTS: dict[str, dict[str, Any]] = {
     "empty prompt": {"prompt": ""},
     "no prompt": {"prompt_token_ids": gateway_pb2.TokenIds()},
@@ -144,6 +147,14 @@ BAD_REQUESTS: dict[str, dict[str, Any]] = {
     "many stop strings": {"stop": ["x"] * 17},
     "many stop tokens": {"stop_token_ids": [1] * 65},
     "stop token outside the vocabulary": {"stop_token_ids": [260]},
+    "schema that is no JSON": {"structured_output": Structured(json_schema="{")},
+    "regex that is none": {"structured_output": Structured(regex="(a")},
+    "grammar with an unknown rule": {"structured_output": Structured(grammar="start: nobody")},
+    "any JSON, but not": {"structured_output": Structured(json_object=False)},
+    "structure above the limit": {"structured_output": Structured(regex="a" * 65_537)},
+    "structured output that must not end": {"structured_output": Structured(json_object=True), "ignore_eos": True},
+    "too many log-probabilities": {"logprobs": True, "top_logprobs": 21},
+    "log-probabilities of others only": {"top_logprobs": 3},
 }
 
 
@@ -277,6 +288,85 @@ async def test_a_client_is_told_who_guessed_and_why_nothing_was_there(setting: S
     plain = gateway_pb2.SpeculationOptions(disabled=True)
     told = (await front.generate(max_tokens=40, speculation=plain)).finished.statistics
     assert (told.hits, dict(told.misses)) == (0, {})
+
+
+async def test_a_structure_is_told_to_every_verifier_and_kept_in_the_record(setting: Setting) -> None:
+    asked = Structured(regex="(One day|.|\\n)*")
+
+    def skipping(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        done.base_length += done.epoch == 1
+        return [done]
+
+    front = await setting.front(setting.verifier(mangle=skipping))
+    answer = await front.generate(structured_output=asked, logprobs=False)
+    assert answer.finished.statistics.rehomed == 1
+    assert [opened.structured_output for opened in front.verifiers[0].opens()] == [asked, asked]
+    assert not answer.logprobs and not any(each.HasField("top_logprobs") for each in front.verifiers[0].opens())
+    record = await front.store.read(answer.started.session_id)
+    assert gateway_pb2.GenerateRequest.FromString(record.params).structured_output == asked
+
+
+async def test_what_this_model_cannot_write_is_a_failed_precondition(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    with pytest.raises(FailedPrecondition) as caught:
+        await front.generate(structured_output=Structured(regex=r"[^\s\S]"))
+    assert caught.value.reason == "UNSATISFIABLE_GRAMMAR"
+    setting.model.vocabulary_fingerprint = "emulated-256"
+    front = await setting.front(setting.verifier())
+    with pytest.raises(FailedPrecondition) as caught:
+        await front.generate(structured_output=Structured(json_object=True))
+    assert caught.value.reason == "NO_TOKENIZER"
+
+
+def likely(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+    """The i-th token of the text has log-probability -i, and token 65 is always the likeliest."""
+    for index in range(len(done.token_ids)):
+        told = done.logprobs.add(logprob=-float(done.base_length + index))
+        told.top_token_ids.extend([65, done.token_ids[index]])
+        told.top_logprobs.extend([0.0, told.logprob])
+    return [done]
+
+
+async def test_log_probabilities_come_with_their_tokens_and_words(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(mangle=likely))
+    answer = await front.generate(logprobs=True, top_logprobs=2)
+    (opened,) = front.verifiers[0].opens()
+    assert opened.top_logprobs == 2
+    start = len(answer.started.prompt_token_ids)
+    assert [one.token.token_id for one in answer.logprobs] == answer.tokens
+    assert [one.logprob for one in answer.logprobs] == [-float(start + index) for index in range(40)]
+    assert b"".join(one.token.bytes for one in answer.logprobs).decode(errors="replace") == answer.text
+    assert {one.top[0].token.token_id for one in answer.logprobs} == {65}
+    assert answer.logprobs[0].token.text == "O" and answer.logprobs[0].top[1].token.text == "O"
+    assert (await front.generate(logprobs=True)).logprobs[0].logprob == -float(start)
+
+
+async def test_log_probabilities_of_a_special_token_have_its_name_and_no_bytes(setting: Setting) -> None:
+    front = await setting.front(setting.verifier([66, setting.eos], mangle=likely))
+    end = (await front.generate(logprobs=True)).logprobs[-1].token
+    assert (end.token_id, end.text, end.bytes) == (setting.eos, "<eos>", b"")
+
+
+@pytest.mark.parametrize("per_round", [1, 3, 17])
+async def test_a_stop_string_cuts_log_probabilities_with_their_tokens(setting: Setting, per_round: int) -> None:
+    front = await setting.front(setting.verifier(per_round=per_round, mangle=likely))
+    completion = Completion()
+    async for event in front.call(stop=["lief 🚀"], max_tokens=60, logprobs=True):
+        completion.take(event)
+    assert 0 < len(completion.token_ids) == completion.finished.output_tokens == len(completion.logprobs)
+    assert [one.token.token_id for one in completion.logprobs] == completion.token_ids
+
+
+async def test_rounds_without_the_log_probabilities_that_were_asked_for_cost_a_rehoming(setting: Setting) -> None:
+    def lazy(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        return likely(done) if done.epoch > 1 or done.base_length < 20 else [done]
+
+    front = await setting.front(setting.verifier(mangle=lazy))
+    answer = await front.generate(logprobs=True)
+    assert answer.finished.statistics.rehomed == 1
+    assert [one.token.token_id for one in answer.logprobs] == answer.tokens == front.verifiers[0].script[:40]
+    with pytest.raises(Unavailable):  # nor are they sent to who did not ask
+        await (await setting.front(setting.verifier(mangle=likely))).generate()
 
 
 async def test_the_ratio_rule_needs_a_trusted_drafter(setting: Setting) -> None:

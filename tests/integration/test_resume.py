@@ -22,9 +22,9 @@ def store(memory: Memory, owner: str, lease_s: float = 60.0) -> MemoryStore:
     return MemoryStore(memory, owner=owner, ttl_s=60, lease_s=lease_s)
 
 
-async def begun(front: Front, tokens: int = 9) -> tuple[Any, Answer]:
+async def begun(front: Front, tokens: int = 9, **request: Any) -> tuple[Any, Answer]:
     """A call of which so many tokens have come."""
-    call, answer = front.call(), Answer()
+    call, answer = front.call(**request), Answer()
     while len(answer.tokens) < tokens:
         answer.add(await call.read())
     return call, answer
@@ -42,9 +42,9 @@ async def read_on(call: Any, answer: Answer) -> None:
         answer.add(event)
 
 
-async def left_after(front: Front, tokens: int = 9) -> Answer:
+async def left_after(front: Front, tokens: int = 9, **request: Any) -> Answer:
     """What a client had when it hung up, once the gateway has let the session go."""
-    call, answer = await begun(front, tokens)
+    call, answer = await begun(front, tokens, **request)
     call.cancel()
     async with asyncio.timeout(5):
         while (await front.store.read(answer.started.session_id)).leased:
@@ -293,3 +293,18 @@ async def test_a_lease_is_kept_while_nothing_is_written(setting: Setting) -> Non
     with pytest.raises(Aborted):
         await store(memory, "b").takeover(answer.started.session_id)
     call.cancel()
+
+
+async def test_log_probabilities_come_with_what_is_said_anew(setting: Setting) -> None:
+    def likely(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        for index in range(len(done.token_ids)):
+            done.logprobs.add(logprob=-float(done.base_length + index))
+        return [done]
+
+    front = await setting.front(setting.verifier(limit=9, mangle=likely))
+    answer = await left_after(front, logprobs=True)
+    start = len(answer.started.prompt_token_ids)
+    front.verifiers[0].limit = None
+    again = await front.resume(answer.started.session_id)
+    assert [one.logprob for one in answer.logprobs] == [-float(start + index) for index in range(9)]
+    assert [one.logprob for one in again.logprobs] == [-float(start + index) for index in range(9, 40)]

@@ -137,6 +137,7 @@ SPECULATIONS = st.builds(
     stop=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
     stop_token_ids=st.lists(st.integers(0, 49), max_size=4),
     ignore_eos=st.booleans(),
+    logged=st.none() | st.integers(0, 20),
     workload=st.text(max_size=16),
     cache_salt=st.text(max_size=16),
     prediction=st.none()
@@ -144,7 +145,10 @@ SPECULATIONS = st.builds(
     | st.builds(gateway_pb2.Prediction, token_ids=st.builds(gateway_pb2.TokenIds, token_ids=TOKENS)),
 )
 async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None:
+    if (logged := fields.pop("logged")) is not None:
+        fields |= {"logprobs": True, "top_logprobs": logged}
     made = await plan(request(**fields))
+    assert made.top_logprobs == logged
     again = gateway_pb2.GenerateRequest.FromString(made.params())
     again.prompt_token_ids.token_ids[:] = made.prompt
     assert await plan(again) == made

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,7 +63,8 @@ def samplings() -> st.SearchStrategy[Sampling]:
     )
 
 
-TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=8)
+TOKEN = st.integers(0, VOCABULARY - 1)
+TOKENS = st.lists(TOKEN, max_size=8)
 
 
 @settings(deadline=None, max_examples=150)
@@ -182,3 +184,29 @@ def test_a_history_is_not_cut_inside_the_prompt_or_beyond_its_end(length: int) -
     history.append([3, 4])
     with pytest.raises(OutOfRange):
         history.truncate(length)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(0, 10**6),
+    st.lists(st.tuples(samplings(), TOKENS, TOKENS, st.none() | st.sets(TOKEN, min_size=1)), min_size=1, max_size=4),
+)
+def test_a_mask_comes_before_everything_else(
+    seed: int, cases: list[tuple[Sampling, list[int], list[int], set[int] | None]]
+) -> None:
+    """A row with a mask is the row of a model that never says the others: cuts count what is left, and no bias brings
+    a forbidden token back."""
+    logits = torch.randn(len(cases), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3.0
+    before, rows, plain = logits.clone(), list[Row](), logits.clone()
+    for index, (sampling, prompt, output, allowed) in enumerate(cases):
+        history = History(prompt)
+        history.append(output)
+        mask = None
+        if allowed is not None:
+            bits = np.isin(np.arange(VOCABULARY), list(allowed))
+            plain[index, ~torch.from_numpy(bits)] = -math.inf
+            mask = np.packbits(bits, bitorder="little")
+        rows.append(Row(sampling, history, mask=mask))
+    masked = process(logits, rows)
+    assert torch.equal(masked, process(plain, [replace(row, mask=None) for row in rows]))
+    assert torch.equal(logits, before)

@@ -1,0 +1,126 @@
+"""Log-probabilities through real services with the shipped pair in fp32: with candidates what they are without, and
+what the library's own pass says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from slipstream.engine.opening import open_engine
+from slipstream.sampling import Sampling
+from slipstream.structure import Structure
+from slipstream.v1 import types_pb2, verifier_pb2
+from tests.fleet import Decoded, Gateway, drafter, gateway, until, verifier
+from tests.grammars import END, LANGUAGES, TARGET, grammars, tokenizer
+
+PROMPT = tokenizer().encode("def read(self, path):").ids
+TOKENS, TOP = 32, 4
+SAMPLINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0, seed=3),
+    Sampling(temperature=0.7, seed=4, top_k=20, repetition_penalty=1.3, logit_bias={7: 3.0}),
+    Sampling(temperature=1.0, seed=5, acceptance="rejection"),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Gateway]:
+    async with (
+        verifier(open_engine(TARGET, "float32", 8192), model=TARGET) as server,
+        gateway(server.address) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+async def guesses() -> AsyncIterator[str]:
+    async with drafter(open_engine(str(Path(TARGET).parent / "draft"), "float32"), grammars=grammars()) as address:
+        yield address
+
+
+def told(decoded: Decoded) -> list[types_pb2.TokenLogprobs]:
+    """One for each output token."""
+    assert all(len(done.logprobs) == len(done.token_ids) for done in decoded.rounds)
+    return [each for done in decoded.rounds for each in done.logprobs]
+
+
+def check(model: torch.nn.Module, output: list[int], said: list[types_pb2.TokenLogprobs]) -> None:
+    """Against log-softmax of the library's own pass over the whole text."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPT + output])).logits[0, len(PROMPT) - 1 : -1]
+    shares = logits.log_softmax(-1)
+    best = shares.topk(TOP)
+    for index, (token, one) in enumerate(zip(output, said, strict=True)):
+        assert one.logprob == pytest.approx(float(shares[index, token]), abs=1e-4)
+        assert list(one.top_logprobs) == pytest.approx(best.values[index].tolist(), abs=1e-4)
+        for other, share in zip(one.top_token_ids, one.top_logprobs, strict=True):
+            assert share == pytest.approx(float(shares[index, other]), abs=1e-4)
+
+
+@pytest.mark.parametrize("structure", [None, LANGUAGES["schema"].structure], ids=["free", "schema"])
+async def test_they_are_the_models_own_with_and_without_candidates(
+    client: Gateway, guesses: str, model: torch.nn.Module, structure: Structure | None
+) -> None:
+    """Neither temperature, penalties, bias nor a grammar enters."""
+    stop = [END] if structure is not None else []
+
+    async def decode(sampling: Sampling, drafters: list[str]) -> Decoded:
+        options = {"tokens": TOKENS, "stop": stop, "structure": structure, "top_logprobs": TOP, "trusted": True}
+        return await client.decode(PROMPT, sampling=sampling, drafters=drafters, **options)
+
+    plain = await asyncio.gather(*(decode(sampling, []) for sampling in SAMPLINGS))
+    drafted = await asyncio.gather(*(decode(sampling, [guesses]) for sampling in SAMPLINGS))
+    for one in (*plain, *drafted):
+        check(model, one.token_ids, told(one))
+    for sampling, without, with_them in zip(SAMPLINGS, plain, drafted, strict=True):
+        if sampling.acceptance == "coupled":
+            assert with_them.token_ids == without.token_ids
+            assert [list(one.top_token_ids) for one in told(with_them)] == [
+                list(one.top_token_ids) for one in told(without)
+            ]
+    assert sum(decoded.accepted for decoded in drafted) > 0
+
+
+async def test_those_of_tokens_that_are_cut_are_cut_with_them(client: Gateway, guesses: str) -> None:
+    """A stop token, and the length, in the middle of a round."""
+    text = (await client.decode(PROMPT, tokens=TOKENS)).token_ids
+    for stop, tokens in (([text[9]], TOKENS), ([], 5)):
+        decoded = await client.decode(PROMPT, tokens=tokens, stop=stop, drafters=[guesses], top_logprobs=0)
+        assert decoded.token_ids == text[: text.index(stop[0]) + 1 if stop else tokens]
+        assert all(not one.top_token_ids for one in told(decoded))
+
+
+async def test_after_a_rollback_and_elsewhere_they_are_the_same(
+    client: Gateway, guesses: str, model: torch.nn.Module
+) -> None:
+    text = (await client.decode(PROMPT, tokens=TOKENS)).token_ids
+    decoded = await client.decode(PROMPT, tokens=TOKENS, output=text[:11], drafters=[guesses], top_logprobs=TOP)
+    assert decoded.token_ids == text[11:]
+    check(model, text, [*told(await client.decode(PROMPT, tokens=11, top_logprobs=TOP)), *told(decoded)])
+    number, decoded = await client.open(PROMPT, tokens=TOKENS, drafters=[guesses], top_logprobs=TOP, credit=8)
+    await until(lambda: len(decoded.token_ids) >= 8)
+    await client.command(number, 2, rollback=verifier_pb2.DecodeRollback(length=len(PROMPT) + 3))
+    await client.command(number, 2, credit=verifier_pb2.DecodeCredit(tokens=1000))
+    await until(decoded.done.is_set)
+    before = [one for done in decoded.rounds if done.epoch == 1 for one in done.logprobs][:3]
+    after = [one for done in decoded.rounds if done.epoch == 2 for one in done.logprobs]
+    check(model, text, [*before, *after])
+
+
+async def test_who_does_not_ask_is_told_nothing(client: Gateway, guesses: str) -> None:
+    asking, quiet = await asyncio.gather(
+        client.decode(PROMPT, tokens=8, drafters=[guesses], top_logprobs=2), client.decode(PROMPT, tokens=8)
+    )
+    assert len(told(asking)) == 8
+    assert not any(done.logprobs for done in quiet.rounds)

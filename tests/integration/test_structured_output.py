@@ -1,0 +1,304 @@
+"""Structured output through real services with the shipped pair in fp32: the same text whatever is drafted, of the
+language that was asked for, and no forbidden candidate is ever verified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from slipstream.engine.engine import Engine
+from slipstream.engine.opening import open_engine
+from slipstream.errors import FailedPrecondition
+from slipstream.grammar import Cursor
+from slipstream.sampling import Sampling
+from slipstream.structure import Structure
+from slipstream.v1 import drafter_pb2, verifier_pb2
+from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, opening, slowed, until, verifier
+from tests.grammars import END, LANGUAGES, TARGET, grammars, place, spelled, tokenizer
+from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
+from verifier_svc import scheduler
+from verifier_svc.step import Outcome, Turn, perform
+
+DRAFT = str(Path(TARGET).parent / "draft")
+PROMPT = tokenizer().encode("def read(self, path):").ids
+TOKENS = 48
+STOP = verifier_pb2.FINISH_REASON_STOP
+SAMPLINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0, seed=11),
+    Sampling(temperature=0.8, seed=5, top_k=40, top_p=0.9, repetition_penalty=1.2, logit_bias={END: 5.0}),
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Engine:
+    return slowed(open_engine(TARGET, "float32", 8192), 0.01)
+
+
+@pytest.fixture
+async def server(target: Engine) -> AsyncIterator[Verifier]:
+    async with verifier(target, model=TARGET) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: Verifier) -> AsyncIterator[Gateway]:
+    async with gateway(server.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def drafts() -> tuple[Engine, Engine]:
+    """One engine for each drafter."""
+    return open_engine(DRAFT, "float32", 8192), open_engine(DRAFT, "float32", 8192)
+
+
+@pytest.fixture
+async def knowing(drafts: tuple[Engine, Engine]) -> AsyncIterator[str]:
+    """A drafter that guesses inside the grammar."""
+    async with drafter(drafts[0], grammars=grammars()) as address:
+        yield address
+
+
+@pytest.fixture
+async def unknowing(drafts: tuple[Engine, Engine]) -> AsyncIterator[str]:
+    """One that knows of no grammar."""
+    async with drafter(drafts[1]) as address:
+        yield address
+
+
+async def decode(client: Gateway, structure: Structure, **options: Any) -> Decoded:
+    return await client.decode(PROMPT, **({"tokens": TOKENS, "stop": [END], "structure": structure} | options))
+
+
+async def ended(decoded: Decoded) -> tuple[grpc.StatusCode, str]:
+    await until(decoded.done.is_set)
+    assert decoded.end is not None
+    code = next(code for code in grpc.StatusCode if code.value[0] == decoded.end.failure.code)
+    return code, decoded.end.failure.reason
+
+
+Seen = list[tuple[list[int], list[tuple[int, ...]]]]
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    """Of every turn the output before it, and the paths of its candidates."""
+    seen: Seen = []
+
+    def watched(engine: Engine, turns: list[Turn]) -> list[Outcome]:
+        for turn in turns:
+            paths = [turn.selection.path(node) for node in range(len(turn.selection))]
+            seen.append((turn.session.tokens[turn.session.prompt_length :], paths))
+        return perform(engine, turns)
+
+    monkeypatch.setattr(scheduler, "perform", watched)
+    yield seen
+
+
+def all_fit(structure: Structure, seen: Seen) -> int:
+    """How many candidates were verified, none of which is forbidden."""
+    cursor = place(structure)
+    for output, paths in seen:
+        for path in paths:
+            assert cursor.allows([*output, *path[:-1]], path[-1])
+    return sum(len(paths) for _, paths in seen)
+
+
+def careless(rng: random.Random) -> Any:
+    """Tells of every commit some tokens at random, and chains of brackets and letters, which sometimes fit."""
+
+    def answer(drafter: HostileDrafter, command: Command) -> list[drafter_pb2.DraftResponse]:
+        if command.WhichOneof("command") not in ("open", "commit"):
+            return []
+        likely = tokenizer().encode(rng.choice(['{"name":"', "foobar", "return self", "(1+2", "fox", "a b c"])).ids
+        return [frame(command, [*likely[rng.randint(0, 2) :], rng.randrange(1, 4096)])]
+
+    return answer
+
+
+@pytest.mark.parametrize("name", sorted(LANGUAGES))
+async def test_speculation_changes_no_token_and_the_text_is_of_the_language(
+    client: Gateway, knowing: str, unknowing: str, verified: Seen, name: str
+) -> None:
+    language = LANGUAGES[name]
+
+    async def texts(drafters: list[str]) -> list[Decoded]:
+        runs = (decode(client, language.structure, sampling=one, drafters=drafters) for one in SAMPLINGS)
+        return await asyncio.gather(*runs)
+
+    plain = await texts([])
+    for decoded in plain:
+        assert END not in decoded.token_ids[:-1]
+        if decoded.end is not None and decoded.end.reason == STOP:
+            assert decoded.token_ids[-1] == END and language.holds(spelled(decoded.token_ids))
+    verified.clear()
+    async with hostile(careless(random.Random(name))) as enemy:
+        crews = ([knowing], [unknowing], [enemy.address], [unknowing, enemy.address])
+        for said in await asyncio.gather(*map(texts, crews)):
+            for decoded, expected in zip(said, plain, strict=True):
+                assert decoded.token_ids == expected.token_ids
+                assert decoded.end is not None and expected.end is not None
+                assert decoded.end.reason == expected.end.reason
+    assert all_fit(language.structure, verified) > 0
+
+
+async def test_a_drafter_that_knows_the_grammar_is_worth_more(client: Gateway, knowing: str, unknowing: str) -> None:
+    structure = LANGUAGES["schema"].structure
+
+    async def accepted(address: str) -> int:
+        runs = (decode(client, structure, sampling=Sampling(seed=seed), drafters=[address]) for seed in range(4))
+        return sum(decoded.accepted for decoded in await asyncio.gather(*runs))
+
+    assert await accepted(knowing) > 1.5 * await accepted(unknowing)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
+async def test_under_a_ratio_rule_the_text_is_of_the_language_too(
+    client: Gateway, knowing: str, unknowing: str, rule: str
+) -> None:
+    sampling = Sampling(temperature=1.0, seed=3, acceptance=rule, logit_bias={END: 8.0})
+
+    async def accepted(name: str, address: str) -> int:
+        language, options = LANGUAGES[name], {"drafters": [address], "trusted": True, "tokens": 100}
+        decoded = await decode(client, language.structure, sampling=sampling, **options)
+        assert not any(event.HasField("failure") for event in decoded.events)
+        assert decoded.end is not None and not decoded.end.HasField("failure")
+        assert decoded.end.reason != STOP or language.holds(spelled(decoded.token_ids))
+        return decoded.accepted
+
+    names, addresses = ("words", "schema", "sum"), (knowing, unknowing)
+    assert sum(await asyncio.gather(*(accepted(name, each) for name in names for each in addresses))) > 0
+
+
+async def test_a_session_goes_on_elsewhere_from_any_place(client: Gateway) -> None:
+    structure, sampling = LANGUAGES["schema"].structure, SAMPLINGS[1]
+    whole = (await decode(client, structure, sampling=sampling)).token_ids
+    assert whole[-1] == END
+    cuts = range(1, len(whole), 5)
+    rest = await asyncio.gather(*(decode(client, structure, sampling=sampling, output=whole[:cut]) for cut in cuts))
+    assert [decoded.token_ids for decoded in rest] == [whole[cut:] for cut in cuts]
+
+
+async def test_a_rollback_decodes_the_same_text_again(client: Gateway, knowing: str) -> None:
+    structure, sampling = LANGUAGES["schema"].structure, SAMPLINGS[1]
+    whole = (await decode(client, structure, sampling=sampling)).token_ids
+    number, decoded = await client.open(
+        PROMPT, tokens=TOKENS, stop=[END], structure=structure, sampling=sampling, drafters=[knowing], credit=8
+    )
+    await until(lambda: len(decoded.token_ids) >= 8)
+    await client.command(number, 2, rollback=verifier_pb2.DecodeRollback(length=len(PROMPT) + 3))
+    await client.command(number, 2, credit=verifier_pb2.DecodeCredit(tokens=1000))
+    await until(decoded.done.is_set)
+    again = [token for done in decoded.rounds if done.epoch == 2 for token in done.token_ids]
+    assert again == whole[3:]
+
+
+async def test_a_session_that_gave_up_its_memory_says_the_same() -> None:
+    prompts = [[index, *PROMPT * 6] for index in range(1, 5)]  # that share no KV
+    structures = [Structure("regex", f"{letters}{{99,}}") for letters in ("[a-f ]", "(do|re|mi)", "[0-9]", "(é|ü)")]
+
+    async def texts(kv_tokens: int) -> tuple[list[list[int]], int]:
+        engine, options = open_engine(TARGET, "float32", kv_tokens), {"sampling": SAMPLINGS[1], "stop": [END]}
+        async with verifier(engine, model=TARGET) as server, gateway(server.address) as client:
+            runs = (
+                client.decode(prompt, tokens=60, structure=structure, **options)
+                for prompt, structure in zip(prompts, structures, strict=True)
+            )
+            said = [decoded.token_ids for decoded in await asyncio.gather(*runs)]
+            return said, server.scheduler.memory.preemptions
+
+    (roomy, never), (cramped, often) = await texts(8192), await texts(192)
+    assert never == 0 < often
+    assert cramped == roomy
+
+
+# Refusals, and what others notice of them.
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason"),
+    [
+        ({"structure": Structure("regex", "(a")}, grpc.StatusCode.INVALID_ARGUMENT, "BAD_GRAMMAR"),
+        (
+            {"structure": Structure("regex", r"[^\s\S]")},
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "UNSATISFIABLE_GRAMMAR",
+        ),
+        ({"structure": Structure("json_object"), "stop": []}, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
+        ({"top_logprobs": 21}, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
+        (
+            {"structure": Structure("regex", "a+"), "output": tokenizer().encode("zz").ids},
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "GRAMMAR_GAVE_UP",
+        ),
+    ],
+)
+async def test_bad_opens_end_their_session_only(
+    client: Gateway, options: dict[str, Any], code: grpc.StatusCode, reason: str
+) -> None:
+    healthy = (await client.open(PROMPT, tokens=20))[1]
+    _, refused = await client.open(PROMPT, **({"stop": [END]} | options))
+    assert await ended(refused) == (code, reason)
+    assert refused.token_ids == []
+    await until(healthy.done.is_set)
+    assert len(healthy.token_ids) == 20
+
+
+async def test_an_emulated_model_has_no_words_to_constrain() -> None:
+    async with verifier(open_engine("emulated:"), model="emulated:") as server, gateway(server.address) as client:
+        _, refused = await client.open([1, 2], structure=Structure("json_object"))
+        assert await ended(refused) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKENIZER")
+
+
+async def test_a_grammar_that_gives_up_at_run_time_ends_its_session_only(
+    server: Verifier, client: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    structure, genuine = LANGUAGES["any"].structure, Cursor.mask
+
+    def fragile(cursor: Cursor, output: list[int]) -> object:
+        if len(output) >= 3 and output[0] == tokenizer().encode("f").ids[0]:
+            raise FailedPrecondition("too complex", reason="GRAMMAR_GAVE_UP")
+        return genuine(cursor, output)
+
+    monkeypatch.setattr(Cursor, "mask", fragile)
+    doomed = dict.fromkeys(tokenizer().encode("f").ids, 100.0)
+    _, good = await client.open(PROMPT, tokens=16, stop=[END], structure=structure, sampling=Sampling(temperature=0.0))
+    bad = await decode(client, structure, sampling=Sampling(temperature=0.0, logit_bias=doomed))
+    assert await ended(bad) == (grpc.StatusCode.FAILED_PRECONDITION, "GRAMMAR_GAVE_UP")
+    assert len(bad.token_ids) == 3
+    await until(good.done.is_set)
+    assert good.end is not None and not good.end.HasField("failure")
+    await until(lambda: not len(server.scheduler))
+
+
+async def test_what_is_said_of_a_session_waits_for_its_grammar(server: Verifier, client: Gateway) -> None:
+    """Open and close in one frame: compiled, opened, closed, in this order; then the number is free again."""
+    structure = Structure("regex", "(wait|for|it){1,99}")
+    decoded = client.sessions[7] = Decoded()
+    open_ = verifier_pb2.DecodeCommand(session=7, epoch=1, open=opening(PROMPT, structure=structure, stop=[END]))
+    close = verifier_pb2.DecodeCommand(session=7, epoch=1, close=verifier_pb2.DecodeClose())
+    await client.send(open_, close)
+    await until(decoded.done.is_set)
+    assert decoded.end is not None and decoded.end.reason == verifier_pb2.FINISH_REASON_CANCELLED
+    again = client.sessions[7] = Decoded()
+    await client.send(open_)
+    await until(lambda: len(again.token_ids) > 4)
+    await client.send(close)
+    await until(again.done.is_set)
+
+
+async def test_a_gateway_that_leaves_takes_along_what_is_being_compiled(server: Verifier) -> None:
+    async with gateway(server.address) as other:
+        for index in range(20):
+            await other.open(PROMPT, structure=Structure("regex", f"leaving{index}"), stop=[END], tokens=2000)
+    await until(lambda: not len(server.scheduler) and not server.service.by_id)
+    await asyncio.wrap_future(server.service.grammars.compile(Structure("regex", "the last one")))
+    assert not len(server.scheduler) and not server.service.by_id  # what was compiled meanwhile opened nothing

@@ -1,0 +1,227 @@
+"""Structured output: masks are functions of the tokens before them, and what they let through is the language."""
+
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import Future
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from slipstream import wire
+from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
+from slipstream.grammar import Cursor, Grammar, Grammars
+from slipstream.structure import MAX_BYTES, Structure
+from slipstream.v1 import types_pb2
+from slipstream.vocabulary import fingerprint
+from tests.grammars import END, LANGUAGES, allowed, compiled, grammars, place, spelled, tokenizer
+
+NAMES = st.sampled_from(sorted(LANGUAGES))
+
+
+def walk(cursor: Cursor, rng: random.Random, most: int = 120) -> list[int]:
+    """A text drawn from the masks, its end included."""
+    tokens: list[int] = []
+    while len(tokens) < most and END not in tokens:
+        choice = allowed(cursor.mask(tokens))
+        assert choice
+        tokens.append(END if END in choice and rng.random() < 0.3 else rng.choice(choice))
+    return tokens
+
+
+@settings(deadline=None, max_examples=60)
+@given(NAMES, st.integers(0, 10**6))
+def test_what_ends_is_of_the_language_and_can_end_nowhere_else(name: str, seed: int) -> None:
+    language = LANGUAGES[name]
+    cursor, fresh = place(language.structure), place(language.structure)
+    tokens = walk(cursor, random.Random(seed))
+    for length in range(len(tokens)):
+        ends = END in allowed(fresh.mask(tokens[:length]))
+        assert ends == language.holds(spelled(tokens[:length])), spelled(tokens[:length])
+
+
+@settings(deadline=None, max_examples=40)
+@given(NAMES, st.integers(0, 10**6))
+def test_a_mask_does_not_depend_on_the_way_to_its_place(name: str, seed: int) -> None:
+    rng = random.Random(seed)
+    structure = LANGUAGES[name].structure
+    texts = [walk(place(structure), rng, 20) for _ in range(3)]
+    places = [text[: rng.randint(0, len(text))] for text in texts for _ in range(4)]
+    wandering = place(structure)
+    for tokens in places:
+        here, there = wandering.mask(tokens), place(structure).mask(tokens)
+        assert (here is None) == (there is None) == (END in tokens)
+        assert here is None or there is None or bytes(here) == bytes(there)
+
+
+def test_a_mask_is_computed_once_for_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor = place(LANGUAGES["words"].structure)
+    first = cursor.mask([])
+    assert cursor.mask([]) is first
+    assert cursor.mask(tokenizer().encode("foo").ids) is not first
+
+
+def test_behind_the_end_nothing_counts_and_nothing_is_allowed() -> None:
+    cursor = place(Structure("regex", "a?"))
+    assert cursor.mask([END, 5]) is None
+    assert not cursor.allows([END], END)
+    assert cursor.allows([], END)
+
+
+def test_a_cursor_that_cannot_follow_says_so_and_can_be_used_again() -> None:
+    cursor = place(Structure("regex", "[ab]c"))
+    a, x = (tokenizer().encode(word).ids for word in "ax")
+    for _ in range(2):
+        with pytest.raises(FailedPrecondition, match="cannot be followed") as caught:
+            cursor.mask([*a, *x])
+        assert caught.value.reason == "GRAMMAR_GAVE_UP"
+    assert allowed(cursor.mask(a)) == allowed(place(Structure("regex", "[ab]c")).mask(a)) != []
+
+
+def test_where_one_text_can_follow_the_mask_is_the_tokenizers_own_next_token() -> None:
+    text = "return the quick brown fox"
+    structure, ids = Structure("regex", text), tokenizer().encode(text).ids
+    cursor = place(structure)
+    assert [allowed(cursor.mask(ids[:length])) for length in range(len(ids) + 1)] == [[each] for each in [*ids, END]]
+
+
+# Admission.
+
+BAD = {
+    "regex": ["(a", "a{2", "(?=a)b", r"(a)\1", "[z-a]", "a**" + "*" * 5000, "(" * 30_000 + ")" * 30_000],
+    "grammar": ["", "start: foo", "nonsense", 'start: "a', "start: /(/", "start: " + "(" * 9000, '{"grammars": []}'],
+    "json_schema": [
+        *("", "{", "3", "[1]", '""', "[" * 30_000, '{"a":' * 9000),
+        *('{"type": 3}', '{"$ref": "#/nope"}', '{"$ref": "http://x.example/y"}', '{"not": {}}'),
+        *('{"type": "string", "format": "weird"}', '{"type": "string", "pattern": "("}'),
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in BAD.items() for text in texts])
+def test_what_cannot_be_read_is_refused_with_a_sentence(kind: str, text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        compiled(Structure(kind, text))
+    assert caught.value.reason == "BAD_GRAMMAR"
+    assert 20 < len(caught.value.message) < 600 and "\n" not in caught.value.message
+
+
+def test_what_nothing_can_begin_is_refused() -> None:
+    with pytest.raises(FailedPrecondition) as caught:
+        compiled(Structure("regex", r"[^\s\S]"))
+    assert caught.value.reason == "UNSATISFIABLE_GRAMMAR"
+
+
+@pytest.mark.parametrize("text", ["false", '{"enum": []}', '{"type": "string", "minLength": 5, "maxLength": 2}'])
+def test_a_schema_without_any_value_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="Unsatisfiable"):
+        compiled(Structure("json_schema", text))
+
+
+def test_a_structure_has_a_largest_size_and_a_known_format() -> None:
+    Structure("regex", "é" * (MAX_BYTES // 2))
+    with pytest.raises(InvalidArgument) as caught:
+        Structure("regex", "é" * (MAX_BYTES // 2) + "a")
+    assert caught.value.reason == "GRAMMAR_TOO_LONG"
+    with pytest.raises(InvalidArgument, match="choose one of"):
+        Structure("xml", "")
+
+
+@pytest.mark.parametrize("name", ["a", "A"])
+def test_as_many_rules_as_find_room_end_no_process(name: str) -> None:
+    """The library recurses along rules that name rules: on a usual stack this would be the end of the test run."""
+    rules = [f"start: {name}0"]
+    size = len(rules[0])
+    while size < MAX_BYTES - 40:
+        rules.append(f"{name}{len(rules) - 1}: {name}{len(rules)}")
+        size += 1 + len(rules[-1])
+    rules.append(f'{name}{len(rules) - 1}: "x"')
+    assert allowed(compiled(Structure("grammar", "\n".join(rules))).cursor().mask([])) == tokenizer().encode("x").ids
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    st.sampled_from(["regex", "grammar", "json_schema"]),
+    st.text(st.sampled_from('ab01(){}[]|*+?.,:;"\\/^$&~%@<> \n_-é'), max_size=60)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["type", "properties", "items", "anyOf", "$ref", "enum", "pattern", "required", "a"]),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=8,
+    ).map(json.dumps),
+)
+def test_anything_is_compiled_or_refused_with_a_type(kind: str, text: str) -> None:
+    try:
+        cursor = compiled(Structure(kind, text)).cursor()
+    except (InvalidArgument, FailedPrecondition) as error:
+        assert error.reason in ("BAD_GRAMMAR", "UNSATISFIABLE_GRAMMAR")
+    else:
+        assert allowed(cursor.mask([]))
+
+
+# For whom a grammar is compiled.
+
+
+def refused(grammars: Grammars) -> SlipstreamError:
+    failure = grammars.compile(Structure("json_object")).exception()
+    assert isinstance(failure, SlipstreamError)
+    return failure
+
+
+def test_a_model_without_words_or_without_an_end_cannot_be_constrained() -> None:
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
+
+    def never() -> Tokenizer:
+        raise AssertionError("an emulated model has no tokenizer to load")
+
+    for unfit in (
+        Grammars(never, "emulated-256", 256, (0,)),
+        Grammars(tokenizer, "another fingerprint", 4096, (0,)),
+        Grammars(tokenizer, fingerprint(tokenizer()), 4096, ()),
+        Grammars(lambda: words, fingerprint(words), 2, (0,)),
+    ):
+        failure = refused(unfit)
+        assert isinstance(failure, FailedPrecondition) and failure.reason == "NO_TOKENIZER"
+
+
+def test_columns_beyond_the_tokenizer_are_never_allowed() -> None:
+    padded = Grammars(tokenizer, fingerprint(tokenizer()), 4100, (END, 1))
+    mask = padded.compile(Structure("regex", "(.|\n)*")).result().cursor().mask([])
+    assert mask is not None and len(mask) * 8 >= 4100
+    choice = [token for token in range(4100) if mask[token >> 3] >> (token & 7) & 1]
+    assert max(choice) < 4096 and {END, 1} <= set(choice)
+
+
+def test_the_same_grammar_is_compiled_once_for_each_salt() -> None:
+    structure = Structure("regex", "once")
+
+    def of(salt: str) -> Future[Grammar]:
+        return grammars().compile(structure, salt)
+
+    assert of("one").result() is of("one").result() is not of("other").result()
+
+
+STRUCTURES = [Structure("json_object"), *(language.structure for language in LANGUAGES.values())]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=lambda each: each.format)
+def test_a_structure_survives_the_wire(structure: Structure) -> None:
+    message = wire.structure_to_wire(structure)
+    assert message is not None
+    assert wire.structure_from_wire(types_pb2.StructuredOutput.FromString(message.SerializeToString())) == structure
+
+
+def test_nothing_and_a_false_wish_on_the_wire() -> None:
+    assert wire.structure_to_wire(None) is None
+    assert wire.structure_from_wire(types_pb2.StructuredOutput()) is None
+    with pytest.raises(InvalidArgument, match="json_object"):
+        wire.structure_from_wire(types_pb2.StructuredOutput(json_object=False))

@@ -1,0 +1,50 @@
+"""Log-probabilities: torch's own log-softmax of the raw row, and the likeliest tokens in a fixed order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream import wire
+from slipstream.engine.logprobs import logprobs
+from slipstream.logprobs import TokenLogprobs
+
+VOCABULARY = 12
+CELLS = st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, float("-inf")])
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(CELLS, min_size=VOCABULARY, max_size=VOCABULARY).filter(lambda row: max(row) > float("-inf")),
+            st.integers(0, VOCABULARY - 1),
+            st.integers(0, VOCABULARY + 2),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_they_are_the_log_softmax_of_the_raw_row(cases: list[tuple[list[float], int, int]]) -> None:
+    """The cells tie often, as those of a model in bf16 do: of equal tokens the lowest ids are named."""
+    rows, tokens, tops = zip(*cases, strict=True)
+    told = logprobs(torch.tensor(rows), tokens, tops)
+    for row, token, top, one in zip(rows, tokens, tops, told, strict=True):
+        expected = torch.tensor(row).double().log_softmax(-1).tolist()
+        assert one.logprob == pytest.approx(expected[token], abs=1e-5)
+        best = sorted(range(VOCABULARY), key=lambda other: (-row[other], other))[:top]
+        assert [other for other, _ in one.top] == best
+        assert [share for _, share in one.top] == pytest.approx([expected[other] for other in best], abs=1e-5)
+
+
+def test_rows_are_read_in_float32() -> None:
+    row = torch.randn(1, 4096, generator=torch.Generator().manual_seed(1)).bfloat16()
+    (told,) = logprobs(row, [7], [2])
+    assert told.logprob == pytest.approx(float(row.double().log_softmax(-1)[0, 7]), abs=1e-5)
+
+
+def test_on_the_wire_they_stay_what_they_are() -> None:
+    message = wire.logprobs_to_wire(TokenLogprobs(-0.5, ((3, -0.5), (1, -1.25))))
+    assert (message.logprob, list(message.top_token_ids), list(message.top_logprobs)) == (-0.5, [3, 1], [-0.5, -1.25])
