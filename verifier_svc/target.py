@@ -3,53 +3,60 @@
 from __future__ import annotations
 
 import signal
-from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.group import Place
+from slipstream.engine.group import Group, Place
 from slipstream.engine.opening import EMULATED, open_engine
 from slipstream.engine.quantisation import for_target, hush
 from slipstream.engine.spread import Spread
 from slipstream.errors import InvalidArgument
 from verifier_svc.config import VerifierConfig
 
+if TYPE_CHECKING:
+    from slipstream.engine.checkpoint import Checkpoint
+
 
 def open_target(config: VerifierConfig) -> Engine:
     """Under `torchrun` it is the leader's: the other ranks `follow`."""
     place, quantisation = Place.told(), for_target(config.quantisation)
-    if place.size > 1:
-        return _open_rank(config, place)
-    return open_engine(config.model, config.dtype, config.kv_tokens, quantisation, _spread(config, place))
+    if place.size == 1:
+        return open_engine(config.model, config.dtype, config.kv_tokens, quantisation, _spread(config, place))
+    group, checkpoint = _join(config, place)
+    from slipstream.engine.parallel import LeadingEngine
+
+    return LeadingEngine(checkpoint, config.kv_tokens, group)
 
 
 def follow(config: VerifierConfig, place: Place) -> None:
     """The life of a rank that does not lead. It ends when its leader says so, or with GroupLost when that is gone:
     signals that are sent to all ranks are the leader's to answer."""
     torch.set_num_threads(config.threads)
-    engine = _open_rank(config, place)
+    group, checkpoint = _join(config, place)
+    from slipstream.engine.parallel import FollowingEngine
+
+    engine = FollowingEngine(checkpoint, config.kv_tokens, group)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     engine.follow()
 
 
-def _open_rank(config: VerifierConfig, place: Place) -> Engine:
+def _join(config: VerifierConfig, place: Place) -> tuple[Group, Checkpoint]:
     if config.model.startswith(EMULATED):
         raise InvalidArgument(f"{config.model} has no weights to cut; start it without torchrun.")
-    hush()
+    hush()  # before what loads a model is imported, which takes seconds too
     from slipstream.engine.checkpoint import load_checkpoint
-    from slipstream.engine.parallel import Patience, open_rank
+    from slipstream.engine.parallel import Patience, join
 
-    load = partial(
-        load_checkpoint,
-        config.model,
-        config.dtype,
-        quantisation=for_target(config.quantisation),
-        spread=_spread(config, place),
-    )
+    quantisation, spread = for_target(config.quantisation), _spread(config, place)
     patience = Patience(config.group_start_s, config.group_timeout_s)
-    return open_rank(place, patience, lambda device: load(device=str(device)), config.kv_tokens)
+
+    def load(device: torch.device) -> Checkpoint:
+        return load_checkpoint(config.model, config.dtype, str(device), quantisation=quantisation, spread=spread)
+
+    return join(place, patience, load, config.kv_tokens)
 
 
 def _spread(config: VerifierConfig, place: Place) -> Spread:

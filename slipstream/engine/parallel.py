@@ -16,7 +16,7 @@ import torch
 
 from slipstream.engine.broadcast import Kind, Step, decode_step, encode, encode_step, kind_of
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.group import LEADER, Group, GroupLost, Place
+from slipstream.engine.group import Group, GroupLost, Place
 from slipstream.engine.packed import PackedEngine
 from slipstream.engine.step import Segment
 
@@ -107,10 +107,10 @@ class Patience:
     """In every collective after that."""
 
 
-def open_rank(
+def join(
     place: Place, patience: Patience, load: Callable[[torch.device], Checkpoint], tokens: int
-) -> LeadingEngine | FollowingEngine:
-    """This process's part of a model, which `load` loads for a device, with KV for `tokens` tokens on every rank.
+) -> tuple[Group, Checkpoint]:
+    """This process's group, and its part of a model, which `load` loads for a device; all ranks want KV for `tokens`.
 
     Raises what `load` raises, FailedPrecondition where ranks loaded different things, GroupLost where one is missing.
     """
@@ -119,5 +119,4 @@ def open_rank(
     info = checkpoint.info
     group.agree(model=info.revision, vocabulary=info.fingerprint, dtype=info.dtype, kv_tokens=tokens)
     group.bound(patience.timeout_s)
-    kind = LeadingEngine if place.rank == LEADER else FollowingEngine
-    return kind(checkpoint, tokens, group)
+    return group, checkpoint
