@@ -18,6 +18,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument
 
 EXTRA = "pip install 'slipstream-serve[spread]'"
 AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
+_KEYS = "layers.*.self_attn.k_proj"
 _HEADS = ("num_attention_heads", "num_key_value_heads", "num_global_key_value_heads")
 
 
@@ -95,8 +96,11 @@ def _memory(text: str) -> tuple[int | str, str]:
 
 def _check_cut(config: Any, ranks: int) -> None:
     text = config.get_text_config(decoder=True)
-    if not getattr(text, "base_model_tp_plan", None):
+    plan: dict[str, str] = getattr(text, "base_model_tp_plan", None) or {}
+    if not plan:
         raise _uncuttable(f"the library has no plan to cut a {text.model_type}", "Start one process, with a device_map")
+    if plan.get(_KEYS) != "colwise":  # every rank attends with all heads
+        return
     for name in _HEADS:
         heads = getattr(text, name, None)
         if heads is not None and heads % ranks:
