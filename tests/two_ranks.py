@@ -77,22 +77,35 @@ def differ(group: Group, place: Place) -> None:
         print(f"differ {error.reason} {error.message}", flush=True)
 
 
+def wait_in_vain(engine: FollowingEngine, group: Group) -> None:
+    """For a leader that lives and does nothing: in the model's collectives, and for a message."""
+    try:
+        engine._pass([Segment(engine.open(8), [1])])
+    except RuntimeError as error:
+        print(f"pass {error}", flush=True)
+    try:
+        group.receive()
+    except GroupLost as error:
+        print(f"message {error}", flush=True)
+
+
 def main(folders: list[str]) -> None:
     place = Place.told()
     group = Group.join(place, 60.0)
-    group.bound(30.0)
+    engine: FollowingEngine | None = None
     for folder in folders:
         if place.rank == LEADER:
             lead(Room(group), folder)
         else:
-            FollowingEngine(load_checkpoint(folder, spread=Spread(ranks=2)), TOKENS, Room(group)).follow()
+            engine = FollowingEngine(load_checkpoint(folder, spread=Spread(ranks=2)), TOKENS, Room(group))
+            engine.follow()
     differ(group, place)
-    if place.rank == LEADER:
-        os._exit(7)  # without a word to anybody
-    try:
-        group.receive()
-    except GroupLost as error:
-        print(f"lost {error.reason}", flush=True)
+    group.bound(1.0)
+    if engine is None:
+        sys.stdin.read()
+    else:
+        wait_in_vain(engine, group)
+    os._exit(0)  # a broken group is not left in peace
 
 
 if __name__ == "__main__":

@@ -133,4 +133,4 @@ def _losing() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        raise GroupLost(str(error).splitlines()[0]) from error
+        raise GroupLost(str(error).splitlines()[0].partition(". ")[0]) from error  # no good wishes

@@ -20,6 +20,7 @@ UNCUT = {"gpt_oss"}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_two_ranks_compute_what_one_process_computes(tmp_path: Path) -> None:
     folders = [str(save_checkpoint(family, tmp_path / family)) for family in FAMILIES if family not in UNCUT]
     folders += [str(save_checkpoint(name, tmp_path / f"{name}-1", num_key_value_heads=1)) for name in sorted(WHOLE_KV)]
@@ -32,13 +33,15 @@ def test_two_ranks_compute_what_one_process_computes(tmp_path: Path) -> None:
             [sys.executable, "-m", "tests.two_ranks", *folders],
             cwd=ROOT,
             env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
     try:
-        leader, follower = (rank.communicate(timeout=110)[0].splitlines() for rank in ranks)
+        # The leader waits for the end of its input, and the follower for the leader, in vain.
+        follower, leader = (rank.communicate(timeout=140)[0].splitlines() for rank in reversed(ranks))
     finally:
         for rank in ranks:
             rank.kill()
@@ -49,5 +52,5 @@ def test_two_ranks_compute_what_one_process_computes(tmp_path: Path) -> None:
         assert float(share) == (1.0 if name.removesuffix("-1") in WHOLE_KV else 2.0), name
     for said in (leader, follower):
         assert any(line.startswith("differ RANKS_DIFFER") and " tokens;" in line for line in said)
-    assert ranks[0].returncode == 7 and ranks[1].returncode == 0
-    assert follower[-1] == "lost GROUP_LOST"
+    assert [line.split()[0] for line in follower[-2:]] == ["pass", "message"]
+    assert "waiting 1000ms" in follower[-2]
