@@ -44,12 +44,13 @@ async def speak(address: str) -> tuple[Decoded, grpc.StatusCode]:
 
 async def test_a_lost_group_breaks_the_streams_and_ends_the_verifier() -> None:
     grace_s = 60.0  # in which nobody could finish
-    async with asyncio.timeout(grace_s / 2):
+    async with asyncio.timeout(grace_s / 2) as limit:
         with pytest.RaisesGroup(GroupLost, flatten_subgroups=True):
             async with verifier(failing(GroupLost("a rank is gone")), grace_s=grace_s) as server:
                 speaking = asyncio.create_task(speak(server.address))
                 await asyncio.Event().wait()
         session, code = await speaking
+    assert not limit.expired()
     assert session.end is None and len(session.token_ids) < STEPS
     assert code is grpc.StatusCode.UNAVAILABLE
 
