@@ -31,7 +31,8 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.step import Segment
 from slipstream.load import run_load
 from verifier_svc.config import VerifierConfig
-from verifier_svc.verifier import Parts, open_target, running
+from verifier_svc.target import open_target
+from verifier_svc.verifier import Parts, running
 
 PASS_S = 0.060
 NODES = (4, 8, 16)

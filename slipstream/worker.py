@@ -44,9 +44,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self.draining = True
         await server.serving(False)
         end = asyncio.get_running_loop().time() + grace_s
-        while self._load().sessions and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(DRAIN_PERIOD_S)
-        await server.stop(min(grace_s, LAST_WORDS_S))
+        try:
+            while self._load().sessions and asyncio.get_running_loop().time() < end:
+                await asyncio.sleep(DRAIN_PERIOD_S)
+        finally:  # even if what serves them fails meanwhile
+            await server.stop(min(grace_s, LAST_WORDS_S))
 
     def register(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)

@@ -192,6 +192,10 @@ class Gateway:
             await decoded.done.wait()
         return decoded
 
+    async def broken(self) -> None:
+        """Wait until the stream ends; raises the call's error."""
+        await asyncio.shield(self._reader)
+
     async def close(self) -> None:
         self._call.cancel()
         self._reader.cancel()  # a call that broke on this side leaves its reader waiting

@@ -15,6 +15,14 @@ class VerifierConfig:
     dtype: str = "auto"
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation` that is fit for targets."""
+    device_map: str = ""
+    """For a target larger than one device, in one process: `slipstream.engine.spread`. Empty under `torchrun`."""
+    device_memory: tuple[str, ...] = ()
+    offload_folder: str = ""
+    group_timeout_s: float = 30.0
+    """Under `torchrun`: a rank that others wait for so long is lost, and the verifier with it."""
+    group_start_s: float = 600.0
+    """So long one rank may take longer than another to load its part."""
     threads: int = 1
     """Of torch; never sized from the machine, whose cores are shared."""
     kv_tokens: int = 65_536
@@ -38,3 +46,4 @@ class VerifierConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "silence_s", "threads", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
+        require_positive(self, "group_timeout_s", "group_start_s")

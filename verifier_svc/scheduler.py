@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from slipstream import wire
 from slipstream.engine.engine import Engine
+from slipstream.engine.group import GroupLost
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError
 from slipstream.selection import Selection
@@ -149,9 +150,12 @@ class Scheduler:
             self._finish(turn, outcome, timing)
 
     def _perform(self, turns: list[Turn]) -> list[Outcome]:
-        """On the model's thread. A step that fails as a whole fails its sessions, not the verifier."""
+        """On the model's thread. A step that fails as a whole fails its sessions, not the verifier; only a lost group
+        ends it, whose sessions go on elsewhere."""
         try:
             return perform(self._engine, turns)
+        except GroupLost:
+            raise
         except Exception as error:
             log.error("a verifier step failed", exc_info=error)
             return [Internal("the verifier failed in this session's step.") for _ in turns]

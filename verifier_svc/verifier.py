@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from slipstream import wire
 from slipstream.engine.engine import Engine
-from slipstream.engine.opening import open_engine
-from slipstream.engine.quantisation import for_target
+from slipstream.engine.heartbeat import leading
 from slipstream.engine.thread import ModelThread
 from slipstream.grammar import Grammars
 from slipstream.server import Server
@@ -23,10 +22,7 @@ from verifier_svc.measurement import measure
 from verifier_svc.planner import Limits, Planner
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.service import Bounds, VerifierService
-
-
-def open_target(config: VerifierConfig) -> Engine:
-    return open_engine(config.model, config.dtype, config.kv_tokens, for_target(config.quantisation))
+from verifier_svc.target import open_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +51,35 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
     parts = parts or Parts()
     async with ModelThread(config.threads, "target-model") as thread:
         engine = await thread.run(parts.opening, config)
-        model = wire.model_to_wire(engine.model)
-        drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s)
-        curve = CostCurve()
-        await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
-        limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
-        scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
-        kv_tokens = engine.blocks_total * engine.block_size
-        bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens)
-        service = VerifierService(scheduler, drafters, bounds, Grammars.of(config.model, engine.model))
-        worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
-        server = Server([service.register, worker.register])
-        async with asyncio.TaskGroup() as tasks:
-            loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
-            try:
-                yield Verifier(await server.start(config.listen), scheduler, engine, service, server)
-            finally:
-                service.leave()
-                await worker.end(server, config.grace_s)
-                for loop in loops:
-                    loop.cancel()
+        async with leading(engine, thread, config.group_timeout_s), _serving(config, parts, engine, thread) as verifier:
+            yield verifier
+
+
+@asynccontextmanager
+async def _serving(
+    config: VerifierConfig, parts: Parts, engine: Engine, thread: ModelThread
+) -> AsyncIterator[Verifier]:
+    model = wire.model_to_wire(engine.model)
+    drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s)
+    curve = CostCurve()
+    await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
+    limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
+    scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
+    kv_tokens = engine.blocks_total * engine.block_size
+    bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens)
+    service = VerifierService(scheduler, drafters, bounds, Grammars.of(config.model, engine.model))
+    worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
+    server = Server([service.register, worker.register])
+    async with asyncio.TaskGroup() as tasks:
+        loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
+        try:
+            yield Verifier(await server.start(config.listen), scheduler, engine, service, server)
+        finally:
+            service.leave()
+            # Where the loop has failed nobody finishes any more.
+            await worker.end(server, 0.0 if loops[0].done() else config.grace_s)
+            for loop in loops:
+                loop.cancel()
 
 
 def load(scheduler: Scheduler, engine: Engine) -> worker_pb2.WatchResponse:

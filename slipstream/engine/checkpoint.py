@@ -15,6 +15,7 @@ from slipstream.engine.attention import NAME, register
 from slipstream.engine.layers import Layer, probe_layers
 from slipstream.engine.model import ModelInfo
 from slipstream.engine.quantisation import convert, loading_options, quantisation_method
+from slipstream.engine.spread import ONE_DEVICE, Spread, spread_options
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
 
@@ -28,15 +29,24 @@ class Checkpoint:
     layers: list[Layer]
     info: ModelInfo
     device: torch.device
+    """Where the model takes its tokens."""
+    mapped: bool = False
+    """Whether the library's hooks carry activations from device to device."""
 
 
 def load_checkpoint(
-    name: str, dtype: str = "auto", device: str = "cpu", revision: str = "main", quantisation: str = ""
+    name: str,
+    dtype: str = "auto",
+    device: str = "cpu",
+    revision: str = "main",
+    quantisation: str = "",
+    spread: Spread = ONE_DEVICE,
 ) -> Checkpoint:
-    """From a folder (never the network) or a hub id. Safetensors only, no remote code.
+    """From a folder (never the network) or a hub id. Safetensors only, no remote code. Where weights are spread, that
+    decides about devices; each rank of a group loads its own part.
 
-    Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed, broken files or a
-    quantiser that is not installed, InvalidArgument for an unknown dtype or quantisation.
+    Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed or spread, broken files
+    or a package that is not installed, InvalidArgument for an unknown dtype, quantisation or spread.
     """
     if dtype not in DTYPES:
         raise InvalidArgument(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
@@ -46,15 +56,17 @@ def load_checkpoint(
     source = str(model_folder(name)) if local else name
     options: dict[str, Any] = {"local_files_only": local, "revision": revision, "trust_remote_code": False}
     config = _load_config(source, options)
-    model = _load_model(source, config, options | loading_options(quantisation, config, dtype, device))
+    quantised = quantisation or quantisation_method(config)
+    placed = spread_options(spread, config, quantised)
+    model = _load_model(source, config, options | loading_options(quantisation, config, dtype, device) | placed)
     parameters = model.num_parameters()  # now: the modules that replace others below have none
     model = convert(quantisation, model).eval().requires_grad_(False)
-    quantised = quantisation or quantisation_method(config)
-    if not quantised:
+    if not quantised and not placed:
         model.to(device)
-    layers = _layers(model, config, quantised)
+    entrance = _entrance(model) if placed else torch.device(device)
+    layers = _layers(model, config, entrance, quantised)
     dtype = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
-    return Checkpoint(model, layers, _info(name, revision, model, dtype, parameters), torch.device(device))
+    return Checkpoint(model, layers, _info(name, revision, model, dtype, parameters), entrance, bool(spread.device_map))
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:
@@ -90,10 +102,19 @@ def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
         raise FailedPrecondition(f"{source} cannot be loaded: {error}", reason="MODEL_BROKEN") from error
 
 
-def _layers(model: Any, config: Any, quantised: str) -> list[Layer]:
+def _entrance(model: Any) -> torch.device:
+    """Where a spread model takes its tokens."""
+    places = getattr(model, "hf_device_map", None)
+    if places is None:
+        return torch.device(next(model.parameters()).device)
+    # The library's hooks compute what lies in memory or on disk on the first GPU, if there is one.
+    return torch.device(next((place for place in places.values() if str(place) not in ("cpu", "disk")), "cpu"))
+
+
+def _layers(model: Any, config: Any, device: torch.device, quantised: str) -> list[Layer]:
     text = config.get_text_config(decoder=True)
     try:
-        layers = probe_layers(model)
+        layers = probe_layers(model, device)
     except (RuntimeError, AssertionError, AttributeError) as error:
         if not quantised:
             raise

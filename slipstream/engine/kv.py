@@ -52,11 +52,16 @@ class KVStore:
         all sessions at once; until then a copy of a copy is one of its source."""
         self._moves |= {target: self._moves.get(source, source) for source, target in moves}
 
+    @property
+    def moves(self) -> list[tuple[int, int]]:
+        """The queued row copies (from, to)."""
+        return [(source, target) for target, source in self._moves.items()]
+
     def settle(self) -> None:
         """Carries out the queued moves; every row is read before any is written."""
         if not self._moves:
             return
-        pairs = torch.tensor([(source, target) for target, source in self._moves.items()])
+        pairs = torch.tensor(self.moves)
         there = [pairs.to(group.device) for group in self._groups]
         # What may fail comes first: then the moves are still to be made.
         rows = [group.index_select(1, here[:, 0]) for group, here in zip(self._groups, there, strict=True)]

@@ -75,10 +75,10 @@ class Probe:
 
 
 @torch.inference_mode()
-def probe_layers(model: torch.nn.Module) -> list[Layer]:
-    """The attention layers in the order they run. Raises FailedPrecondition for a model that cannot be packed."""
+def probe_layers(model: torch.nn.Module, device: torch.device) -> list[Layer]:
+    """The attention layers in the order they run; the model takes its tokens on `device`. Raises FailedPrecondition for
+    a model that cannot be packed."""
     probe = Probe()
-    device = next(model.parameters()).device
     ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
     positions = torch.arange(2, device=device).unsqueeze(0)
     model(input_ids=ids, position_ids=positions, use_cache=False, plan=probe, logits_to_keep=positions[0, :1])

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
 from slipstream.engine.engine import Engine
+from slipstream.engine.spread import ONE_DEVICE, Spread
 from slipstream.errors import InvalidArgument
 
 EMULATED = "emulated:"
@@ -28,9 +29,15 @@ class Emulation:
     seed: float = 0
 
 
-def open_engine(model: str, dtype: str = "auto", kv_tokens: int = 65_536, quantisation: str = "") -> Engine:
+def open_engine(
+    model: str,
+    dtype: str = "auto",
+    kv_tokens: int = 65_536,
+    quantisation: str = "",
+    spread: Spread = ONE_DEVICE,
+) -> Engine:
     """`model` on this machine, with KV room for `kv_tokens` tokens of all sessions together; `quantisation` is empty
-    or one of `slipstream.engine.quantisation`.
+    or one of `slipstream.engine.quantisation`. One process alone: ranks are opened by `slipstream.engine.ranks`.
 
     Raises NotFound or FailedPrecondition for a checkpoint that is not there or cannot be served, InvalidArgument for
     settings that do not go together.
@@ -38,6 +45,8 @@ def open_engine(model: str, dtype: str = "auto", kv_tokens: int = 65_536, quanti
     if model.startswith(EMULATED):
         if quantisation:
             raise InvalidArgument(f"{model} has no weights to quantise; leave quantisation empty.")
+        if spread != ONE_DEVICE:
+            raise InvalidArgument(f"{model} has no weights to spread; leave the device_map empty.")
         return _emulated(model.removeprefix(EMULATED), kv_tokens)
     # Loading transformers takes seconds; an emulated worker does without.
     from slipstream.engine.quantisation import hush
@@ -46,7 +55,7 @@ def open_engine(model: str, dtype: str = "auto", kv_tokens: int = 65_536, quanti
     from slipstream.engine.checkpoint import load_checkpoint
     from slipstream.engine.packed import PackedEngine
 
-    return PackedEngine(load_checkpoint(model, dtype, quantisation=quantisation), kv_tokens)
+    return PackedEngine(load_checkpoint(model, dtype, quantisation=quantisation, spread=spread), kv_tokens)
 
 
 def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:

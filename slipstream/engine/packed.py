@@ -8,6 +8,7 @@ from slipstream.engine.blocks import BlockPool
 from slipstream.engine.bookkeeping import Bookkeeping
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.kv import KVStore
+from slipstream.engine.layers import Layer
 from slipstream.engine.memory import available_bytes
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Segment
@@ -24,8 +25,7 @@ class PackedEngine(Bookkeeping):
         self, checkpoint: Checkpoint, tokens: int | None = None, memory_fraction: float = 0.5, block_size: int = 32
     ) -> None:
         if tokens is None:
-            token_bytes = sum(layer.row_bytes for layer in checkpoint.layers)
-            tokens = int(available_bytes(checkpoint.device) * memory_fraction / token_bytes)
+            tokens = int(_most_tokens(checkpoint.layers) * memory_fraction)
         blocks = tokens // block_size
         if blocks < 1:
             raise ResourceExhausted(f"KV for {tokens} tokens is less than one block of {block_size}; give more memory.")
@@ -38,17 +38,23 @@ class PackedEngine(Bookkeeping):
     def forward(self, segments: list[Segment]) -> torch.Tensor:
         self._begin(segments)
         self._check_tokens(segments)
+        logits = self._pass(segments)
+        for segment in segments:
+            segment.sequence.ahead = segment.tokens
+        return logits
+
+    def _pass(self, segments: list[Segment]) -> torch.Tensor:
+        """The part of `forward` that all ranks of a group take."""
         self._store.settle()
         plan = Plan(segments, self._store, self._checkpoint.device, self._max_length)
         output = self._checkpoint.model(
             input_ids=plan.tokens,
             position_ids=plan.positions,
             use_cache=False,
-            logits_to_keep=plan.wanted,
+            # The library picks these rows wherever the last layer left them; only a list serves on any device.
+            logits_to_keep=plan.wanted.tolist() if self._checkpoint.mapped else plan.wanted,
             plan=plan,
         )
-        for segment in segments:
-            segment.sequence.ahead = segment.tokens
         logits: torch.Tensor = output.logits
         return logits[0].float()
 
@@ -60,3 +66,11 @@ class PackedEngine(Bookkeeping):
 
     def _copy(self, moves: list[tuple[int, int]]) -> None:
         self._store.move(moves)
+
+
+def _most_tokens(layers: list[Layer]) -> float:
+    """How many tokens' rows the free memory holds, on the device where that is least."""
+    needed: dict[torch.device, int] = {}
+    for layer in layers:
+        needed[layer.device] = needed.get(layer.device, 0) + layer.row_bytes
+    return min(available_bytes(device) / row_bytes for device, row_bytes in needed.items() if row_bytes)

@@ -24,14 +24,24 @@ class Read(NamedTuple):
     """[n * group, length] additive in the query's dtype; None when everything is visible to all queries."""
 
 
+class _Kind(NamedTuple):
+    """Layers of one kind read the same."""
+
+    window: int | None
+    group: int
+    """Query heads of one KV head."""
+    dtype: torch.dtype
+    device: torch.device
+
+
 class Plan:
     def __init__(self, segments: list[Segment], store: KVStore, device: torch.device, max_length: int) -> None:
         self._segments = segments
         self._store = store
-        self._device = device
         self._counts = [segment.tokens for segment in segments]
         self._depths = [depths(segment) for segment in segments]
-        self._reads: dict[tuple[int | None, int, torch.dtype], list[Read]] = {}
+        self._rows: dict[torch.device, torch.Tensor] = {}
+        self._reads: dict[_Kind, list[Read]] = {}
         self._inside: dict[int, torch.Tensor] = {}
         rows: list[int] = []
         tokens: list[int] = []
@@ -58,12 +68,12 @@ class Plan:
         """Writes the new rows, then lets each segment's queries see theirs. Returns [1, T, H, Dv]."""
         query, key, value = states
         layer: int = module.layer_idx  # type: ignore[assignment]
-        self._store.write(layer, self.rows, key, value)
+        self._store.write(layer, self._rows_on(query.device), key, value)
         keys, values = self._store.read(layer)
         heads, total, group = keys.shape[1], query.shape[2], query.shape[1] // keys.shape[1]
         # Query heads of one KV head become further query rows, token-major: [1, Hkv, T * group, D].
         folded = query.view(heads, group, total, -1).transpose(1, 2).reshape(1, heads, total * group, -1)
-        reads = self._reads_for(extras.get("sliding_window"), group, query.dtype)  # type: ignore[arg-type]
+        reads = self._reads_for(_Kind(extras.get("sliding_window"), group, query.dtype, query.device))  # type: ignore[arg-type]
         parts = torch.split(folded, [count * group for count in self._counts], dim=2)
         scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
         if extras.get("softcap") is None and extras.get("s_aux") is None:
@@ -94,18 +104,22 @@ class Plan:
             sinks = sinks.view(1, heads, 1, group).expand(-1, -1, part.shape[2] // group, -1).reshape(1, heads, -1, 1)
         return explicit_attention((part, *visible), read.mask, scale, extras.get("softcap"), sinks)  # type: ignore[arg-type]
 
-    def _reads_for(self, window: int | None, group: int, dtype: torch.dtype) -> list[Read]:
-        """Shared by all layers with the same window, group size and dtype."""
-        kind = (window, group, dtype)
+    def _rows_on(self, device: torch.device) -> torch.Tensor:
+        """The rows that are written; layers may lie on several devices."""
+        if device not in self._rows:
+            self._rows[device] = self.rows.to(device)
+        return self._rows[device]
+
+    def _reads_for(self, kind: _Kind) -> list[Read]:
         found = self._reads.get(kind)
         if found is None:
-            found = self._reads[kind] = [self._read(at, window, group, dtype) for at in range(len(self._segments))]
+            found = self._reads[kind] = [self._read(at, kind) for at in range(len(self._segments))]
         return found
 
-    def _read(self, at: int, window: int | None, group: int, dtype: torch.dtype) -> Read:
+    def _read(self, at: int, kind: _Kind) -> Read:
         sequence = self._segments[at].sequence
         base, n = sequence.length, self._counts[at]
-        start = 0
+        start, window = 0, kind.window
         if window is not None and base + max(self._depths[at]) < window:
             window = None
         if window is not None:
@@ -117,11 +131,11 @@ class Plan:
                 inside = self._inside[at] = inside_mask(self._segments[at])
             positions = torch.tensor(self._depths[at]) + base
             mask = segment_mask(inside, positions, start, base, window)
-            mask = mask.repeat_interleave(group, dim=0).to(self._device, dtype)
+            mask = mask.repeat_interleave(kind.group, dim=0).to(kind.device, kind.dtype)
         length = base + n - start
         if sequence.rows is None:
             return Read(sequence.first_row + start, length, None, mask)
-        return Read(0, length, sequence.rows[start : start + length].to(self._device), mask)
+        return Read(0, length, sequence.rows[start : start + length].to(kind.device), mask)
 
 
 def _visible(keys: torch.Tensor, values: torch.Tensor, read: Read) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ from tests.checkpoints import FAMILIES, VOCABULARY, save_checkpoint
 from tests.fleet import drafter, gateway, verifier
 from tests.greedy import greedy
 from verifier_svc.config import VerifierConfig
-from verifier_svc.verifier import open_target
+from verifier_svc.target import open_target
 
 STEADY = [name for name, quantiser in QUANTISERS.items() if quantiser.steady]
 TREE = [-1, -1, 0, 0, 1, 2, 3, 5]

@@ -1,0 +1,136 @@
+"""The processes that run one model together: a process group with a leader, and no wait in it without an end.
+
+`torchrun` starts the processes and tells each its place. `torch.distributed` is neither authenticated nor encrypted:
+whoever reaches its ports is a rank. So ranks of one host talk over its loopback interface, unless `GLOO_SOCKET_IFNAME`
+says otherwise; over several hosts that variable must name a private one.
+
+All of a rank's collectives must come in the order of the others' ranks, so from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+LEADER = 0
+HEAD_WORDS = 1024
+"""A message up to this size is one broadcast, a longer one is two."""
+
+
+class GroupLost(Unavailable):
+    """A rank is gone, hangs, or failed alone: nothing this group computes can be finished, so its processes end."""
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"the group of ranks is lost: {why}", reason="GROUP_LOST")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of this process in its group, as `torchrun` tells it."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @classmethod
+    def told(cls, environ: Mapping[str, str] | None = None) -> Place:
+        """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them the process is alone. Raises
+        InvalidArgument for what cannot be read."""
+        given = os.environ if environ is None else environ
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if "WORLD_SIZE" not in given:
+            return cls()
+        try:
+            return cls(*(int(given[name]) for name in names))
+        except (KeyError, ValueError) as error:
+            raise InvalidArgument(
+                f"{', '.join(names)} must all be numbers ({error}); start ranks with torchrun."
+            ) from error
+
+
+class Group:
+    """Joined by every rank with `Group.join`; `send` is for the leader, `receive` for the others."""
+
+    def __init__(self, place: Place, device: torch.device) -> None:
+        self.place = place
+        self.device = device
+
+    @classmethod
+    def join(cls, place: Place, start_s: float) -> Group:
+        """Meets the other ranks; until `bound` a rank may be late by `start_s`, for weights take their time to load."""
+        if place.local_size == place.size and sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # The library puts a rank's weights on the accelerator wherever there is one. Messages are gloo's in any case:
+        # they are made and read on the CPU.
+        cuda = torch.cuda.is_available()
+        device = torch.device("cuda", place.local_rank) if cuda else torch.device("cpu")
+        with _losing():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=start_s))
+        return cls(place, device)
+
+    def bound(self, timeout_s: float) -> None:
+        """From now on no collective of any kind waits for longer than that, the model's own included."""
+        for group in distributed_c10d._world.pg_map:
+            distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+    def agree(self, **facts: object) -> None:
+        """Raises FailedPrecondition if the ranks do not say the same."""
+        digests = [hashlib.sha256(repr(fact).encode()).digest() for fact in facts.values()]
+        mine = torch.tensor([int.from_bytes(digest[:7], "big") for digest in digests])
+        with _losing():
+            least, most = mine.clone(), mine.clone()
+            dist.all_reduce(least, dist.ReduceOp.MIN)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+        differing = [name for name, low, high in zip(facts, least, most, strict=True) if low != high]
+        if differing:
+            raise FailedPrecondition(
+                f"The ranks differ in {', '.join(differing)}; give all of them the same model and settings.",
+                reason="RANKS_DIFFER",
+            )
+
+    def send(self, words: list[int]) -> None:
+        """A message to all other ranks. Raises GroupLost."""
+        message = torch.tensor([len(words), *words])
+        head = message[:HEAD_WORDS]
+        if len(head) < HEAD_WORDS:
+            head = torch.cat([head, head.new_zeros(HEAD_WORDS - len(head))])
+        with _losing():
+            dist.broadcast(head, LEADER)
+            if len(message) > HEAD_WORDS:
+                dist.broadcast(message[HEAD_WORDS:], LEADER)
+
+    def receive(self) -> list[int]:
+        """The leader's next message. Raises GroupLost."""
+        head = torch.zeros(HEAD_WORDS, dtype=torch.int64)
+        with _losing():
+            dist.broadcast(head, LEADER)
+            count = int(head[0])
+            if count < HEAD_WORDS:
+                words: list[int] = head[1 : 1 + count].tolist()
+                return words
+            rest = torch.zeros(count + 1 - HEAD_WORDS, dtype=torch.int64)
+            dist.broadcast(rest, LEADER)
+        return [*head[1:].tolist(), *rest.tolist()]
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _losing() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise GroupLost(str(error).splitlines()[0].partition(". ")[0]) from error  # no good wishes

@@ -1,0 +1,63 @@
+"""A verifier that loses its group ends at once, so that gateways take its sessions elsewhere: it does not fail them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+import torch
+
+from slipstream.engine.emulated import EmulatedEngine
+from slipstream.engine.group import GroupLost
+from slipstream.engine.opening import open_engine
+from slipstream.engine.step import Segment
+from tests.fleet import Decoded, gateway, verifier
+
+STEPS = 5
+
+
+def failing(error: Exception) -> EmulatedEngine:
+    engine = open_engine("emulated:")
+    assert isinstance(engine, EmulatedEngine)
+    forward, taken = engine.forward, 0
+
+    def fail(segments: list[Segment]) -> torch.Tensor:
+        nonlocal taken
+        taken += 1
+        if taken == STEPS:
+            raise error
+        return forward(segments)
+
+    engine.forward = fail  # type: ignore[method-assign]
+    return engine
+
+
+async def speak(address: str) -> tuple[Decoded, grpc.StatusCode]:
+    """What a session heard until its stream broke, and how it broke."""
+    async with gateway(address) as client:
+        _, session = await client.open([1, 2, 3], tokens=100)
+        with pytest.raises(grpc.aio.AioRpcError) as broken:
+            await client.broken()
+        return session, broken.value.code()
+
+
+async def test_a_lost_group_breaks_the_streams_and_ends_the_verifier() -> None:
+    grace_s = 60.0  # in which nobody could finish
+    async with asyncio.timeout(grace_s / 2) as limit:
+        with pytest.RaisesGroup(GroupLost, flatten_subgroups=True):
+            async with verifier(failing(GroupLost("a rank is gone")), grace_s=grace_s) as server:
+                speaking = asyncio.create_task(speak(server.address))
+                await asyncio.Event().wait()
+        session, code = await speaking
+    assert not limit.expired()
+    assert session.end is None and len(session.token_ids) < STEPS
+    assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_any_other_fault_fails_the_step_and_the_verifier_serves_on() -> None:
+    async with verifier(failing(RuntimeError("bug"))) as server, gateway(server.address) as client:
+        failed = await client.decode([1, 2, 3], tokens=100)
+        assert failed.end is not None and failed.end.failure.code == grpc.StatusCode.INTERNAL.value[0]
+        served = await client.decode([1, 2, 3], tokens=10)
+        assert len(served.token_ids) == 10

@@ -1,0 +1,63 @@
+"""The target: on this process alone, or on several ranks of which one decides and the others compute along."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import torch
+
+from slipstream.engine.engine import Engine
+from slipstream.engine.group import Group, Place
+from slipstream.engine.opening import EMULATED, open_engine
+from slipstream.engine.quantisation import for_target, hush
+from slipstream.engine.spread import Spread
+from slipstream.errors import InvalidArgument
+from verifier_svc.config import VerifierConfig
+
+if TYPE_CHECKING:
+    from slipstream.engine.checkpoint import Checkpoint
+
+
+def open_target(config: VerifierConfig) -> Engine:
+    """Under `torchrun` it is the leader's: the other ranks `follow`."""
+    place, quantisation = Place.told(), for_target(config.quantisation)
+    if place.size == 1:
+        return open_engine(config.model, config.dtype, config.kv_tokens, quantisation, _spread(config, place))
+    group, checkpoint = _join(config, place)
+    from slipstream.engine.parallel import LeadingEngine
+
+    return LeadingEngine(checkpoint, config.kv_tokens, group)
+
+
+def follow(config: VerifierConfig, place: Place) -> None:
+    """The life of a rank that does not lead. It ends when its leader says so, or with GroupLost when that is gone:
+    signals that are sent to all ranks are the leader's to answer."""
+    torch.set_num_threads(config.threads)
+    group, checkpoint = _join(config, place)
+    from slipstream.engine.parallel import FollowingEngine
+
+    engine = FollowingEngine(checkpoint, config.kv_tokens, group)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    engine.follow()
+
+
+def _join(config: VerifierConfig, place: Place) -> tuple[Group, Checkpoint]:
+    if config.model.startswith(EMULATED):
+        raise InvalidArgument(f"{config.model} has no weights to cut; start it without torchrun.")
+    hush()  # before what loads a model is imported, which takes seconds too
+    from slipstream.engine.checkpoint import load_checkpoint
+    from slipstream.engine.parallel import Patience, join
+
+    quantisation, spread = for_target(config.quantisation), _spread(config, place)
+    patience = Patience(config.group_start_s, config.group_timeout_s)
+
+    def load(device: torch.device) -> Checkpoint:
+        return load_checkpoint(config.model, config.dtype, str(device), quantisation=quantisation, spread=spread)
+
+    return join(place, patience, load, config.kv_tokens)
+
+
+def _spread(config: VerifierConfig, place: Place) -> Spread:
+    return Spread(place.size, config.device_map, config.device_memory, config.offload_folder)
