@@ -264,9 +264,12 @@ async def serve(
     await context.send_initial_metadata(())  # tells the dialling end that it is connected
 
     async def write() -> None:
-        while items := await outbox.take():
-            for batch in frames(items):
-                await context.write(pack(batch))
+        try:
+            while items := await outbox.take():
+                for batch in frames(items):
+                    await context.write(pack(batch))
+        except grpc.aio.InternalError as error:  # so gRPC says that the peer is gone
+            raise Unavailable("the peer left while something was said to it.") from error
 
     try:
         async with asyncio.TaskGroup() as tasks:
