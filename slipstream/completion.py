@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from slipstream.client import error_of
-from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.errors import Aborted, NotFound, SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
 
 Event = gateway_pb2.GenerateResponse | gateway_pb2.ResumeResponse
@@ -134,7 +134,11 @@ async def complete(
     """Run one request to its end, telling `echo` each piece of text. A completion that began and was interrupted is
     resumed, on the gateways of `others` too.
 
-    Raises the SlipstreamError that the gateway sent, and Unavailable where it never began or did not go on.
+    A session that is lost, because its gateway died and the store lost its record, is begun again with the same seed,
+    which says the same under the coupled rule.
+
+    Raises the SlipstreamError that the gateway sent, Unavailable where it never began or did not go on, and Aborted
+    where what was begun again says something else.
     """
     completion, patience = Completion(), patience or Patience()
     try:
@@ -142,7 +146,14 @@ async def complete(
     except SlipstreamError as error:
         if not completion.started.session_id:
             raise _explained(error) from error
-        await resume([line, *others], completion, echo, patience, error)
+        lines = [line, *others]
+        try:
+            await resume(lines, completion, echo, patience, error)
+        except NotFound:
+            again = gateway_pb2.GenerateRequest()
+            again.CopyFrom(request)
+            again.sampling.seed = completion.started.seed
+            return await complete(lines[-1], again, _beyond(completion.text, echo), lines[:-1], patience)
     return completion
 
 
@@ -177,6 +188,21 @@ async def resume(
             return
         except SlipstreamError as again:
             error = again
+
+
+def _beyond(known: str, echo: Echo | None) -> Echo:
+    """Echoes what comes behind the text that is known. Raises Aborted where another text comes."""
+    text = ""
+
+    def hear(piece: str) -> None:
+        nonlocal text
+        before, text = len(text), text + piece
+        if not (text.startswith(known) or known.startswith(text)):
+            raise Aborted("the session was lost, and its text is another one now; ask again.", reason="SESSION_LOST")
+        if echo is not None and len(text) > len(known):
+            echo(text[max(before, len(known)) :])
+
+    return hear
 
 
 async def _fold(completion: Completion, call: Call, echo: Echo | None, stall_s: float | None) -> None:

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,16 @@ class Part:
         os.kill(self.pid, signal.SIGKILL)
         assert await self.role.ended() == -signal.SIGKILL, "the fault did not happen"
 
+    async def replace(self) -> float:
+        """Asked to end, as an upgrade does, and started again; the seconds that it took to end."""
+        began = time.monotonic()
+        os.kill(self.pid, signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await self.role.ended() == 0
+        ended = time.monotonic()
+        await self.start()
+        return ended - began
+
     async def freeze(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
         await _state(self.pid, "T")
@@ -68,6 +79,8 @@ class Text:
     running: asyncio.Task[Completion] = field(init=False)
     gap_s: float = 0.0
     heard: int = 0
+    refused: int = 0
+    """Gateways that were away when it was to begin: the next one was asked."""
 
     def expected(self) -> list[int]:
         return emulated_text([self.first, 8, 9], self.tokens)
@@ -118,6 +131,7 @@ class Cluster:
                     return await complete(one, request, hear, [other], Patience(stall_s=STALL_S))
                 except Unavailable:  # it never began: another try is another text
                     assert not text.heard
+                    text.refused += 1
                     await asyncio.sleep(0.2)
         raise AssertionError
 

@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -55,12 +56,35 @@ async def storm(system: Cluster, part: Part | None, until: float, struck: Counte
         struck[await (strike(part, chance) if part else strike_store(system, chance))] += 1
 
 
-async def talk(system: Cluster, until: float, said: list[Text]) -> None:
-    while time.monotonic() < until:
+async def talk(system: Cluster, over: Callable[[], bool], said: list[Text]) -> None:
+    while not over():
         (text,) = await system.say(1, TOKENS)
         completion = await text.running
         assert completion.token_ids == text.expected()
         said.append(text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_every_process_is_replaced_in_turn_and_no_client_sees_an_error() -> None:
+    said, ending = list[Text](), dict[str, float]()
+    async with cluster() as system:
+        replaced = asyncio.Event()
+
+        async def upgrade() -> None:
+            for part in system.parts:
+                ending[part.name] = await part.replace()
+                await asyncio.sleep(1.0)
+            replaced.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(upgrade())
+            for _ in range(AT_ONCE):
+                tasks.create_task(talk(system, replaced.is_set, said))
+        await system.at_rest()
+    gaps, refused = [text.gap_s for text in said], sum(text.refused for text in said)
+    print(f"{len(said)} texts, {refused} times a gateway was away at the start, longest silence {max(gaps):.2f} s")
+    print("seconds to end: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in ending.items()))
 
 
 @pytest.mark.slow
@@ -74,7 +98,7 @@ async def test_no_text_changes_in_a_storm() -> None:
             for part in [*system.parts, None]:
                 tasks.create_task(storm(system, part, until, struck))
             for _ in range(AT_ONCE):
-                tasks.create_task(talk(system, until, said))
+                tasks.create_task(talk(system, lambda: time.monotonic() > until, said))
         await system.at_rest()
     silences = sorted(text.gap_s for text in said)
     print(f"{len(said)} texts; longest silence: median {silences[len(silences) // 2]:.2f} s, most {silences[-1]:.2f} s")

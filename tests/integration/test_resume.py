@@ -308,3 +308,31 @@ async def test_log_probabilities_come_with_what_is_said_anew(setting: Setting) -
     again = await front.resume(answer.started.session_id)
     assert [one.logprob for one in answer.logprobs] == [-float(start + index) for index in range(9)]
     assert [one.logprob for one in again.logprobs] == [-float(start + index) for index in range(9, 40)]
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_a_session_that_is_lost_is_said_again_and_heard_once(setting: Setting, same: bool) -> None:
+    memory, other = Memory(), Memory()
+    front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
+    beside = await setting.beside(front, store(other, "b"))  # that knows nothing of it
+    said: list[str] = []
+    request = gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40)
+    async with channel(front.gateway.address) as one, channel(beside.gateway.address) as two:
+        running = asyncio.create_task(complete(one, request, said.append, [two]))
+        while sum(map(len, said)) < 6:
+            await asyncio.sleep(0.01)
+        front.verifiers[0].limit = None
+        if not same:
+            front.verifiers[0].script = [5] * 60
+        await front.gateway.sessions.close()
+        await front.gateway.server.stop(0)
+        if same:
+            completion = await running
+            assert completion.token_ids == front.verifiers[0].script[:40]
+            assert "".join(said) == completion.text
+        else:
+            with pytest.raises(Aborted) as caught:
+                await running
+            assert caught.value.reason == "SESSION_LOST"
+    first, *_, last = front.verifiers[0].opens()
+    assert first.sampling.seed == last.sampling.seed
