@@ -73,9 +73,10 @@ class Session:
         await self._log.create()
         finished = gateway_pb2.Finished(reason=FINISH_REASON_ERROR)
         try:
-            await deliver(self._started())
-            reason = await self._decode(deliver)
-            finished = await self._conclude(reason, deliver)
+            async with self._log.kept(self._config.lease_s / 3):
+                await deliver(self._started())
+                reason = await self._decode(deliver)
+                finished = await self._conclude(reason, deliver)
         except asyncio.CancelledError:  # the client is gone or out of time
             finished.reason = FINISH_REASON_CANCELLED
             raise

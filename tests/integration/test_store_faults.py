@@ -22,6 +22,8 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
 from gateway.service import Chance
+from gateway.store import SessionStore
+from gateway.store.memory import Memory, MemoryStore
 from gateway.store.redis import RedisStore
 from slipstream.client import channel, error_of
 from slipstream.engine.opening import open_engine
@@ -34,7 +36,7 @@ from tests.stores import connected, outcome, record
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
 TARGET = "emulated:base_ms=4"
-TOKENS = 240
+TOKENS = 160
 EARLY = 40
 """Tokens that were shown when the trouble begins: every session is in the middle of its text."""
 
@@ -62,14 +64,14 @@ TROUBLES = {
 
 
 @asynccontextmanager
-async def system(store: RedisStore | None, **settings: Any) -> AsyncIterator[Any]:
-    """A stub of a gateway with one verifier."""
+async def system(on: SessionStore | None, **settings: Any) -> AsyncIterator[Any]:
+    """A stub of a gateway with one verifier; without a store to be `on`, it opens the one that its settings name."""
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(verifier(open_engine(TARGET, kv_tokens=100_000)))
         config = GatewayConfig(
             verifiers=(target.address,), tokenizer=TOKENIZER, listen="127.0.0.1:0", grace_s=0.0, **settings
         )
-        world = World(Chance(random.Random(7).getrandbits), store=store)
+        world = World(Chance(random.Random(7).getrandbits), store=on)
         gateway = await stack.enter_async_context(running(config, world))
         await gateway.ready()
         line = await stack.enter_async_context(channel(gateway.address))
@@ -167,7 +169,7 @@ async def test_trouble_beyond_the_grace_ends_sessions_typed_and_in_bounded_time(
                 assert list(read.tokens[3 : 3 + len(follower.tokens)]) == follower.tokens
 
 
-@pytest.mark.parametrize("kind", TROUBLES)
+@pytest.mark.parametrize("kind", ["killed and restarted without data", "frozen"])
 async def test_relaxed_sessions_go_on_and_their_records_follow(kind: str, tmp_path: Path) -> None:
     trouble = TROUBLES[kind]
     async with scene(tmp_path, *trouble.options) as there, system(there.store, durability="relaxed") as stub:
@@ -190,6 +192,27 @@ async def test_what_is_in_a_store_that_is_full_may_still_be_read(tmp_path: Path)
         there.server.ask("CONFIG", "SET", "maxmemory", 1)
         assert await there.away()
         assert (await there.store.read(made.id)).tokens == made.tokens
+
+
+class Watched(MemoryStore):
+    """Counts the renewals of its sessions."""
+
+    renewals = 0
+
+    async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
+        await super().renew(session, epoch, length)
+        self.renewals += 1
+
+
+async def test_a_running_session_renews_its_lease_and_an_ended_one_does_not() -> None:
+    store = Watched(Memory(), owner="me", ttl_s=60, lease_s=60)
+    async with system(store, lease_s=0.01) as stub:
+        (follower,) = follow(stub, sessions=1)
+        await ends([follower])
+        renewals = store.renewals
+        assert renewals > 0
+        await asyncio.sleep(0.05)
+        assert store.renewals == renewals
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["replica in step", "replica behind"])
