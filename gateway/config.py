@@ -29,7 +29,7 @@ class GatewayConfig:
     """`strict`: a token shown is in the log first. `relaxed`: shown first, the log follows in order."""
     session_ttl_s: float = 3600.0
     lease_s: float = 10.0
-    """After so long without a sign of life of its gateway a session may be taken over by another."""
+    """After so long without a sign of life of its gateway a session may be taken over; renewed three times as often."""
     store_grace_s: float = 5.0
     """How long a session waits for a store that is away before it fails."""
     max_sessions: int = 1024
@@ -81,6 +81,8 @@ class GatewayConfig:
         address = None if self.store == "memory" else parse_store(self.store)
         if self.store_replicas < 0 or (self.store_replicas and (address is None or address.cluster)):
             raise InvalidArgument("GATEWAY_STORE_REPLICAS is for a Redis that is not a cluster; 0 waits for none.")
+        if not 0.0 < self.lease_s < self.session_ttl_s:
+            raise InvalidArgument("GATEWAY_LEASE_S must be above 0 and below GATEWAY_SESSION_TTL_S.")
 
     def _check_drafters(self) -> None:
         for drafter in self.drafters:

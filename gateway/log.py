@@ -93,8 +93,8 @@ class SessionLog:
         async with self._one_at_a_time:
             if self._behind or self._given_up:  # a write is tried again and again: that renews it too
                 return
-            epoch = self._written.epoch
-            await self._carry_out(_Write(partial(self._store.renew, self._written.id, epoch), epoch))
+            epoch, length = self._written.epoch, len(self._tokens)
+            await self._carry_out(_Write(partial(self._store.renew, self._written.id, epoch, length), epoch))
 
     @asynccontextmanager
     async def kept(self, every_s: float) -> AsyncIterator[None]:

@@ -16,7 +16,7 @@ class Follower:
         self.tokens: list[int] = []
         self.session_id = ""
         self._stub = stub
-        self._prompt = prompt
+        self.prompt = prompt
         self._request = gateway_pb2.GenerateRequest(
             prompt_token_ids=gateway_pb2.TokenIds(token_ids=prompt),
             max_tokens=max_tokens,
@@ -41,4 +41,4 @@ class Follower:
         """Ends it: every token is what the target alone would have said."""
         await self._stub.Cancel(gateway_pb2.CancelRequest(session_id=self.session_id))
         await self.reading
-        assert self.tokens == emulated_text(self._prompt, len(self.tokens))
+        assert self.tokens == emulated_text(self.prompt, len(self.tokens))

@@ -45,15 +45,16 @@ class SessionStore(Protocol):
         """Become the owner under the next epoch, of a finished session too: its outcome stays until the log changes.
         Raises Aborted while another owner's lease runs, unless the session's client itself wants it (`force`)."""
 
-    async def renew(self, session: str, epoch: int) -> None:
-        """The owner lives: its lease and the record's time to live, and nothing else."""
+    async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
+        """The owner lives: its lease and the record's time to live, and nothing else. Raises OutOfRange for a log
+        shorter than `length`."""
 
     async def finish(self, session: str, epoch: int, outcome: bytes, length: int | None = None) -> None:
         """Record how the session ended and give the lease up. Raises OutOfRange for a log shorter than `length`."""
 
     async def release(self, session: str, epoch: int, length: int | None = None) -> None:
         """Give the lease up without an outcome: suspended, anybody may take the session over at once. Raises
-        OutOfRange when the log is shorter than `length`."""
+        OutOfRange for a log shorter than `length`."""
 
     async def read(self, session: str, start: int = 0) -> Record:
         """The record as it is, with its tokens from `start` on; with none, and `start` at the end, where the log ends

@@ -96,8 +96,8 @@ class MemoryStore:
         self._own(session, entry, entry.epoch + 1)
         return await self.read(session)
 
-    async def renew(self, session: str, epoch: int) -> None:
-        self._own(session, self._fenced(session, epoch), epoch)
+    async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
+        self._own(session, self._whole(session, epoch, length), epoch)
 
     async def finish(self, session: str, epoch: int, outcome: bytes, length: int | None = None) -> None:
         self._end(session, epoch, length).outcome = outcome
@@ -141,15 +141,19 @@ class MemoryStore:
         if epoch < entry.epoch or (epoch == entry.epoch and entry.owner != self._owner):
             raise refusal("FENCED", session, entry.epoch, _length(entry))
 
+    def _whole(self, session: str, epoch: int, length: int | None) -> _Entry:
+        entry = self._fenced(session, epoch)
+        if length is not None and length > _length(entry):
+            raise refusal("MISMATCH", session, entry.epoch, _length(entry))
+        return entry
+
     def _own(self, session: str, entry: _Entry, epoch: int) -> None:
         entry.given_up = entry.given_up and epoch == entry.epoch
         entry.epoch, entry.owner = epoch, self._owner
         self._renew(session, entry)
 
     def _end(self, session: str, epoch: int, length: int | None) -> _Entry:
-        entry = self._fenced(session, epoch)
-        if length is not None and length > _length(entry):
-            raise refusal("MISMATCH", session, entry.epoch, _length(entry))
+        entry = self._whole(session, epoch, length)
         self._own(session, entry, epoch)
         entry.lease_until, entry.given_up = 0.0, True
         return entry

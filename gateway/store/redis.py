@@ -48,8 +48,8 @@ class RedisStore:
     async def takeover(self, session: str, *, force: bool = False) -> Record:
         return _record(session, await self._run("takeover", session, 0, int(force)))
 
-    async def renew(self, session: str, epoch: int) -> None:
-        await self._run("renew", session, epoch)
+    async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
+        await self._run("renew", session, epoch, _number(length))
 
     async def finish(self, session: str, epoch: int, outcome: bytes, length: int | None = None) -> None:
         await self._run("finish", session, epoch, _number(length), outcome)

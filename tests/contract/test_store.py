@@ -240,10 +240,10 @@ async def test_a_late_repeat_does_not_undo_a_finish(world: World) -> None:
     assert (read.outcome, read.tokens, read.leased) == (b"\x08\x01", (*PROMPT, 7), False)
 
 
-async def test_the_end_of_a_log_that_lost_tokens_is_refused(world: World) -> None:
+async def test_a_log_that_lost_tokens_is_neither_renewed_nor_ended(world: World) -> None:
     store, made = world.store("a"), world.record()
     await store.create(made)
-    for operation in (store.finish(made.id, 1, b"x", 4), store.release(made.id, 1, 4)):
+    for operation in (store.finish(made.id, 1, b"x", 4), store.release(made.id, 1, 4), store.renew(made.id, 1, 4)):
         with pytest.raises(OutOfRange):
             await operation
     read = await store.read(made.id)

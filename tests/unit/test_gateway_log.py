@@ -100,3 +100,90 @@ async def test_without_a_store_no_session_begins_whatever_the_durability() -> No
         down = Down(Memory(), owner="me", ttl_s=60, lease_s=60)
         with pytest.raises(Unavailable):
             await SessionLog(down, RECORD, scribe=scribe, grace_s=5).create()
+
+
+class Watched(MemoryStore):
+    """Counts renewals; each waits for `gate`."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory, owner="me", ttl_s=60, lease_s=0)
+        self.renewals = 0
+        self.away = False
+        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
+        self.asked.set()
+        await self.gate.wait()
+        self.renewals += 1
+        if self.away:
+            raise Unavailable("away")
+        await super().renew(session, epoch, length)
+
+
+async def until_renewed(there: Watched, times: int) -> None:
+    async with asyncio.timeout(10):
+        while there.renewals < times:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_lease_is_kept_through_an_outage_and_no_longer_than_asked() -> None:
+    there = Watched(Memory())
+    log = SessionLog(there, RECORD, scribe=None, grace_s=5)
+    await log.create()
+    async with log.kept(0.001):
+        await until_renewed(there, 3)
+        there.away = True
+        await until_renewed(there, there.renewals + 3)
+        there.away = False
+        await until_renewed(there, there.renewals + 3)
+        await log.append([3])
+    before = there.renewals
+    await asyncio.sleep(0.02)
+    assert there.renewals == before
+
+
+async def test_a_renewal_that_is_fenced_ends_the_session() -> None:
+    memory = Memory()
+    there = Watched(memory)
+    log = SessionLog(there, RECORD, scribe=None, grace_s=5)
+    await log.create()
+    taken = await MemoryStore(memory, owner="other", ttl_s=60, lease_s=60).takeover("s")
+    async with log.kept(0.001):
+        await until_renewed(there, 1)
+        with pytest.raises(Aborted):
+            await log.append([3])
+    assert await there.read("s") == taken
+
+
+async def test_a_renewal_is_never_overtaken_by_the_next_epoch() -> None:
+    """It would be refused, and its session would think itself fenced."""
+    there = Watched(Memory())
+    log = SessionLog(there, RECORD, scribe=None, grace_s=5)
+    await log.create()
+    there.gate.clear()
+    renewal = asyncio.create_task(log.renew())
+    await there.asked.wait()
+    raising = asyncio.create_task(log.raise_epoch())
+    await asyncio.sleep(0.01)
+    there.gate.set()
+    await asyncio.gather(renewal, raising)
+    await log.append([3])
+    assert (await there.read("s")).epoch == 2
+
+
+async def test_a_released_session_is_suspended_and_its_log_is_whole() -> None:
+    memory = Memory()
+    log = SessionLog(MemoryStore(memory, owner="me", ttl_s=60, lease_s=60), RECORD, scribe=None, grace_s=5)
+    await log.create()
+    await log.append([3])
+    memory.entries.clear()
+    await log.release()
+    other = MemoryStore(memory, owner="other", ttl_s=60, lease_s=60)
+    taken = await other.takeover("s")
+    assert (taken.tokens, taken.outcome, taken.epoch) == ((1, 2, 3), b"", 2)
+    with pytest.raises(Aborted):
+        await log.append([4])
+    await SessionLog(other, taken, scribe=None, grace_s=5).append([4])
+    assert (await other.read("s")).tokens == (1, 2, 3, 4)

@@ -1,0 +1,241 @@
+"""Redis fails in the middle of texts: nothing that was shown is lost, repeated or changed.
+
+Gateway, verifier and Redis are the real ones; only the model is emulated. The gateway runs `strict` unless a test says
+otherwise: a token is shown once Redis has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.gateway import World, running
+from gateway.sessions import Chance
+from gateway.store import SessionStore
+from gateway.store.memory import Memory, MemoryStore
+from gateway.store.redis import RedisStore
+from slipstream.client import channel, error_of
+from slipstream.engine.opening import open_engine
+from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.v1 import gateway_pb2_grpc
+from tests.fleet import emulated_text, until, verifier
+from tests.follower import Follower
+from tests.redis_server import RedisServer, redis_process, replicated
+from tests.stores import connected, outcome, record
+
+TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
+TARGET = "emulated:base_ms=4"
+TOKENS = 160
+EARLY = 40
+"""Tokens that were shown when the trouble begins: every session is in the middle of its text."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    begin: Callable[[RedisServer], object]
+    end: Callable[[RedisServer], object]
+    options: tuple[str, ...] = ()
+
+
+KEPT = ("--appendonly", "yes")
+TROUBLES = {
+    "killed and restarted with its data": Trouble(RedisServer.kill, RedisServer.start, KEPT),
+    "killed and restarted without data": Trouble(RedisServer.kill, RedisServer.start),
+    "frozen": Trouble(RedisServer.freeze, RedisServer.thaw),
+    "out of memory": Trouble(
+        lambda server: server.ask("CONFIG", "SET", "maxmemory", 1),
+        lambda server: server.ask("CONFIG", "SET", "maxmemory", 0),
+    ),
+    "made a replica": Trouble(
+        lambda server: server.ask("REPLICAOF", "127.0.0.1", 1), lambda server: server.ask("REPLICAOF", "NO", "ONE")
+    ),
+}
+
+
+@asynccontextmanager
+async def system(on: SessionStore | None, **settings: Any) -> AsyncIterator[Any]:
+    """A stub of a gateway with one verifier; without a store to be `on`, it opens the one that its settings name."""
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(verifier(open_engine(TARGET, kv_tokens=100_000)))
+        config = GatewayConfig(
+            verifiers=(target.address,), tokenizer=TOKENIZER, listen="127.0.0.1:0", grace_s=0.0, **settings
+        )
+        world = World(Chance(random.Random(7).getrandbits), store=on)
+        gateway = await stack.enter_async_context(running(config, world))
+        await gateway.ready()
+        line = await stack.enter_async_context(channel(gateway.address))
+        yield gateway_pb2_grpc.GatewayServiceStub(line)
+
+
+@dataclass
+class Scene:
+    """A server, and a store on it whose patience suits a test."""
+
+    server: RedisServer
+    store: RedisStore
+
+    async def away(self) -> bool:
+        return await outcome(self.store.create(record())) == "Unavailable"
+
+    async def holds(self, follower: Follower) -> bool:
+        """Whether the record is what its client was shown."""
+        read = await self.store.read(follower.session_id)
+        return list(read.tokens[read.prompt_length :]) == follower.tokens and bool(read.outcome)
+
+
+@asynccontextmanager
+async def scene(folder: Path, *options: str) -> AsyncIterator[Scene]:
+    with redis_process(folder, *options) as server:
+        async with connected(server.url, reply_timeout_s=0.2) as client:
+            yield Scene(server, RedisStore(client, owner="me", ttl_s=60, lease_s=60))
+
+
+def follow(stub: Any, sessions: int = 3) -> list[Follower]:
+    return [Follower(stub, [first, 8, 9], TOKENS) for first in range(sessions)]
+
+
+def text(follower: Follower) -> list[int]:
+    return emulated_text(follower.prompt, TOKENS)
+
+
+async def in_the_middle(followers: list[Follower]) -> None:
+    await until(lambda: all(len(follower.tokens) >= EARLY or follower.reading.done() for follower in followers))
+    assert all(EARLY <= len(follower.tokens) < TOKENS for follower in followers)
+
+
+async def ends(followers: list[Follower]) -> None:
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(follower.reading for follower in followers))
+    for follower in followers:
+        assert follower.tokens == text(follower)
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+async def test_sessions_wait_for_a_store_in_trouble_and_lose_nothing(kind: str, tmp_path: Path) -> None:
+    trouble = TROUBLES[kind]
+    async with scene(tmp_path, *trouble.options) as there, system(there.store) as stub:
+        followers = follow(stub)
+        await in_the_middle(followers)
+        trouble.begin(there.server)
+        assert await there.away()
+        trouble.end(there.server)
+        await ends(followers)
+        for follower in followers:
+            assert await there.holds(follower)
+
+
+async def test_a_flushed_store_is_filled_again(tmp_path: Path) -> None:
+    async with scene(tmp_path) as there, system(there.store) as stub:
+        followers = follow(stub)
+        await in_the_middle(followers)
+        there.server.ask("FLUSHALL")
+        await ends(followers)
+        for follower in followers:
+            assert await there.holds(follower)
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+async def test_trouble_beyond_the_grace_ends_sessions_typed_and_in_bounded_time(kind: str, tmp_path: Path) -> None:
+    trouble = TROUBLES[kind]
+    async with scene(tmp_path, *trouble.options) as there, system(there.store, store_grace_s=0.3) as stub:
+        followers = follow(stub)
+        await in_the_middle(followers)
+        trouble.begin(there.server)
+        assert await there.away()
+        async with asyncio.timeout(10):
+            ended = await asyncio.gather(*(follower.reading for follower in followers), return_exceptions=True)
+            with pytest.raises(grpc.RpcError) as refused:  # and no new session begins
+                await Follower(stub, [1], 5).reading
+        trouble.end(there.server)
+        for error in (*ended, refused.value):
+            assert isinstance(error, grpc.RpcError)
+            typed: SlipstreamError = error_of(error)
+            assert isinstance(typed, Unavailable) and typed.reason == "STORE_UNAVAILABLE"
+        for follower in followers:
+            assert follower.tokens == text(follower)[: len(follower.tokens)]
+            if kind != "killed and restarted without data":
+                read = await there.store.read(follower.session_id)
+                assert list(read.tokens[3 : 3 + len(follower.tokens)]) == follower.tokens
+
+
+@pytest.mark.parametrize("kind", ["killed and restarted without data", "frozen"])
+async def test_relaxed_sessions_go_on_and_their_records_follow(kind: str, tmp_path: Path) -> None:
+    trouble = TROUBLES[kind]
+    async with scene(tmp_path, *trouble.options) as there, system(there.store, durability="relaxed") as stub:
+        followers = follow(stub)
+        await in_the_middle(followers)
+        trouble.begin(there.server)
+        assert await there.away()
+        await ends(followers)
+        trouble.end(there.server)
+        async with asyncio.timeout(20):
+            for follower in followers:
+                while await outcome(there.store.read(follower.session_id)) != "OK" or not await there.holds(follower):
+                    await asyncio.sleep(0.02)
+
+
+async def test_what_is_in_a_store_that_is_full_may_still_be_read(tmp_path: Path) -> None:
+    async with scene(tmp_path) as there:
+        made = record()
+        await there.store.create(made)
+        there.server.ask("CONFIG", "SET", "maxmemory", 1)
+        assert await there.away()
+        assert (await there.store.read(made.id)).tokens == made.tokens
+
+
+class Watched(MemoryStore):
+    """Counts the renewals of its sessions."""
+
+    renewals = 0
+
+    async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
+        await super().renew(session, epoch, length)
+        self.renewals += 1
+
+
+async def test_a_running_session_renews_its_lease_and_an_ended_one_does_not() -> None:
+    store = Watched(Memory(), owner="me", ttl_s=60, lease_s=60)
+    async with system(store, lease_s=0.01) as stub:
+        (follower,) = follow(stub, sessions=1)
+        await ends([follower])
+        renewals = store.renewals
+        assert renewals > 0
+        await asyncio.sleep(0.05)
+        assert store.renewals == renewals
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["replica in step", "replica behind"])
+async def test_sentinels_fail_over_in_the_middle_of_texts(
+    stale: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="gateway.log")
+    with replicated(tmp_path) as redis:
+        async with system(None, store=redis.url) as stub:
+            followers = follow(stub)
+            if stale:  # what is written from now on is lost
+                await until(lambda: all(follower.tokens for follower in followers))
+                redis.replica.ask("REPLICAOF", "127.0.0.1", 1)
+            await in_the_middle(followers)
+            redis.primary.kill()
+            began = time.monotonic()
+            shown = [len(follower.tokens) for follower in followers]
+            await until(lambda: all(len(f.tokens) > before for f, before in zip(followers, shown, strict=True)))
+            print(f"\nfirst tokens after the failover: {time.monotonic() - began:.2f} s")
+            await ends(followers)
+        assert redis.promoted()
+        assert ("put back" in caplog.text) >= stale
+        async with connected(redis.replica.url) as client:
+            there = Scene(redis.replica, RedisStore(client, owner="reader", ttl_s=60, lease_s=60))
+            for follower in followers:
+                assert await there.holds(follower)
