@@ -18,6 +18,8 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
 
 Event = gateway_pb2.GenerateResponse | gateway_pb2.ResumeResponse
 Echo = Callable[[str], None]
+PAUSE_S = 0.2
+"""Before another gateway is asked."""
 Call = Any
 """A Generate or Resume call, whose type gRPC does not name."""
 
@@ -140,21 +142,68 @@ async def complete(
     Raises the SlipstreamError that the gateway sent, Unavailable where it never began or did not go on, and Aborted
     where what was begun again says something else.
     """
-    completion, patience = Completion(), patience or Patience()
-    try:
-        await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Generate(request), echo, patience.stall_s)
-    except SlipstreamError as error:
-        if not completion.started.session_id:
-            raise _explained(error) from error
-        lines = [line, *others]
+    patience, hearing = patience or Patience(), _Hearing(echo)
+    lines, lost_at = [line, *others], None
+    while True:
+        completion = Completion()
         try:
-            await resume(lines, completion, echo, patience, error)
-        except NotFound:
-            again = gateway_pb2.GenerateRequest()
-            again.CopyFrom(request)
-            again.sampling.seed = completion.started.seed
-            return await complete(lines[-1], again, _beyond(completion.text, echo), lines[:-1], patience)
-    return completion
+            await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(lines[0]).Generate(request), hearing, patience)
+            return completion
+        except SlipstreamError as error:
+            if not completion.started.session_id:
+                # Only a session that is begun again may look for a gateway that is there.
+                if lost_at is None or time.monotonic() - lost_at > patience.resume_s:
+                    raise _explained(error) from error
+                await asyncio.sleep(PAUSE_S)
+            elif await _resumed(lines, completion, hearing, patience, error):
+                return completion
+            else:
+                lost_at = time.monotonic()
+                request = _seeded(request, completion.started.seed)
+                hearing.again()
+        lines = [*lines[1:], lines[0]]
+
+
+async def _resumed(
+    lines: Sequence[grpc.aio.Channel],
+    completion: Completion,
+    hearing: _Hearing,
+    patience: Patience,
+    error: SlipstreamError,
+) -> bool:
+    """Whether there was anything to resume."""
+    try:
+        await resume(lines, completion, hearing, patience, error)
+    except NotFound:
+        return False
+    return True
+
+
+def _seeded(request: gateway_pb2.GenerateRequest, seed: int) -> gateway_pb2.GenerateRequest:
+    again = gateway_pb2.GenerateRequest()
+    again.CopyFrom(request)
+    again.sampling.seed = seed
+    return again
+
+
+class _Hearing:
+    """Echoes each piece of a text once, however often the text is begun again."""
+
+    def __init__(self, echo: Echo | None) -> None:
+        self._echo = echo
+        self._said = self._text = ""
+
+    def again(self) -> None:
+        self._text = ""
+
+    def __call__(self, piece: str) -> None:
+        self._text += piece
+        if self._text.startswith(self._said):
+            fresh, self._said = self._text[len(self._said) :], self._text
+            if fresh and self._echo is not None:
+                self._echo(fresh)
+        elif not self._said.startswith(self._text):
+            raise Aborted("the session was lost, and its text is another one now; ask again.", reason="SESSION_LOST")
 
 
 async def resume(
@@ -184,38 +233,23 @@ async def resume(
             characters=len(completion.text) if completion.text else None,
         )
         try:
-            await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Resume(request), echo, patience.stall_s)
+            await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Resume(request), echo, patience)
             return
         except SlipstreamError as again:
             error = again
 
 
-def _beyond(known: str, echo: Echo | None) -> Echo:
-    """Echoes what comes behind the text that is known. Raises Aborted where another text comes."""
-    text = ""
-
-    def hear(piece: str) -> None:
-        nonlocal text
-        before, text = len(text), text + piece
-        if not (text.startswith(known) or known.startswith(text)):
-            raise Aborted("the session was lost, and its text is another one now; ask again.", reason="SESSION_LOST")
-        if echo is not None and len(text) > len(known):
-            echo(text[max(before, len(known)) :])
-
-    return hear
-
-
-async def _fold(completion: Completion, call: Call, echo: Echo | None, stall_s: float | None) -> None:
+async def _fold(completion: Completion, call: Call, echo: Echo | None, patience: Patience) -> None:
     """Raises the SlipstreamError behind a failed call."""
     try:
-        while (event := await asyncio.wait_for(call.read(), stall_s)) is not grpc.aio.EOF:
+        while (event := await asyncio.wait_for(call.read(), patience.stall_s)) is not grpc.aio.EOF:
             text = completion.take(event)
             if echo is not None and text:
                 echo(text)
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from error
     except TimeoutError as error:
-        raise Unavailable(f"the gateway said nothing for {stall_s} s.", reason="STALLED") from error
+        raise Unavailable(f"the gateway said nothing for {patience.stall_s} s.", reason="STALLED") from error
     finally:
         call.cancel()
     if not completion.finished.reason:
