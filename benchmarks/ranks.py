@@ -4,7 +4,7 @@ usage: python -m torch.distributed.run --standalone --nproc-per-node 2 -m benchm
 
 fp32 on the CPU, one thread a rank, both ways in turn. A step has so many sessions, each with 8 candidates on 128 tokens
 of context (or one prompt of 512 tokens). The message is timed alone: encoding it on the leader, and the broadcast until
-the leader may go on. Medians of 15.
+the leader may go on. Medians of 30.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from slipstream.engine.parallel import FollowingEngine, LeadingEngine, Line, Pat
 from slipstream.engine.spread import Spread
 from slipstream.engine.step import Segment
 
-REPEATS = 15
+REPEATS = 30
 CONTEXT, NODES, PROMPT = 128, 8, 512
-SESSIONS = (1, 4, 16)
+SESSIONS = (1, 4, 16, 64)
 KV_TOKENS = 16_384
 COMMAND = "python -m torch.distributed.run --standalone --nproc-per-node 2 -m benchmarks.ranks"
 

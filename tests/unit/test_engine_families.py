@@ -228,7 +228,7 @@ def test_a_forgotten_window_would_change_the_text(
     (session,) = opened(pair, [2 * WINDOW])
     prefill(pair, session)
     real = plan_module.Plan._read
-    monkeypatch.setattr(plan_module.Plan, "_read", lambda self, at, window, *kind: real(self, at, None, *kind))
+    monkeypatch.setattr(plan_module.Plan, "_read", lambda self, at, kind: real(self, at, kind._replace(window=None)))
     session.segment(parents=[-1])
     assert worst(pair, [session]) > 0.1
 
