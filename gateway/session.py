@@ -155,7 +155,7 @@ class Session:
         if self._transcript.stop:
             tokens = tokens[: max(0, self._transcript.carrying() - offset)]
         if tokens or text:
-            told = [each for done in rounds for each in done.logprobs][: len(tokens)]
+            told = [each for done in rounds for each in done.logprobs]
             await deliver(_delta(offset, tokens, text, self._transcript.likelihoods(tokens, told)))
         seat.credit(len(self._output) - offset)
 
