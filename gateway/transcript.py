@@ -39,7 +39,8 @@ class Transcript:
         return "".join(self._advance(self._detokenizer.push(token)) for token in tokens)
 
     def likelihoods(self, tokens: Sequence[int], told: Sequence[types_pb2.TokenLogprobs]) -> list[gateway_pb2.Logprob]:
-        """What the verifier said of these tokens, with their words; nothing where it was not asked."""
+        """What the verifier said of these tokens, with their words, and perhaps of more behind them, which were cut;
+        nothing where it was not asked."""
         return [self._likelihood(token, each) for token, each in zip(tokens, told, strict=False)]
 
     def _likelihood(self, token: int, told: types_pb2.TokenLogprobs) -> gateway_pb2.Logprob:

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 from slipstream.engine.opening import open_engine
 from slipstream.sampling import Sampling
 from slipstream.structure import Structure
-from slipstream.v1 import types_pb2, verifier_pb2
+from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, drafter, gateway, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, tokenizer
+from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
 
 PROMPT = tokenizer().encode("def read(self, path):").ids
 TOKENS, TOP = 32, 4
@@ -92,13 +93,19 @@ async def test_they_are_the_models_own_with_and_without_candidates(
     assert sum(decoded.accepted for decoded in drafted) > 0
 
 
-async def test_those_of_tokens_that_are_cut_are_cut_with_them(client: Gateway, guesses: str) -> None:
-    """A stop token, and the length, in the middle of a round."""
+async def test_those_of_tokens_that_are_cut_are_cut_with_them(client: Gateway) -> None:
+    """A stop token in the middle of a round: the drafter knows the whole text."""
     text = (await client.decode(PROMPT, tokens=TOKENS)).token_ids
-    for stop, tokens in (([text[9]], TOKENS), ([], 5)):
-        decoded = await client.decode(PROMPT, tokens=tokens, stop=stop, drafters=[guesses], top_logprobs=0)
-        assert decoded.token_ids == text[: text.index(stop[0]) + 1 if stop else tokens]
-        assert all(not one.top_token_ids for one in told(decoded))
+
+    def knowing(drafter: HostileDrafter, command: Command) -> list[drafter_pb2.DraftResponse]:
+        return [frame(command, text)] if command.HasField("open") else []
+
+    async with hostile(knowing) as prophet:
+        for stop in sorted(set(text)):
+            options = {"tokens": TOKENS, "max_draft_tokens": 16, "drafters": [prophet.address], "top_logprobs": 0}
+            decoded = await client.decode(PROMPT, stop=[stop], **options)
+            assert decoded.token_ids == text[: text.index(stop) + 1]
+            assert all(not one.top_token_ids for one in told(decoded))
 
 
 async def test_after_a_rollback_and_elsewhere_they_are_the_same(
