@@ -109,12 +109,13 @@ class Story:
         finally:
             self._clients -= 1
             if not self._clients:
+                self._wake()
                 self.deserted()
 
     async def lags(self, tokens: int) -> int:
         """How many tokens the client that is farthest is behind; waits until they are fewer than so many."""
         while len(self.tokens) - self.reached >= tokens and self._clients:
-            await asyncio.sleep(0.05)
+            await self._news.wait()
         return max(0, len(self.tokens) - self.reached)
 
     def _delta(self, offset: int, until: int, characters: int | None) -> gateway_pb2.Delta:
@@ -137,6 +138,7 @@ class Story:
     def _take(self, reached: int) -> None:
         if reached > self.reached:
             advance, self.reached = reached - self.reached, reached
+            self._wake()
             self.took(advance)
 
     def _wake(self) -> None:
