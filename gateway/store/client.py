@@ -6,9 +6,9 @@ from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 
 from gateway.store.address import Address, parse
@@ -63,10 +63,26 @@ def _common(address: Address) -> dict[str, Any]:
 
 
 def _primary(address: Address, options: dict[str, Any], password: str) -> Redis:
-    """A client of whichever server the sentinels call primary: they are asked again for every new connection."""
+    """A client of whichever server the sentinels call primary."""
     of_server = {"username", "password", "db", "retry", "health_check_interval"}
     told = {name: value for name, value in options.items() if name not in of_server}
     # A sentinel that is away is passed over for the next one; the whole lookup is tried again.
     told |= {"password": password or None, "retry": Retry(NoBackoff(), 0)}
-    client: Redis = Sentinel(address.hosts, sentinel_kwargs=told).master_for(address.primary, **options)
+    kind = _PrimaryTlsConnection if options.get("ssl") else _PrimaryConnection
+    sentinel = Sentinel(address.hosts, sentinel_kwargs=told)
+    client: Redis = sentinel.master_for(address.primary, connection_class=kind, **options)
     return client
+
+
+class _PrimaryConnection(SentinelManagedConnection):
+    """Asks the sentinels for each connection that it opens. Without this, a command that is repeated after a loss goes
+    to the very server that was lost: redis-py asks them only for a command's first try."""
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if not self.is_connected:
+            await self.connect()  # type: ignore[no-untyped-call]
+        await super().send_packed_command(command, check_health)
+
+
+class _PrimaryTlsConnection(_PrimaryConnection, SSLConnection):
+    pass

@@ -143,6 +143,24 @@ async def test_a_write_is_done_when_enough_replicas_have_it(tmp_path: Path) -> N
             await store.append(made.id, 1, 3, [7])
 
 
+async def test_a_write_that_a_lost_primary_did_not_answer_is_repeated_on_the_next_one(tmp_path: Path) -> None:
+    with redis_process(tmp_path / "first") as first, redis_process(tmp_path / "second") as second:
+        async with connected("redis+sentinel://127.0.0.1:1/main", reply_timeout_s=0.1) as client:
+            primary = first
+
+            async def discover(_: str) -> tuple[str, int]:
+                return "127.0.0.1", primary.port
+
+            client.connection_pool.sentinel_manager.discover_master = discover
+            store = RedisStore(client, owner="a", ttl_s=60, lease_s=60)
+            await store.create(record())
+            first.freeze()
+            primary, made = second, record()
+            await store.create(made)
+        async with connected(second.url) as client:
+            assert await client.exists(*keys(made.id)) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "hosts", "primary", "url"),
     [

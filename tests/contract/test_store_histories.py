@@ -125,6 +125,7 @@ TOKENS = st.lists(st.integers(0, 1), max_size=3)
 STEPS = st.one_of(
     step("append", AHEAD, AT, TOKENS),
     step("truncate", AHEAD, AT, st.none() | PARAMS),
+    step("truncate", st.just(1), AT, st.none() | PARAMS),
     step("restore", AHEAD, TOKENS, PARAMS),
     step("takeover"),
     step("renew", AHEAD, LENGTHS),

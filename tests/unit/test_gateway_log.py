@@ -144,10 +144,11 @@ async def test_a_lease_is_kept_through_an_outage_and_no_longer_than_asked() -> N
     assert there.renewals == before
 
 
-async def test_a_renewal_that_is_fenced_ends_the_session() -> None:
+@pytest.mark.parametrize("scribe", [None, Scribe()], ids=["strict", "relaxed"])
+async def test_a_renewal_that_is_fenced_ends_the_session(scribe: Scribe | None) -> None:
     memory = Memory()
     there = Watched(memory)
-    log = SessionLog(there, RECORD, scribe=None, grace_s=5)
+    log = SessionLog(there, RECORD, scribe=scribe, grace_s=5)
     await log.create()
     taken = await MemoryStore(memory, owner="other", ttl_s=60, lease_s=60).takeover("s")
     async with log.kept(0.001):
