@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from slipstream import wire
+from slipstream.engine.cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
 from slipstream.engine.quantisation import for_target
@@ -25,7 +26,7 @@ from verifier_svc.service import Bounds, VerifierService
 
 
 def open_target(config: VerifierConfig) -> Engine:
-    return open_engine(config.model, config.dtype, config.kv_tokens, for_target(config.quantisation))
+    return open_engine(config.model, config.dtype, config.kv_tokens, for_target(config.quantisation), config.lean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Verifier:
 async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIterator[Verifier]:
     """A verifier that listens; at the end its sessions have `grace_s` to finish."""
     parts = parts or Parts()
-    async with ModelThread(config.threads, "target-model") as thread:
+    async with ModelThread(threads_for(config.threads), "target-model") as thread:
         engine = await thread.run(parts.opening, config)
         model = wire.model_to_wire(engine.model)
         drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s)

@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
 from slipstream.engine.attention import NAME, register
+from slipstream.engine.forward import Forward, LibraryForward
 from slipstream.engine.layers import Layer, probe_layers
+from slipstream.engine.lean import fits, lean_forward
 from slipstream.engine.model import ModelInfo
 from slipstream.engine.quantisation import convert, loading_options, quantisation_method
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -24,16 +26,22 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    model: torch.nn.Module
+    forward: Forward
     layers: list[Layer]
     info: ModelInfo
     device: torch.device
 
 
 def load_checkpoint(
-    name: str, dtype: str = "auto", device: str = "cpu", revision: str = "main", quantisation: str = ""
+    name: str,
+    dtype: str = "auto",
+    device: str = "cpu",
+    revision: str = "main",
+    quantisation: str = "",
+    lean: bool = True,
 ) -> Checkpoint:
-    """From a folder (never the network) or a hub id. Safetensors only, no remote code.
+    """From a folder (never the network) or a hub id. Safetensors only, no remote code. `lean`: without the library's
+    modelling code where `slipstream.engine.lean` can do without it.
 
     Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed, broken files or a
     quantiser that is not installed, InvalidArgument for an unknown dtype or quantisation.
@@ -53,8 +61,14 @@ def load_checkpoint(
     if not quantised:
         model.to(device)
     layers = _layers(model, config, quantised)
-    dtype = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
-    return Checkpoint(model, layers, _info(name, revision, model, dtype, parameters), torch.device(device))
+    told = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
+    info = _info(name, revision, model, told, parameters)
+    forward: Forward | None = LibraryForward(model)
+    if lean and not quantised and fits(model):
+        forward = lean_forward(model, layers, info.max_length)
+    if forward is None:
+        return load_checkpoint(name, dtype, device, revision, lean=False)
+    return Checkpoint(forward, layers, info, torch.device(device))
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:

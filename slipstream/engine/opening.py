@@ -28,9 +28,11 @@ class Emulation:
     seed: float = 0
 
 
-def open_engine(model: str, dtype: str = "auto", kv_tokens: int = 65_536, quantisation: str = "") -> Engine:
+def open_engine(
+    model: str, dtype: str = "auto", kv_tokens: int = 65_536, quantisation: str = "", lean: bool = True
+) -> Engine:
     """`model` on this machine, with KV room for `kv_tokens` tokens of all sessions together; `quantisation` is empty
-    or one of `slipstream.engine.quantisation`.
+    or one of `slipstream.engine.quantisation`. `lean`: see `slipstream.engine.lean`.
 
     Raises NotFound or FailedPrecondition for a checkpoint that is not there or cannot be served, InvalidArgument for
     settings that do not go together.
@@ -46,7 +48,7 @@ def open_engine(model: str, dtype: str = "auto", kv_tokens: int = 65_536, quanti
     from slipstream.engine.checkpoint import load_checkpoint
     from slipstream.engine.packed import PackedEngine
 
-    return PackedEngine(load_checkpoint(model, dtype, quantisation=quantisation), kv_tokens)
+    return PackedEngine(load_checkpoint(model, dtype, quantisation=quantisation, lean=lean), kv_tokens)
 
 
 def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:

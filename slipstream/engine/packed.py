@@ -32,6 +32,7 @@ class PackedEngine(Bookkeeping):
         super().__init__(BlockPool(blocks, block_size), checkpoint.info.max_length)
         self.model = checkpoint.info
         self._checkpoint = checkpoint
+        checkpoint.forward.reserve(min(checkpoint.info.max_length, blocks * block_size))
         self._store = KVStore(checkpoint.layers, blocks * block_size)
 
     @torch.inference_mode()
@@ -40,17 +41,10 @@ class PackedEngine(Bookkeeping):
         self._check_tokens(segments)
         self._store.settle()
         plan = Plan(segments, self._store, self._checkpoint.device, self._max_length)
-        output = self._checkpoint.model(
-            input_ids=plan.tokens,
-            position_ids=plan.positions,
-            use_cache=False,
-            logits_to_keep=plan.wanted,
-            plan=plan,
-        )
+        logits = self._checkpoint.forward(plan)
         for segment in segments:
             segment.sequence.ahead = segment.tokens
-        logits: torch.Tensor = output.logits
-        return logits[0].float()
+        return logits.float()
 
     def _check_tokens(self, segments: list[Segment]) -> None:
         size = self.model.vocabulary_size
