@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
@@ -17,6 +20,7 @@ from slipstream.client import channel
 from slipstream.engine.emulated import EmulatedEngine
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
+from slipstream.engine.step import Segment
 from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import VerifierConfig
@@ -42,6 +46,18 @@ async def verifier(engine: Engine, **settings: Any) -> AsyncIterator[Verifier]:
     config = VerifierConfig(model="given", listen="127.0.0.1:0", **(defaults | settings))
     async with verifier_running(config, Parts(opening=lambda _: engine)) as running:
         yield running
+
+
+def slowed(engine: Engine, seconds: float = 0.03) -> Engine:
+    """A target that costs several guesses, on whatever machine: so slow as to be worth guessing for."""
+    forward = engine.forward
+
+    def slow(segments: list[Segment]) -> torch.Tensor:
+        time.sleep(seconds)
+        return forward(segments)
+
+    engine.forward = slow  # type: ignore[method-assign]
+    return engine
 
 
 def emulated_text(prompt: list[int], tokens: int, vocabulary: int = 256) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
-from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
-from slipstream.engine.step import Segment
 from slipstream.sampling import Sampling
 from slipstream.v1 import verifier_pb2
 from tests.checkpoints import save_checkpoint
-from tests.fleet import drafter, gateway, until, verifier
+from tests.fleet import drafter, gateway, slowed, until, verifier
 
 VOCABULARY, TOKENS = 4, 3
 SESSIONS, AT_ONCE = 600, 100
@@ -47,18 +44,6 @@ def joint(folder: Path) -> dict[tuple[int, ...], float]:
         text: float(torch.stack([row[first + i, token] for i, token in enumerate(text)]).sum().exp())
         for text, row in zip(texts, logs, strict=True)
     }
-
-
-def slowed(engine: Engine) -> Engine:
-    """So slow as to be worth guessing for."""
-    forward = engine.forward
-
-    def slow(segments: list[Segment]) -> torch.Tensor:
-        time.sleep(0.03)
-        return forward(segments)
-
-    engine.forward = slow  # type: ignore[method-assign]
-    return engine
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
