@@ -40,7 +40,7 @@ def fits(model: Any) -> bool:
     if model.config.model_type not in FAMILIES or model.config.hidden_act != "silu":
         return False
     modules = dict(model.named_modules())
-    if any(module._forward_hooks or module._forward_pre_hooks for module in modules.values()):
+    if any(map(_hooked, modules.values())):
         return False
     weights = list(model.parameters())
     if {type(weight) for weight in weights} != {torch.nn.Parameter}:
@@ -48,6 +48,11 @@ def fits(model: Any) -> bool:
     if len({(weight.dtype, weight.device) for weight in weights}) != 1 or weights[0].dtype not in BOUNDS:
         return False
     return _shaped(modules) and _whole_heads(modules)
+
+
+def _hooked(module: Any) -> bool:
+    """By torch's own hooks, or as placing a model on several devices does it: with a `forward` of the instance."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _shaped(modules: dict[str, Any]) -> bool:
