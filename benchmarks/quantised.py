@@ -25,7 +25,8 @@ from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import DISTINCT, distinct_share, held_out
 from benchmarks.records import Row, write
 from slipstream.engine import coupling
-from slipstream.engine.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.checkpoint import load_checkpoint
+from slipstream.engine.forward import LibraryForward
 from slipstream.engine.inflate import inflate
 from slipstream.engine.packed import PackedEngine
 from slipstream.engine.proportions import Request
@@ -138,12 +139,14 @@ class Scale:
         pass
 
 
-def stored_bytes(checkpoint: Checkpoint) -> int:
-    """Of all weights, tied ones once, scales of quantisers included. The checkpoint is of no use afterwards: on a CPU
-    with AVX512-BF16, bitsandbytes 0.50.2 unpacks its weights for this, and leaves their scales transposed.
+def stored_bytes(folder: str, quantisation: str, dtype: str) -> int:
+    """Of all weights, tied ones once, scales of quantisers included. Loaded for this alone: on a CPU with AVX512-BF16,
+    bitsandbytes 0.50.2 unpacks its weights for this, and leaves their scales transposed.
     """
+    forward = load_checkpoint(folder, dtype, quantisation=quantisation, lean=False).forward
+    assert isinstance(forward, LibraryForward)
     scale = Scale()
-    torch.save(checkpoint.model.state_dict(), scale)  # type: ignore[arg-type]
+    torch.save(forward.model.state_dict(), scale)  # type: ignore[arg-type]
     return scale.bytes
 
 
@@ -153,7 +156,7 @@ def compare(name: str, folder: str, texts: list[Text]) -> list[Row]:
     times = dict(zip(SIZES, (pass_ms(engines, size) for size in SIZES), strict=True))
     truth = [text.tokens for text in texts]
     found = [[guesses(engine, text) for text in texts] for engine in engines]
-    weights = [stored_bytes(checkpoint) for checkpoint in checkpoints]
+    weights = [stored_bytes(folder, quantisation, dtype) for quantisation, dtype in CHOICES]
     rows: list[Row] = []
     for index, engine in enumerate(engines):
         row: Row = {"draft": name, "weights/activations": engine.model.dtype, "MB": weights[index] / 1e6}

@@ -22,8 +22,10 @@ class DrafterConfig:
     dtype: str = "auto"
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation`."""
+    lean: bool = True
+    """Without the library's modelling code where `slipstream.engine.lean` can do without it; False: always with it."""
     threads: int = 1
-    """Of torch; never sized from the machine, whose cores are shared."""
+    """Of torch; 0: as many as this process has cores for itself (`slipstream.engine.cores`)."""
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
@@ -57,9 +59,7 @@ class DrafterConfig:
             raise InvalidArgument(
                 f"DRAFTER_TRANSLATE_FOR is of no use with the method {self.method!r}; leave it unset."
             )
-        require_positive(
-            self, "threads", "kv_tokens", "max_sessions", "width", "expand", "step_tokens", "proposal_tokens"
-        )
+        require_positive(self, "kv_tokens", "max_sessions", "width", "expand", "step_tokens", "proposal_tokens")
         require_positive(self, "corpus_salts")
         if self.proposal_tokens > MAX_TOKENS:
             raise InvalidArgument(f"DRAFTER_PROPOSAL_TOKENS={self.proposal_tokens}; give at most {MAX_TOKENS}.")

@@ -12,6 +12,7 @@ from drafter_svc.proposers import Proposer
 from drafter_svc.proposers.opening import open_proposer
 from drafter_svc.scheduler import Scheduler
 from drafter_svc.service import Bounds, DrafterService
+from slipstream.engine.cores import threads_for
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
 from slipstream.v1 import types_pb2, worker_pb2
@@ -32,7 +33,7 @@ class Drafter:
 @asynccontextmanager
 async def running(config: DrafterConfig, opening: Opening = open_proposer) -> AsyncIterator[Drafter]:
     """A drafter that listens; `opening` runs on the model's thread. At the end sessions have `grace_s` to finish."""
-    async with ModelThread(config.threads, "draft-model") as thread:
+    async with ModelThread(threads_for(config.threads), "draft-model") as thread:
         model, proposer = await thread.run(opening, config)
         scheduler = Scheduler(proposer, thread, config.step_tokens, config.expand)
         service = DrafterService(scheduler, Bounds(model, config.max_sessions, config.max_nodes, proposer.draws))

@@ -69,7 +69,7 @@ async def verifier(engine: Engine, **settings: Any) -> AsyncIterator[Verifier]:
 
 
 def slowed(engine: Engine, seconds: float = 0.03) -> Engine:
-    """So slow as to be worth guessing for."""
+    """A target that costs several guesses, on whatever machine: so slow as to be worth guessing for."""
     forward = engine.forward
 
     def slow(segments: list[Segment]) -> torch.Tensor:

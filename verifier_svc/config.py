@@ -15,6 +15,8 @@ class VerifierConfig:
     dtype: str = "auto"
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation` that is fit for targets."""
+    lean: bool = True
+    """Without the library's modelling code where `slipstream.engine.lean` can do without it; False: always with it."""
     device_map: str = ""
     """For a target larger than one device, in one process: `slipstream.engine.spread`. Empty under `torchrun`."""
     device_memory: tuple[str, ...] = ()
@@ -24,7 +26,7 @@ class VerifierConfig:
     group_start_s: float = 600.0
     """So long one rank may take longer than another to load its part."""
     threads: int = 1
-    """Of torch; never sized from the machine, whose cores are shared."""
+    """Of torch; 0: as many as this process has cores for itself (`slipstream.engine.cores`)."""
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
@@ -45,5 +47,5 @@ class VerifierConfig:
     grace_s: float = 5.0
 
     def __post_init__(self) -> None:
-        require_positive(self, "silence_s", "threads", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
+        require_positive(self, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
         require_positive(self, "group_timeout_s", "group_start_s")

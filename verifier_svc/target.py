@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from slipstream.engine.cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.group import Group, Place
 from slipstream.engine.opening import EMULATED, open_engine
@@ -23,7 +24,9 @@ def open_target(config: VerifierConfig) -> Engine:
     """Under `torchrun` it is the leader's: the other ranks `follow`."""
     place, quantisation = Place.told(), for_target(config.quantisation)
     if place.size == 1:
-        return open_engine(config.model, config.dtype, config.kv_tokens, quantisation, _spread(config, place))
+        return open_engine(
+            config.model, config.dtype, config.kv_tokens, quantisation, config.lean, _spread(config, place)
+        )
     group, checkpoint = _join(config, place)
     from slipstream.engine.parallel import LeadingEngine
 
@@ -33,7 +36,7 @@ def open_target(config: VerifierConfig) -> Engine:
 def follow(config: VerifierConfig, place: Place) -> None:
     """The life of a rank that does not lead. It ends when its leader says so, or with GroupLost when that is gone:
     signals that are sent to all ranks are the leader's to answer."""
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(threads_for(config.threads))
     group, checkpoint = _join(config, place)
     from slipstream.engine.parallel import FollowingEngine
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from slipstream import wire
+from slipstream.engine.cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.heartbeat import leading
 from slipstream.engine.thread import ModelThread
@@ -49,7 +50,7 @@ class Verifier:
 async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIterator[Verifier]:
     """A verifier that listens; at the end its sessions have `grace_s` to finish."""
     parts = parts or Parts()
-    async with ModelThread(config.threads, "target-model") as thread:
+    async with ModelThread(threads_for(config.threads), "target-model") as thread:
         engine = await thread.run(parts.opening, config)
         async with leading(engine, thread, config.group_timeout_s), _serving(config, parts, engine, thread) as verifier:
             yield verifier

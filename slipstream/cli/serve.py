@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from slipstream.client import channel
+from slipstream.engine.cores import available_cores
 from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
 from slipstream.server import END_WITH_PARENT
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
@@ -183,7 +184,7 @@ def shipped(name: str) -> str:
 
 def default_threads() -> int:
     """Of the verifier: the cores this process may use, less one for the other roles. Too many is ruinous."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    return max(1, available_cores() - 1)
 
 
 def serve(

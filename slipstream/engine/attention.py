@@ -7,7 +7,7 @@ session's result does not depend on who shares the step.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers.modeling_utils import AttentionInterface
@@ -18,8 +18,15 @@ NAME = "slipstream"
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+class Attending(Protocol):
+    """An attention layer, the library's or ours."""
+
+    @property
+    def layer_idx(self) -> Any: ...
+
+
 class Attender(Protocol):
-    def attend(self, module: torch.nn.Module, states: States, extras: dict[str, object]) -> torch.Tensor: ...
+    def attend(self, module: Attending, states: States, extras: dict[str, object]) -> torch.Tensor: ...
 
 
 def attention(

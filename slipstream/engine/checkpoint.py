@@ -12,38 +12,41 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
 from slipstream.engine.attention import NAME, register
+from slipstream.engine.forward import Forward, LibraryForward
 from slipstream.engine.layers import Layer, probe_layers
+from slipstream.engine.lean import fits, lean_forward
 from slipstream.engine.model import ModelInfo
 from slipstream.engine.quantisation import convert, loading_options, quantisation_method
 from slipstream.engine.spread import ONE_DEVICE, Spread, spread_options
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
 
+REVISION = "main"
+"""Of a model on the hub."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    model: torch.nn.Module
+    forward: Forward
     layers: list[Layer]
     info: ModelInfo
     device: torch.device
     """Where the model takes its tokens."""
-    mapped: bool = False
-    """Whether the library's hooks carry activations from device to device."""
 
 
 def load_checkpoint(
     name: str,
     dtype: str = "auto",
     device: str = "cpu",
-    revision: str = "main",
     quantisation: str = "",
     spread: Spread = ONE_DEVICE,
+    lean: bool = True,
 ) -> Checkpoint:
     """From a folder (never the network) or a hub id. Safetensors only, no remote code. Where weights are spread, that
-    decides about devices; each rank of a group loads its own part.
+    decides about devices; each rank of a group loads its own part. `lean`: without the library's modelling code where
+    `slipstream.engine.lean` can do without it.
 
     Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed or spread, broken files
     or a package that is not installed, InvalidArgument for an unknown dtype, quantisation or spread.
@@ -54,7 +57,7 @@ def load_checkpoint(
     library_logging.disable_progress_bar()
     local = is_local(name)
     source = str(model_folder(name)) if local else name
-    options: dict[str, Any] = {"local_files_only": local, "revision": revision, "trust_remote_code": False}
+    options: dict[str, Any] = {"local_files_only": local, "revision": REVISION, "trust_remote_code": False}
     config = _load_config(source, options)
     quantised = quantisation or quantisation_method(config)
     placed = spread_options(spread, config, quantised)
@@ -65,8 +68,14 @@ def load_checkpoint(
         model.to(device)
     entrance = _entrance(model) if placed else torch.device(device)
     layers = _layers(model, config, entrance, quantised)
-    dtype = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
-    return Checkpoint(model, layers, _info(name, revision, model, dtype, parameters), entrance, bool(spread.device_map))
+    told = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
+    info = _info(name, model, told, parameters)
+    forward: Forward | None = LibraryForward(model, mapped=bool(spread.device_map))
+    if lean and not quantised and not placed and fits(model):
+        forward = lean_forward(model, layers, info.max_length)
+    if forward is None:
+        return load_checkpoint(name, dtype, device, lean=False)
+    return Checkpoint(forward, layers, info, entrance)
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:
@@ -132,15 +141,15 @@ def _layers(model: Any, config: Any, device: torch.device, quantised: str) -> li
     return layers
 
 
-def _info(name: str, revision: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
+def _info(name: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
     config = model.config.get_text_config(decoder=True)
     vocabulary_size = model.get_output_embeddings().out_features
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     return ModelInfo(
         name=Path(name).name if is_local(name) else name,
-        revision=_digest(model_folder(name)) if is_local(name) else str(model.config._commit_hash or revision),
+        revision=_digest(model_folder(name)) if is_local(name) else str(model.config._commit_hash or REVISION),
         vocabulary_size=vocabulary_size,
-        fingerprint=_fingerprint(name, revision, vocabulary_size),
+        fingerprint=_fingerprint(name, vocabulary_size),
         max_length=_max_length(config),
         dtype=dtype,
         parameters=parameters,
@@ -148,9 +157,9 @@ def _info(name: str, revision: str, model: Any, dtype: str, parameters: int) -> 
     )
 
 
-def _fingerprint(name: str, revision: str, vocabulary_size: int) -> str:
+def _fingerprint(name: str, vocabulary_size: int) -> str:
     try:
-        return fingerprint(load_tokenizer(name, revision))
+        return fingerprint(load_tokenizer(name, REVISION))
     except NotFound:
         # A bare checkpoint: token ids of equally many tokens are the best that can be promised.
         return f"size-{vocabulary_size}"

@@ -84,18 +84,30 @@ def rank(
     tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
     """
     width = min(logits.shape[-1], max(_SHORTLIST, count))
-    values, ids = logits.topk(width, dim=-1)
+    values, ids = _shortlist(logits, width)
+    top = values.amax(dim=-1, keepdim=True)
     keys = noise.keys(seeds, positions, Purpose.COUPLED).to(logits.device)
     pure = torch.tensor(greedy, dtype=torch.bool, device=logits.device)[:, None]
-    shifted = (values - values[:, :1]).double()
+    shifted = (values - top).double()
     scores = shifted + noise.gumbel(keys[:, None], ids).masked_fill(pure, 0.0)
     best, order = scores.topk(min(count, width), dim=-1)
     power = torch.where(pure, sharpness, 1.0)
-    whole = torch.where(pure, (logits - values[:, :1]) * sharpness, -math.inf).logsumexp(dim=-1, keepdim=True)
-    normaliser = torch.where(pure, whole.double(), scores.logsumexp(dim=-1, keepdim=True))
+    normaliser = scores.logsumexp(dim=-1, keepdim=True)
+    if any(greedy):
+        whole = ((logits - top) * sharpness).logsumexp(dim=-1, keepdim=True)
+        normaliser = torch.where(pure, whole.double(), normaliser)
     confidences = (best * power - normaliser).float().clamp_(max=0.0)
-    impossible = ~values[:, :1].isfinite() | best.isneginf() | confidences.isnan()
+    impossible = ~top.isfinite() | best.isneginf() | confidences.isnan()
     return ids.gather(-1, order).masked_fill_(impossible, -1), confidences.masked_fill_(impossible, -math.inf)
+
+
+def _shortlist(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` largest logits of each row and their token ids, in any order."""
+    if not logits.is_cpu or width == logits.shape[-1]:
+        return logits.topk(width, dim=-1)
+    # torch's takes five times as long from a dozen rows on.
+    ids = torch.from_numpy(np.argpartition(logits.numpy(), -width, axis=-1)[:, -width:])
+    return logits.gather(-1, ids), ids
 
 
 def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:

@@ -34,10 +34,12 @@ def open_engine(
     dtype: str = "auto",
     kv_tokens: int = 65_536,
     quantisation: str = "",
+    lean: bool = True,
     spread: Spread = ONE_DEVICE,
 ) -> Engine:
     """`model` on this machine, with KV room for `kv_tokens` tokens of all sessions together; `quantisation` is empty
-    or one of `slipstream.engine.quantisation`. One process alone: ranks are opened by `slipstream.engine.ranks`.
+    or one of `slipstream.engine.quantisation`. `lean`: see `slipstream.engine.lean`. One process alone: ranks are
+    opened by `slipstream.engine.parallel`.
 
     Raises NotFound or FailedPrecondition for a checkpoint that is not there or cannot be served, InvalidArgument for
     settings that do not go together.
@@ -55,7 +57,8 @@ def open_engine(
     from slipstream.engine.checkpoint import load_checkpoint
     from slipstream.engine.packed import PackedEngine
 
-    return PackedEngine(load_checkpoint(model, dtype, quantisation=quantisation, spread=spread), kv_tokens)
+    checkpoint = load_checkpoint(model, dtype, quantisation=quantisation, spread=spread, lean=lean)
+    return PackedEngine(checkpoint, kv_tokens)
 
 
 def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:

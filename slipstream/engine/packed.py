@@ -32,6 +32,7 @@ class PackedEngine(Bookkeeping):
         super().__init__(BlockPool(blocks, block_size), checkpoint.info.max_length)
         self.model = checkpoint.info
         self._checkpoint = checkpoint
+        checkpoint.forward.reserve(min(checkpoint.info.max_length, blocks * block_size))
         self._store = KVStore(checkpoint.layers, blocks * block_size)
 
     @torch.inference_mode()
@@ -47,16 +48,7 @@ class PackedEngine(Bookkeeping):
         """The part of `forward` that all ranks of a group take."""
         self._store.settle()
         plan = Plan(segments, self._store, self._checkpoint.device, self._max_length)
-        output = self._checkpoint.model(
-            input_ids=plan.tokens,
-            position_ids=plan.positions,
-            use_cache=False,
-            # The library picks these rows wherever the last layer left them; only a list serves on any device.
-            logits_to_keep=plan.wanted.tolist() if self._checkpoint.mapped else plan.wanted,
-            plan=plan,
-        )
-        logits: torch.Tensor = output.logits
-        return logits[0].float()
+        return self._checkpoint.forward(plan).float()
 
     def _check_tokens(self, segments: list[Segment]) -> None:
         size = self.model.vocabulary_size

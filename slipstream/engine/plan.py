@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from slipstream.engine.attention import States, explicit_attention
+from slipstream.engine.attention import Attending, States, explicit_attention
 from slipstream.engine.kv import KVStore
 from slipstream.engine.masks import depths, inside_mask, segment_mask
 from slipstream.engine.step import Segment
@@ -64,17 +64,18 @@ class Plan:
         self.rows = packed[2 * count : 3 * count]
         self.wanted = packed[3 * count :]
 
-    def attend(self, module: torch.nn.Module, states: States, extras: dict[str, object]) -> torch.Tensor:
+    def attend(self, module: Attending, states: States, extras: dict[str, object]) -> torch.Tensor:
         """Writes the new rows, then lets each segment's queries see theirs. Returns [1, T, H, Dv]."""
         query, key, value = states
-        layer: int = module.layer_idx  # type: ignore[assignment]
+        layer: int = module.layer_idx
         self._store.write(layer, self._rows_on(query.device), key, value)
         keys, values = self._store.read(layer)
         heads, total, group = keys.shape[1], query.shape[2], query.shape[1] // keys.shape[1]
         # Query heads of one KV head become further query rows, token-major: [1, Hkv, T * group, D].
         folded = query.view(heads, group, total, -1).transpose(1, 2).reshape(1, heads, total * group, -1)
         reads = self._reads_for(_Kind(extras.get("sliding_window"), group, query.dtype, query.device))  # type: ignore[arg-type]
-        parts = torch.split(folded, [count * group for count in self._counts], dim=2)
+        many = len(self._counts) > 1
+        parts = torch.split(folded, [count * group for count in self._counts], dim=2) if many else (folded,)
         scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
         if extras.get("softcap") is None and extras.get("s_aux") is None:
             found = [
@@ -86,7 +87,7 @@ class Plan:
                 self._explicit(part, _visible(keys, values, read), read, scale, extras)
                 for part, read in zip(parts, reads, strict=True)
             ]
-        out = torch.cat(found, dim=2) if len(found) > 1 else found[0]
+        out = torch.cat(found, dim=2) if many else found[0]
         return out.view(heads, total, group, -1).transpose(0, 1).reshape(1, total, heads * group, -1)
 
     def _explicit(

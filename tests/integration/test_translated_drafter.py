@@ -32,7 +32,7 @@ from slipstream.sampling import Sampling
 from slipstream.vocabulary import fingerprint, load_tokenizer
 from slipstream.wire import model_to_wire
 from tests.checkpoints import save_checkpoint
-from tests.fleet import Decoded, gateway, verifier
+from tests.fleet import Decoded, gateway, slowed, verifier
 from tests.unit.test_translation import LINES, byte_level
 
 TARGET, DRAFT = str(MODELS / "target"), str(MODELS / "draft")
@@ -52,7 +52,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    yield open_engine(TARGET, "float32")
+    yield slowed(open_engine(TARGET, "float32"))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from slipstream.engine.step import Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.sampling import Sampling
 from tests.checkpoints import FAMILIES, VOCABULARY, save_checkpoint
-from tests.fleet import drafter, gateway, verifier
+from tests.fleet import drafter, gateway, slowed, verifier
 from tests.greedy import greedy
 from verifier_svc.config import VerifierConfig
 from verifier_svc.target import open_target
@@ -35,14 +34,6 @@ MIXTURES = ("mixtral", "gpt_oss")
 MODELS = Path(__file__).parents[2] / "models"
 # The NF4 kernel wants inputs in whole blocks of 64.
 SHAPE: dict[str, Any] = {"intermediate_size": 128}
-
-
-class Slow(PackedEngine):
-    """A target that costs several guesses, on whatever machine."""
-
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
-        time.sleep(0.02)
-        return super().forward(segments)
 
 
 def prompt(length: int, seed: int = 1) -> list[int]:
@@ -134,7 +125,7 @@ def test_only_targets_quantisers_keep_rows_apart(quantisation: str, opened: Any)
 @pytest.mark.parametrize(("target", "draft"), [("", "int8"), ("", "int4"), ("", "int8-dynamic"), ("int8", "int4")])
 async def test_quantised_guesses_never_change_a_token(target: str, draft: str) -> None:
     """The shipped pair in fp32, greedy and sampled."""
-    answers = Slow(load_checkpoint(str(MODELS / "target"), "float32", quantisation=target), 4096)
+    answers = slowed(open_engine(str(MODELS / "target"), "float32", 4096, target))
     guesses = open_engine(str(MODELS / "draft"), "float32", 4096, draft)
     drafted = accepted = 0
     async with drafter(guesses) as address, verifier(answers) as server, gateway(server.address) as client:

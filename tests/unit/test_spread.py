@@ -65,9 +65,9 @@ def test_layers_on_disk_compute_exactly_what_they_compute_in_memory(
     settings = VerifierConfig(
         folders[family], device_map=partly_on_disk(tmp_path), offload_folder=str(tmp_path / "off"), kv_tokens=256
     )
-    spread, whole = open_target(settings), open_engine(folders[family], kv_tokens=256)
+    spread, whole = open_target(settings), open_engine(folders[family], kv_tokens=256, lean=False)
     assert isinstance(spread, PackedEngine) and isinstance(whole, PackedEngine)
-    places = {name: parameter.device.type for name, parameter in spread._checkpoint.model.named_parameters()}
+    places = {name: parameter.device.type for name, parameter in spread._checkpoint.forward.model.named_parameters()}
     assert {place for name, place in places.items() if name.startswith(tuple(ON_DISK))} == {"meta"}  # not in memory
     assert set(places.values()) == {"cpu", "meta"}
     assert spread.model == whole.model
@@ -76,9 +76,9 @@ def test_layers_on_disk_compute_exactly_what_they_compute_in_memory(
 
 def test_the_library_divides_what_memory_it_is_given(folders: dict[str, str]) -> None:
     little = load_checkpoint(folders["llama"], spread=Spread(device_map="auto", device_memory=("cpu=300KB",)))
-    assert "disk" in little.model.hf_device_map.values()  # type: ignore[operator]
+    assert "disk" in little.forward.model.hf_device_map.values()  # type: ignore[attr-defined]
     full = load_checkpoint(folders["llama"], spread=Spread(device_map="auto", device_memory=("cpu=1GB",)))
-    assert all(parameter.device.type == "cpu" for parameter in full.model.parameters())
+    assert all(parameter.device.type == "cpu" for parameter in full.forward.model.parameters())
     assert torch.equal(rounds(PackedEngine(little, 256)), rounds(PackedEngine(full, 256)))
 
 

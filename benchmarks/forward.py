@@ -1,0 +1,183 @@
+"""One forward pass, on the lean code and on the library's: its time by tokens, and what depends on their number.
+
+usage: python -m benchmarks.forward [THREADS]     (default: the cores that this process may use)
+
+The shipped target and draft, and the target inflated to 300 M parameters, after 256 tokens of context. Five ways, one
+pass of each in turn, medians: the library's model with its own cache; the engine on the library's forward; the engine
+on the lean one; the same where KV blocks are scattered, so that every read is gathered; and the packed linear layers
+alone. With one thread the time is CPU of that thread, so that other work on the cores is not in it; else wall time.
+
+The second table reads texts of held-out files in passes of one token and of eight, and counts where the two differ.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from benchmarks.processes import INFLATED, MODELS, inflate
+from benchmarks.prompts import held_out
+from benchmarks.records import Row, write
+from slipstream.engine.checkpoint import load_checkpoint
+from slipstream.engine.cores import threads_for
+from slipstream.engine.linear import Linear
+from slipstream.engine.packed import PackedEngine
+from slipstream.engine.step import Segment
+from slipstream.vocabulary import load_tokenizer
+
+CONTEXT = 256
+SIZES = (1, 2, 4, 8, 16)
+REPEATS = 25
+BLOCK = 32
+KV_TOKENS = 4096
+TEXTS, LENGTH, TOGETHER = 12, 64, 8
+MODELS_HERE = {"draft, 1 M": MODELS / "draft", "target, 11 M": MODELS / "target", "inflated, 300 M": INFLATED}
+DTYPES = ("bfloat16", "float32")
+Pass = Callable[[int], None]
+"""Of so many tokens."""
+
+
+def engine_pass(engine: PackedEngine, scattered: bool = False) -> Pass:
+    if scattered:
+        singles = [engine.open(1) for _ in range(engine.blocks_total)]
+        for single in singles[::2]:
+            engine.close(single)
+    sequence = engine.open(CONTEXT + max(SIZES))
+    assert (sequence.rows is not None) == scattered
+    start = Segment(sequence, list(range(1, CONTEXT + 1)), want_logits=False)
+    engine.forward([start])
+    engine.keep(start, [])
+
+    def run(tokens: int) -> None:
+        engine.forward([Segment(sequence, [1], list(range(2, tokens + 1)), list(range(-1, tokens - 2)))])
+
+    return run
+
+
+def plain_pass(model: Any) -> Pass:
+    cache = DynamicCache(config=model.config)
+    model(torch.arange(1, CONTEXT + 1)[None], past_key_values=cache, logits_to_keep=1)
+
+    def run(tokens: int) -> None:
+        model(torch.arange(1, tokens + 1)[None], past_key_values=cache)
+        cache.crop(-tokens)
+
+    return run
+
+
+def linear_pass(model: Any) -> Pass:
+    """Takes the model's weights."""
+    layers: list[tuple[Linear, int]] = []
+    for layer in model.model.layers:
+        attention, feed = layer.self_attn, layer.mlp
+        joined = ([attention.q_proj, attention.k_proj, attention.v_proj], [attention.o_proj])
+        for parts in (*joined, [feed.gate_proj, feed.up_proj], [feed.down_proj]):
+            layers.append((Linear(parts), parts[0].in_features))
+    layers.append((Linear([model.lm_head], keep=True), model.lm_head.in_features))
+    inputs = {width: torch.randn(max(SIZES), width, dtype=model.dtype) for _, width in layers}
+
+    def run(tokens: int) -> None:
+        for layer, width in layers:
+            layer(inputs[width][:tokens])
+
+    return run
+
+
+def ways(folder: Path, dtype: str) -> dict[str, Pass]:
+    def plain() -> Any:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+
+    def engine(lean: bool) -> PackedEngine:
+        return PackedEngine(load_checkpoint(str(folder), dtype, lean=lean), KV_TOKENS, block_size=BLOCK)
+
+    return {
+        "transformers": plain_pass(plain()),
+        "engine, library's forward": engine_pass(engine(False)),
+        "engine, lean": engine_pass(engine(True)),
+        "lean, scattered KV": engine_pass(engine(True), scattered=True),
+        "linear layers alone": linear_pass(plain()),
+    }
+
+
+@torch.inference_mode()
+def compare(name: str, folder: Path, dtype: str, clock: Callable[[], float]) -> list[Row]:
+    passes = ways(folder, dtype)
+    rows: list[Row] = []
+    for tokens in SIZES:
+        taken: dict[str, list[float]] = {way: [] for way in passes}
+        for repeat in range(-2, REPEATS):
+            for way, run in passes.items():
+                begun = clock()
+                run(tokens)
+                if repeat >= 0:
+                    taken[way].append((clock() - begun) * 1e3)
+        row: Row = {"model": name, "dtype": dtype, "tokens": tokens}
+        row |= {f"{way}, ms": statistics.median(times) for way, times in taken.items()}
+        quarters = statistics.quantiles(taken["engine, lean"], n=4)
+        row["lean, middle half"] = f"{quarters[0]:.2f}-{quarters[2]:.2f}"
+        ratios = [a / b for a, b in zip(taken["transformers"], taken["engine, lean"], strict=True)]
+        row["transformers / lean"] = statistics.median(ratios)
+        rows.append(row)
+    return rows
+
+
+def read(engine: PackedEngine, text: list[int], together: int) -> torch.Tensor:
+    """fp32 [LENGTH, V]: the logits behind each of the text's last tokens, in passes of so many."""
+    sequence = engine.open(len(text) + together)
+    start = Segment(sequence, text[:-LENGTH], want_logits=False)
+    engine.forward([start])
+    engine.keep(start, [])
+    found = []
+    for at in range(len(text) - LENGTH, len(text), together):
+        nodes = text[at + 1 : at + together]
+        segment = Segment(sequence, [text[at]], nodes, list(range(-1, len(nodes) - 1)))
+        found.append(engine.forward([segment]))
+        engine.keep(segment, list(range(len(nodes))))
+    engine.close(sequence)
+    return torch.cat(found)
+
+
+def dependence(name: str, folder: Path, dtype: str, lean: bool) -> Row:
+    """How logits depend on the number of tokens in a pass."""
+    engine = PackedEngine(load_checkpoint(str(folder), dtype, lean=lean), KV_TOKENS, block_size=BLOCK)
+    tokenizer = load_tokenizer(str(folder))
+    texts = [tokenizer.encode(text).ids[: 2 * LENGTH] for text in held_out(TEXTS)]
+    pairs = [(read(engine, text, 1), read(engine, text, TOGETHER)) for text in texts if len(text) > LENGTH]
+    single, several = (torch.cat(column) for column in zip(*pairs, strict=True))
+    return {
+        "model": name,
+        "dtype": dtype,
+        "forward": "lean" if lean else "library's",
+        "rows": len(single),
+        "same to the bit": int((single == several).all(dim=1).sum()),
+        "other argmax": int((single.argmax(dim=1) != several.argmax(dim=1)).sum()),
+        "largest difference of a logit": float((single - several).abs().max()),
+    }
+
+
+def main(threads: int) -> None:
+    torch.set_num_threads(threads)
+    inflate()
+    command = f"python -m benchmarks.forward {threads}"
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    kinds = [(name, folder, dtype) for name, folder in MODELS_HERE.items() for dtype in DTYPES]
+    rows = [row for kind in kinds for row in compare(*kind, clock)]
+    write(f"forward_{threads}", command, rows)
+    found = [
+        dependence(name, MODELS_HERE[name], dtype, lean)
+        for name in ("target, 11 M",)
+        for dtype in DTYPES
+        for lean in (False, True)
+    ]
+    write(f"forward_rows_{threads}", command, found)
+
+
+if __name__ == "__main__":
+    main(threads_for(int(sys.argv[1]) if sys.argv[1:] else 0))

@@ -1,0 +1,91 @@
+"""The lean forward pass: a Llama-like decoder in as few operations as it takes.
+
+RMSNorm, rotary embeddings, grouped-query attention with optional biases and optional norms of queries and keys, SwiGLU.
+Around the linear layers the library's modelling code costs more than a small model itself; here a layer is some twenty
+operators. Weights are taken from the library's modules, layer by layer; attention belongs to the step, as everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding, rms_norm, silu
+
+from slipstream.engine.forward import Step
+from slipstream.engine.linear import Linear
+from slipstream.engine.rotary import Rotary, Rotation
+
+
+class Norm:
+    """Zhang and Sennrich 2019, Root Mean Square Layer Normalization; over the last dimension."""
+
+    def __init__(self, module: Any) -> None:
+        self._weight: torch.Tensor = module.weight.detach()
+        self._epsilon: float = module.variance_epsilon
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+
+
+class Attention:
+    def __init__(self, module: Any, window: int | None) -> None:
+        self.layer_idx: int = module.layer_idx
+        self._dim: int = module.head_dim
+        self._extras: dict[str, object] = {"scaling": module.scaling, "sliding_window": window}
+        self._keys = module.k_proj.out_features // self._dim
+        self._queries = module.q_proj.out_features // self._dim
+        self._norms = (Norm(module.q_norm), Norm(module.k_norm)) if hasattr(module, "q_norm") else None
+        self._joined = Linear([module.q_proj, module.k_proj, module.v_proj])
+        self._out = Linear([module.o_proj])
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, step: Step) -> torch.Tensor:
+        """x [T, hidden], already normalised."""
+        states = self._joined(x).view(x.shape[0], -1, self._dim)
+        turned, value = states.split((self._queries + self._keys, self._keys), dim=1)
+        if self._norms is not None:
+            query, key = turned.split((self._queries, self._keys), dim=1)
+            turned = torch.cat((self._norms[0](query), self._norms[1](key)), dim=1)
+        turned = rotation(turned)
+        query, key = turned.split((self._queries, self._keys), dim=1)
+        heads_first = (query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None])
+        found = step.attend(self, heads_first, self._extras)
+        return self._out(found.reshape(x.shape[0], -1))
+
+
+class Layer:
+    def __init__(self, module: Any, window: int | None) -> None:
+        self._before_attention = Norm(module.input_layernorm)
+        self._attention = Attention(module.self_attn, window)
+        self._before_feed = Norm(module.post_attention_layernorm)
+        self._gate_up = Linear([module.mlp.gate_proj, module.mlp.up_proj])
+        self._down = Linear([module.mlp.down_proj])
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, step: Step) -> torch.Tensor:
+        x = x + self._attention(self._before_attention(x), rotation, step)
+        gate, up = self._gate_up(self._before_feed(x)).chunk(2, dim=1)
+        return x + self._down(silu(gate).mul_(up))
+
+
+class Decoder:
+    """Takes the weights of the library's model, which is of no use afterwards. `windows` are the layers' sliding
+    windows."""
+
+    def __init__(self, model: Any, windows: list[int | None]) -> None:
+        inner, head = model.model, model.lm_head
+        self._embedding: torch.Tensor = inner.embed_tokens.weight.detach()
+        self._rotary = Rotary(inner.rotary_emb, self._embedding)
+        self._layers = [Layer(module, window) for module, window in zip(inner.layers, windows, strict=True)]
+        self._norm = Norm(inner.norm)
+        # Embeddings are looked up row by row, which packed weights do not offer: tied ones are there twice.
+        self._head = Linear([head], keep=head.weight is inner.embed_tokens.weight)
+
+    def reserve(self, length: int) -> None:
+        self._rotary.reserve(length)
+
+    def __call__(self, step: Step) -> torch.Tensor:
+        x = embedding(step.tokens[0], self._embedding)
+        rotation = self._rotary(step.positions[0])
+        for layer in self._layers:
+            x = layer(x, rotation, step)
+        return self._head(self._norm(x.index_select(0, step.wanted)))

@@ -1,0 +1,80 @@
+"""Which models run on the lean forward pass: those that look like one, and whose answers prove it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from slipstream.engine.decoder import Decoder
+from slipstream.engine.forward import LibraryForward
+from slipstream.engine.layers import Layer
+from slipstream.engine.verification import BOUNDS, Rehearsal, rehearse, same
+
+log = logging.getLogger(__name__)
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_OUTSIDE = {"", "model", "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head"}
+_LINEARS = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+_INSIDE = {"", "self_attn", "mlp", "mlp.act_fn", "input_layernorm", "post_attention_layernorm"} | _LINEARS
+_HEAD_NORMS = {"self_attn.q_norm", "self_attn.k_norm"}
+
+
+def lean_forward(model: Any, layers: list[Layer], length: int) -> Decoder | None:
+    """The decoder, which has taken the model's weights; None, and then the weights are lost too, when it answers
+    otherwise than the library does. `length` bounds the positions that will be asked for. The model must `fit`."""
+    rehearsal = Rehearsal(model.lm_head.out_features, length, layers[0].device)
+    expected = rehearse(LibraryForward(model), rehearsal)
+    windows = {layer.index: layer.window for layer in layers}
+    decoder = Decoder(model, [windows[index] for index in range(len(layers))])
+    if not same(rehearse(decoder, rehearsal), expected, layers[0].dtype):
+        log.warning("%s: the lean forward answers otherwise; the library's is used", model.config.model_type)
+        return None
+    return decoder
+
+
+def fits(model: Any) -> bool:
+    """Whether the model has the parts of a Llama-like decoder and no others, all as they were loaded: plain weights of
+    one dtype on one device, and nobody hooked in."""
+    if model.config.model_type not in FAMILIES or model.config.hidden_act != "silu":
+        return False
+    modules = dict(model.named_modules())
+    if any(map(_hooked, modules.values())):
+        return False
+    weights = list(model.parameters())
+    if {type(weight) for weight in weights} != {torch.nn.Parameter}:
+        return False
+    if len({(weight.dtype, weight.device) for weight in weights}) != 1 or weights[0].dtype not in BOUNDS:
+        return False
+    return _shaped(modules) and _whole_heads(modules)
+
+
+def _hooked(module: Any) -> bool:
+    """By torch's own hooks, or as placing a model on several devices does it: with a `forward` of the instance."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def _shaped(modules: dict[str, Any]) -> bool:
+    outside = {name for name in modules if not name.startswith("model.layers.")}
+    if outside != _OUTSIDE or type(modules["lm_head"]) is not torch.nn.Linear:
+        return False
+    for index in range(len(modules["model.layers"])):
+        prefix = f"model.layers.{index}"
+        inside = {name.removeprefix(prefix).lstrip("."): part for name, part in modules.items() if _below(name, prefix)}
+        if set(inside) not in (_INSIDE, _INSIDE | _HEAD_NORMS):
+            return False
+        if any(type(inside[name]) is not torch.nn.Linear for name in _LINEARS):
+            return False
+    return True
+
+
+def _below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _whole_heads(modules: dict[str, Any]) -> bool:
+    """Whether rotary embeddings turn all of a head, the same way for all layers."""
+    rotary, like = modules["model.rotary_emb"], modules["model.embed_tokens"].weight
+    cosine, _ = rotary(like, position_ids=torch.zeros(1, 1, dtype=torch.int64, device=like.device))
+    return all(cosine.shape[-1] == module.head_dim for name, module in modules.items() if name.endswith("self_attn"))

@@ -1,0 +1,289 @@
+"""The lean forward pass against the library's own, and when it is not taken."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.engine import decoder, opening
+from slipstream.engine.checkpoint import load_checkpoint
+from slipstream.engine.decoder import Decoder
+from slipstream.engine.forward import LibraryForward
+from slipstream.engine.lean import fits
+from slipstream.engine.linear import Linear
+from slipstream.engine.packed import PackedEngine
+from slipstream.engine.rotary import Rotary, Rotation
+from slipstream.engine.step import Segment
+from slipstream.engine.verification import FAR, Rehearsal, same
+from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "short_factor": [1.0 + 0.1 * index for index in range(8)],
+    "long_factor": [4.0] * 8,
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "one KV head": ("llama", {"num_key_value_heads": 1}),
+    "yarn": ("llama", {"rope_parameters": YARN}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "longrope": ("llama", {"rope_parameters": LONGROPE}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, some layers slide": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "mistral": ("mistral", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @functools.cache
+    def build(variant: str) -> str:
+        family, changes = VARIANTS[variant]
+        path = save_checkpoint(family, tmp_path_factory.mktemp("checkpoint"), **changes)
+        with torch.no_grad():
+            liven(path)
+        return str(path)
+
+    return build
+
+
+def liven(path: Path) -> None:
+    """Norms and biases start at one and zero, where a forgotten one cannot be seen."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(path / "model.safetensors")
+    draw = torch.Generator().manual_seed(1)
+    for name, weight in weights.items():
+        if name.endswith(("norm.weight", "bias")):
+            weight += 0.3 * torch.randn(weight.shape, generator=draw)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(1, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def rows(engine: PackedEngine) -> torch.Tensor:
+    """Logits of prompts, and of a mixed step after them: one token, a chain, two trees."""
+    sequences = [engine.open(64) for _ in range(4)]
+    starts = [
+        Segment(sequence, prompt(length, length)) for sequence, length in zip(sequences, (5, 20, 31, 13), strict=True)
+    ]
+    found = [engine.forward(starts)]
+    for start in starts:
+        engine.keep(start, [])
+    shapes = ([], [-1, 0, 1], [-1, -1, 0, 0, 1], [-1, -1, -1, 2, 2])
+    step = [
+        Segment(sequence, [7], prompt(len(parents), 9), parents)
+        for sequence, parents in zip(sequences, shapes, strict=True)
+    ]
+    found += [engine.forward(step), engine.forward(step[:1])]
+    return torch.cat(found)
+
+
+def engines(name: str, dtype: str) -> list[PackedEngine]:
+    """On the lean forward, on the library's."""
+    checkpoints = [load_checkpoint(name, dtype, lean=lean) for lean in (True, False)]
+    assert [type(checkpoint.forward) for checkpoint in checkpoints] == [Decoder, LibraryForward]
+    return [PackedEngine(checkpoint, tokens=512, block_size=8) for checkpoint in checkpoints]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_answers_as_the_library_does(variant: str, dtype: str, folder: Any) -> None:
+    lean, library = (rows(engine) for engine in engines(folder(variant), dtype))
+    if dtype == "float32":
+        assert torch.allclose(lean, library, atol=1e-4)
+    else:
+        assert same(lean, library, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_do_not_depend_on_who_shares_the_step(dtype: str, folder: Any) -> None:
+    engine = engines(folder("llama"), dtype)[0]
+    starts = [Segment(engine.open(64), prompt(length, length)) for length in (20, 1, 14)]
+    together = engine.forward(starts)
+    assert torch.equal(together, torch.cat([engine.forward([start]) for start in starts]))
+    for start in starts:
+        engine.keep(start, [])
+    step = [
+        Segment(start.sequence, [3], [5] * count, [-1] * count) for start, count in zip(starts, (0, 3, 1), strict=True)
+    ]
+    together = engine.forward(step)
+    assert torch.equal(together, torch.cat([engine.forward([segment]) for segment in step]))
+
+
+def test_no_weight_is_kept_twice(folder: Any) -> None:
+    with torch.inference_mode(False):
+        before = living_bytes()
+        library = load_checkpoint(folder("qwen3"), lean=False)
+        whole = living_bytes() - before
+        del library
+        checkpoint = load_checkpoint(folder("qwen3"))
+        left = living_bytes() - before
+    # Embeddings, norms, biases and rotary tables; what is packed is hidden from torch.
+    assert isinstance(checkpoint.forward, Decoder) and left < 0.5 * whole
+
+
+def living_bytes() -> int:
+    gc.collect()
+    found = [
+        thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor) and thing.layout is torch.strided
+    ]
+    return sum({thing.untyped_storage().data_ptr(): thing.untyped_storage().nbytes() for thing in found}.values())
+
+
+def _turned_back(self: Rotation, x: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(x * self._cosine, x.roll(self._half, -1), self._sine, value=-1)
+
+
+def _far_ones_wrong(self: Rotary, positions: torch.Tensor) -> Rotation:
+    return _ROTARY(self, positions.clamp(max=255))
+
+
+_ROTARY = Rotary.__call__
+_ATTENTION = decoder.Attention.__init__
+_NORM = decoder.Norm.__init__
+
+
+def _without_window(self: Any, module: Any, window: int | None) -> None:
+    _ATTENTION(self, module, None)
+
+
+def _wrong_scale(self: Any, module: Any, window: int | None) -> None:
+    _ATTENTION(self, module, window)
+    self._extras["scaling"] *= 1.5
+
+
+def _without_head_norms(self: Any, module: Any, window: int | None) -> None:
+    _ATTENTION(self, module, window)
+    self._norms = None
+
+
+def _plain_norm(self: Any, module: Any) -> None:
+    _NORM(self, module)
+    self._weight = torch.ones_like(self._weight)
+
+
+def _without_bias(self: Any, x: torch.Tensor) -> torch.Tensor:
+    bias, self._bias = self._bias, None
+    try:
+        return _LINEAR(self, x)
+    finally:
+        self._bias = bias
+
+
+_LINEAR = Linear.__call__
+MUTANTS: dict[str, tuple[str, Any, str, Any]] = {
+    "turned back": ("llama", Rotation, "__call__", _turned_back),
+    "far positions": ("llama", Rotary, "__call__", _far_ones_wrong),
+    "no window": ("mistral", decoder.Attention, "__init__", _without_window),
+    "scale": ("llama", decoder.Attention, "__init__", _wrong_scale),
+    "no head norms": ("qwen3", decoder.Attention, "__init__", _without_head_norms),
+    "norm without weight": ("llama", decoder.Norm, "__init__", _plain_norm),
+    "no bias": ("qwen2", Linear, "__call__", _without_bias),
+}
+
+
+@pytest.mark.parametrize(("mutant", "dtype"), [*((name, "float32") for name in MUTANTS), ("no window", "bfloat16")])
+def test_another_function_is_found_out(
+    mutant: str, dtype: str, folder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    variant, kind, name, replacement = MUTANTS[mutant]
+    expected = rows(engines(folder(variant), dtype)[1])
+    monkeypatch.setattr(kind, name, replacement)
+    checkpoint = load_checkpoint(folder(variant), dtype)
+    assert isinstance(checkpoint.forward, LibraryForward) and "answers otherwise" in caplog.text
+    assert torch.equal(rows(PackedEngine(checkpoint, tokens=512, block_size=8)), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma2", {}),
+        ("granite", {}),
+        ("phi3", {}),
+        ("mixtral", {}),
+        ("llama", {"hidden_act": "gelu"}),
+    ],
+)
+def test_other_models_stay_with_the_library(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    save_checkpoint(family, tmp_path, **changes)
+    assert isinstance(load_checkpoint(str(tmp_path)).forward, LibraryForward)
+
+
+def test_a_model_that_was_changed_does_not_fit(folder: Any) -> None:
+    def fresh() -> Any:
+        model: Any = load_checkpoint(folder("llama"), lean=False).forward
+        return model.model
+
+    assert fits(fresh())
+    hooked, wrapped, replaced, mixed, longer = (fresh() for _ in range(5))
+    wrapped.model.layers[0].forward = wrapped.model.layers[0].forward
+    hooked.model.layers[1].mlp.register_forward_hook(lambda module, args, output: output)
+    replaced.model.layers[0].mlp.up_proj = torch.nn.Sequential(replaced.model.layers[0].mlp.up_proj)
+    mixed.model.norm.half()
+    longer.model.layers[2].adapter = torch.nn.Identity()
+    assert not any(map(fits, (hooked, wrapped, replaced, mixed, longer)))
+
+
+@pytest.mark.parametrize("length", [1, 2, 1000, 1 << 20])
+def test_the_rehearsal_has_far_positions_and_a_tree(length: int) -> None:
+    positions = Rehearsal(50, length, torch.device("cpu")).positions[0].tolist()
+    assert max(positions) == min(length, FAR) - 1
+    assert len(set(positions)) < len(positions)
+
+
+def test_tables_grow_and_stay_what_they_were(folder: Any) -> None:
+    model: Any = load_checkpoint(folder("yarn"), lean=False).forward
+    whole, grown = (Rotary(model.model.model.rotary_emb, torch.empty(0, 1)) for _ in range(2))
+    whole.reserve(200)
+    for length in (3, 150, 20, 200):
+        grown.reserve(length)
+    x, positions = torch.randn(3, 4, 16), torch.tensor([0, 2, 199])
+    assert torch.equal(whole(positions)(x), grown(positions)(x))
+
+
+def test_the_switch_reaches_the_engine(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from drafter_svc.config import DrafterConfig
+    from drafter_svc.proposers.opening import open_proposer
+    from slipstream.engine import checkpoint as loading
+    from verifier_svc.config import VerifierConfig
+    from verifier_svc.verifier import open_target
+
+    seen: list[Any] = []
+    real = loading.load_checkpoint
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen.append(real(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(loading, "load_checkpoint", watched)
+    for lean in (True, False):
+        open_target(VerifierConfig(folder("llama"), kv_tokens=64, lean=lean))
+        open_proposer(DrafterConfig(folder("llama"), kv_tokens=64, lean=lean))
+        opening.open_engine(folder("llama"), kv_tokens=64, lean=lean)
+    assert [type(found.forward) for found in seen] == [Decoder] * 3 + [LibraryForward] * 3
