@@ -22,6 +22,8 @@ class DrafterConfig:
     dtype: str = "auto"
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation`."""
+    device: str = "auto"
+    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     threads: int = 1
     """Of torch; never sized from the machine, whose cores are shared."""
     kv_tokens: int = 65_536

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
 from slipstream.engine.packed import PackedEngine
@@ -16,6 +17,8 @@ from tests.checkpoints import VOCABULARY, WINDOW
 TOLERANCE = 1e-4
 """Largest difference of a logit; logits reach 3 to 5, packed and plain differ by about 1e-5."""
 TREE = [-1, -1, 0, 0, 1, 2, 3, 5]
+fragmented = pytest.mark.parametrize("opened", [True], ids=["fragmented"], indirect=True)
+"""For what reads blocks where they lie: sessions whose blocks lie together are no case of their own."""
 
 
 @dataclass
@@ -123,3 +126,19 @@ def check_mixed_steps(pair: Pair, opened: Callable[[Pair, list[int]], list[Sessi
         session.rollback(pair, WINDOW)
         session.segment(parents=[-1, -1, 0])
     assert worst(pair, [chain, tree]) < TOLERANCE
+
+
+def check_greedy_text(pair: Pair) -> None:
+    """The library's own greedy text, token by token."""
+    tokens = prompt(9, 3)
+    with torch.inference_mode():
+        generated = pair.reference.generate(torch.tensor([tokens]), max_new_tokens=14, do_sample=False)
+    sequence = pair.engine.open(32)
+    pending, text = tokens, list(tokens)
+    for _ in range(14):
+        segment = Segment(sequence, pending)
+        pending = [int(pair.engine.forward([segment])[0].argmax())]
+        pair.engine.keep(segment, [])
+        text += pending
+    pair.engine.close(sequence)
+    assert text == generated[0].tolist()

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from slipstream.engine.flex import Call
 
-WAITS = {"_local_scalar_dense", "nonzero", "unique_dim", "_unique2", "masked_select", "equal"}
+WAITS = {"_local_scalar_dense", "item", "is_nonzero", "equal"}
+WAITS |= {"nonzero", "nonzero_numpy", "masked_select", "unique_dim", "_unique2"}
 """Operations whose result's value or shape the host has to wait for."""
 
 
@@ -35,7 +36,8 @@ def listed_attention(call: Call) -> tuple[Tensor, Tensor | None]:
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
     scores = torch.where(counted.isneginf(), counted, scores + counted)
-    weights = scores.softmax(dim=3).nan_to_num(0.0)  # rows that see nothing
+    blind = counted.isneginf().all(dim=3, keepdim=True)
+    weights = scores.softmax(dim=3).masked_fill(blind, 0.0)
     log_sums = scores.logsumexp(dim=3) if call.log_sums else None
     return (weights.to(call.value.dtype) @ call.value).to(call.query.dtype), log_sums
 

@@ -15,6 +15,8 @@ class VerifierConfig:
     dtype: str = "auto"
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation` that is fit for targets."""
+    device: str = "auto"
+    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     threads: int = 1
     """Of torch; never sized from the machine, whose cores are shared."""
     kv_tokens: int = 65_536

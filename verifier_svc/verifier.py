@@ -25,7 +25,8 @@ from verifier_svc.service import Bounds, VerifierService
 
 
 def open_target(config: VerifierConfig) -> Engine:
-    return open_engine(config.model, config.dtype, config.kv_tokens, for_target(config.quantisation))
+    quantisation = for_target(config.quantisation)
+    return open_engine(config.model, config.dtype, config.kv_tokens, quantisation, config.device)
 
 
 @dataclass(frozen=True, slots=True)

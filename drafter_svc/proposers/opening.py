@@ -55,7 +55,7 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
     from drafter_svc.proposers.model import ModelProposer
     from slipstream.engine.opening import open_engine
 
-    engine = open_engine(config.model, config.dtype, config.kv_tokens, config.quantisation)
+    engine = open_engine(config.model, config.dtype, config.kv_tokens, config.quantisation, config.device)
     if config.translate_for:
         target = load_tokenizer(config.translate_for)
         if fingerprint(target) != engine.model.fingerprint:

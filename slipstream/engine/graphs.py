@@ -18,7 +18,8 @@ from torch import Tensor
 
 from slipstream.engine.attention import Attender
 from slipstream.engine.buckets import Bucket, Buckets
-from slipstream.engine.flex import Kernel
+from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.flex import FlexKernel, Kernel, unfit, width
 from slipstream.engine.inputs import Inputs
 from slipstream.engine.kv import KVStore
 from slipstream.engine.paged import PagedPlan
@@ -83,6 +84,15 @@ class Acceleration:
     recorder: Recorder | None
     """None: the padded steps are run, not captured."""
     buckets: Buckets
+
+
+def accelerate(checkpoint: Checkpoint) -> Acceleration | None:
+    """How a model on a GPU runs its padded steps; None, with a warning, if its layers do not go through the kernel."""
+    why = unfit(checkpoint.layers)
+    if why is not None:
+        log.warning("%s takes the ordinary path: %s", checkpoint.info.name, why)
+        return None
+    return Acceleration(FlexKernel(), CudaRecorder(checkpoint.device), Buckets(width(checkpoint.layers)))
 
 
 class GraphedSteps:

@@ -48,7 +48,7 @@ class PackedEngine(Bookkeeping):
 
     def _accelerate(self, acceleration: Acceleration) -> None:
         buckets, length = acceleration.buckets, self._max_length
-        longest = min(self._pool.blocks_for(length + buckets.most_tokens), self.blocks_total)
+        longest = min(self._pool.blocks_for(length + buckets.most_tokens), self.blocks_total + 1)
         pool = Pool(self.blocks_total, self.block_size, longest, length)
         self._store = KVStore(self._checkpoint.layers, pool.rows, masked=True)
         inputs = Inputs(buckets.most_tokens, buckets.width, pool, self._checkpoint.device)

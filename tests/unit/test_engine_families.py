@@ -9,9 +9,8 @@ import torch
 
 from slipstream.engine import plan as plan_module
 from slipstream.engine.kv import KVStore
-from slipstream.engine.step import Segment
 from tests.checkpoints import FAMILIES, WINDOW
-from tests.packed import TOLERANCE, TREE, Pair, Session, check_mixed_steps, prefill, prompt, worst
+from tests.packed import TOLERANCE, TREE, Pair, Session, check_greedy_text, check_mixed_steps, prefill, worst
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -21,19 +20,7 @@ def test_a_mixed_step_equals_plain_forward_passes(family: str, pairs: Any, opene
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_equals_generate(family: str, pairs: Any) -> None:
-    pair = pairs(family)
-    tokens = prompt(9, 3)
-    with torch.inference_mode():
-        generated = pair.reference.generate(torch.tensor([tokens]), max_new_tokens=14, do_sample=False)
-    sequence = pair.engine.open(32)
-    pending, text = tokens, list(tokens)
-    for _ in range(14):
-        segment = Segment(sequence, pending)
-        pending = [int(pair.engine.forward([segment])[0].argmax())]
-        pair.engine.keep(segment, [])
-        text += pending
-    pair.engine.close(sequence)
-    assert text == generated[0].tolist()
+    check_greedy_text(pairs(family))
 
 
 def _tree_then_one(pair: Pair, tree: Session) -> float:
