@@ -142,3 +142,11 @@ def check_greedy_text(pair: Pair) -> None:
         text += pending
     pair.engine.close(sequence)
     assert text == generated[0].tolist()
+
+
+def check_deep_tree(pair: Pair, opened: Callable[[Pair, list[int]], list[Session]]) -> None:
+    """A branch that is longer than the window, under a node whose slot lies far beyond its depth."""
+    (session,) = opened(pair, [WINDOW + 1])
+    prefill(pair, session)
+    session.segment(parents=[-1] * 10 + list(range(9, 11 + WINDOW)))
+    assert worst(pair, [session]) < TOLERANCE

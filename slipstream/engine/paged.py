@@ -42,10 +42,10 @@ class PagedPlan:
         listed = columns < self._blocks.unsqueeze(1)
         # int32 [chunks, longest]: the blocks of each chunk's sequence in the order of its slots.
         self._table = torch.where(listed, inputs.table[at.long()], pool.trash)
-        # int32 [chunks, blocks + 1]: which of its sequence's blocks a physical block is, -1 for those it does not read.
+        # int32 [chunks, blocks + 1]: which of its sequence's blocks a physical block is, -1 for those it does not read;
+        # for the trash block, which nobody reads, one behind them.
         self._index = torch.full((chunks, pool.blocks + 1), -1, dtype=torch.int32, device=device)
         self._index.scatter_(1, self._table.long(), columns.expand(chunks, -1))
-        self._index[:, pool.trash] = -1
         self._masks: dict[tuple[int | None, int], BlockMask] = {}
 
     def attend(self, module: torch.nn.Module, states: States, extras: dict[str, object]) -> Tensor:

@@ -137,6 +137,9 @@ def test_judging_elsewhere_decides_the_same() -> None:
         plain = Case(Selection(), 0, Sampling(temperature=0.0), 6)
         judge([plain, replace(plain, first_row=1)], logits[:2].to(ELSEWHERE))
         assert elsewhere.waits == ["tolist"]  # greedy decoding asks once, for a token a row
+        elsewhere.waits.clear()
+        judge([replace(plain, sampling=Sampling(seed=3))], logits[:1].to(ELSEWHERE))
+        assert elsewhere.waits == ["nonzero_numpy", "tolist", "tolist"]
 
 
 def test_guessing_elsewhere_guesses_the_same() -> None:

@@ -10,7 +10,17 @@ import torch
 from slipstream.engine import plan as plan_module
 from slipstream.engine.kv import KVStore
 from tests.checkpoints import FAMILIES, WINDOW
-from tests.packed import TOLERANCE, TREE, Pair, Session, check_greedy_text, check_mixed_steps, prefill, worst
+from tests.packed import (
+    TOLERANCE,
+    TREE,
+    Pair,
+    Session,
+    check_deep_tree,
+    check_greedy_text,
+    check_mixed_steps,
+    prefill,
+    worst,
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -21,6 +31,11 @@ def test_a_mixed_step_equals_plain_forward_passes(family: str, pairs: Any, opene
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_equals_generate(family: str, pairs: Any) -> None:
     check_greedy_text(pairs(family))
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma4"])
+def test_windows_are_of_positions_in_deep_trees_too(family: str, pairs: Any, opened: Any) -> None:
+    check_deep_tree(pairs(family), opened)
 
 
 def _tree_then_one(pair: Pair, tree: Session) -> float:

@@ -29,6 +29,7 @@ from tests.packed import (
     TOLERANCE,
     TREE,
     Session,
+    check_deep_tree,
     check_greedy_text,
     check_mixed_steps,
     fragmented,
@@ -76,16 +77,18 @@ def test_flex_attention_computes_the_same(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a compiler runs
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_the_compiled_kernel_computes_the_same(family: str, pairs: Any) -> None:
     """PyTorch's kernel for CPUs, which reads the lists of blocks. It does not give the sums that sinks need. It wants
     as many columns in a list as the pool has blocks, so the pool is smaller than the model's length."""
     acceleration = Acceleration(FlexKernel(), None, Buckets(WIDTH, most_tokens=64))
-    pair = pairs(
-        family, engine=lambda checkpoint: PackedEngine(checkpoint, 256, block_size=8, acceleration=acceleration)
-    )
-    check_mixed_steps(pair, lambda _, lengths: [Session(pair.engine.open(64), prompt(n, n)) for n in lengths])
+    pair = pairs(family, engine=lambda checkpoint: PackedEngine(checkpoint, 64, 0.5, 8, acceleration))
+    session = Session(pair.engine.open(64), prompt(WINDOW + 2, 3))
+    prefill(pair, session)
+    session.segment(parents=TREE)
+    assert worst(pair, [session]) < TOLERANCE
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -108,7 +111,29 @@ def test_shared_blocks_are_read_by_all_who_share_them(pairs: Any) -> None:
         session.segment(parents=TREE)
     assert worst(pair, sessions) < TOLERANCE
     for session in sessions:
+        session.keep(pair, [0])
+        pair.engine.grow(session.sequence, 20)  # into blocks that it had not
+        session.tokens += prompt(19, 6)
+        session.segment()
+    assert worst(pair, sessions) < TOLERANCE
+    for session in sessions:
         pair.engine.close(session.sequence)
+
+
+@fragmented
+def test_nobody_sees_rows_behind_the_last_token_of_a_full_step(pairs: Any, opened: Any) -> None:
+    pair = pairs("llama", engine=LISTED)
+    first, last = opened(pair, [13, 64 - 1 - len(TREE)])
+    prefill(pair, first)
+    for session in (first, last):
+        session.segment(parents=TREE if session is first else [])
+    assert first.step.tokens + last.step.tokens == 64
+    assert worst(pair, [first, last]) < TOLERANCE
+
+
+@fragmented
+def test_windows_are_of_positions_in_deep_trees_too(pairs: Any, opened: Any) -> None:
+    check_deep_tree(pairs("mistral", engine=LISTED), opened)
 
 
 @fragmented
@@ -173,8 +198,8 @@ def table(count: int, *, first: int) -> Sequence:
 def test_a_chunk_reads_the_blocks_that_it_sees_and_no_others(window: int | None) -> None:
     pool = Pool(blocks=40, block_size=8, longest=12, max_length=512)
     inputs = Inputs(32, WIDTH, pool, torch.device("cpu"))
-    segments = [Segment(table(7, first=3), [1] * 5, [1] * 6, [-1, 0, 1, -1, 3, 4]), Segment(table(3, first=20), [1])]
-    segments[0].sequence.length, segments[1].sequence.length = 41, 16
+    segments = [Segment(table(7, first=3), [1] * 5, [1] * 6, [-1, 0, 1, 2, 3, -1]), Segment(table(3, first=20), [1])]
+    segments[0].sequence.length, segments[1].sequence.length = 43, 16
     inputs.fill(segments)
     plan = PagedPlan(inputs, Bucket(16, 8), None, listed_attention)  # type: ignore[arg-type]
     mask = plan._mask(window, 1)
