@@ -24,6 +24,8 @@ class DrafterConfig:
     """Of the weights: empty, or one of `slipstream.engine.quantisation`."""
     lean: bool = True
     """Without the library's modelling code where `slipstream.engine.lean` can do without it; False: always with it."""
+    device: str = "auto"
+    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     threads: int = 1
     """Of torch; 0: as many as this process has cores for itself (`slipstream.engine.cores`)."""
     kv_tokens: int = 65_536

@@ -17,6 +17,8 @@ class VerifierConfig:
     """Of the weights: empty, or one of `slipstream.engine.quantisation` that is fit for targets."""
     lean: bool = True
     """Without the library's modelling code where `slipstream.engine.lean` can do without it; False: always with it."""
+    device: str = "auto"
+    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     device_map: str = ""
     """For a target larger than one device, in one process: `slipstream.engine.spread`. Empty under `torchrun`."""
     device_memory: tuple[str, ...] = ()

@@ -63,4 +63,6 @@ def _join(config: VerifierConfig, place: Place) -> tuple[Group, Checkpoint]:
 
 
 def _spread(config: VerifierConfig, place: Place) -> Spread:
-    return Spread(place.size, config.device_map, config.device_memory, config.offload_folder)
+    if config.device != "auto" and (place.size > 1 or config.device_map):
+        raise InvalidArgument("several devices are not one; leave VERIFIER_DEVICE at auto.")
+    return Spread(config.device, place.size, config.device_map, config.device_memory, config.offload_folder)

@@ -55,8 +55,10 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
     # Imported here: lookups need no torch.
     from drafter_svc.proposers.model import ModelProposer
     from slipstream.engine.opening import open_engine
+    from slipstream.engine.spread import Spread
 
-    engine = open_engine(config.model, config.dtype, config.kv_tokens, config.quantisation, config.lean)
+    spread = Spread(device=config.device)
+    engine = open_engine(config.model, config.dtype, config.kv_tokens, config.quantisation, config.lean, spread)
     if config.translate_for:
         target = load_tokenizer(config.translate_for)
         if fingerprint(target) != engine.model.fingerprint:

@@ -113,14 +113,20 @@ def _shortlist(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:
     """[R, V], [R], keys [R] -> winners [R]; anything for broken rows."""
     shifted = logits - maxima[:, None]
-    sample = shifted[:, ::_STRIDE] >= -_REACH
-    few = int(sample.count_nonzero()) < _SPARSE * sample.numel()
-    row, token = (_contenders_among_few if few else _contenders)(shifted, keys)
+    row, token = (_contenders_among_few if _is_sparse(shifted) else _contenders)(shifted, keys)
     scores = shifted[row, token].double() + noise.gumbel(keys[row], token)
     best = torch.full_like(maxima, -math.inf, dtype=torch.float64).scatter_reduce_(0, row, scores, "amax")
     first = scores == best[row]
     winners = torch.full_like(keys, logits.shape[-1])
     return winners.scatter_reduce_(0, row[first], token[first], "amin")
+
+
+def _is_sparse(shifted: Tensor) -> bool:
+    """Whether few tokens are within reach. A GPU is not asked: it would be waited for, and hashes them all instead."""
+    if not shifted.is_cpu:
+        return False
+    sample = shifted[:, ::_STRIDE] >= -_REACH
+    return int(sample.count_nonzero()) < _SPARSE * sample.numel()
 
 
 def _contenders(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from slipstream.engine.devices import upload
 from slipstream.engine.layers import Layer
 
 _Shape = tuple[int, int, torch.dtype, torch.device]
@@ -14,7 +15,10 @@ class KVStore:
     [2 x layers, rows, heads, dim], so that moving rows is one operation for the whole model.
     """
 
-    def __init__(self, layers: list[Layer], rows: int) -> None:
+    def __init__(self, layers: list[Layer], rows: int, masked: bool = False) -> None:
+        """`masked`: for a kernel that reads whole blocks and weighs what must not be seen with zero. Zero times NaN is
+        NaN, so no value in the store is one: not in rows that nobody wrote, nor in those of a session that is broken
+        (which its keys still show)."""
         members: dict[_Shape, list[tuple[int, str]]] = {}
         for layer in layers:
             if layer.source == layer.index:
@@ -23,8 +27,9 @@ class KVStore:
         self._groups: list[torch.Tensor] = []
         views: dict[tuple[int, str], torch.Tensor] = {}
         for (heads, dim, dtype, device), names in members.items():
-            # empty, not zeros: the system hands out a page when a row in it is first written.
-            group = torch.empty(len(names), rows, heads, dim, dtype=dtype, device=device)
+            # On a CPU empty, not zeros: the system hands out a page when a row in it is first written.
+            blank = torch.zeros if masked else torch.empty
+            group = blank(len(names), rows, heads, dim, dtype=dtype, device=device)
             self._groups.append(group)
             views |= {name: group[place] for place, name in enumerate(names)}
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor] | None] = {}
@@ -33,6 +38,7 @@ class KVStore:
             key, value = views[layer.source, "key"], views[layer.source, "value"]
             self._rows[layer.index] = (key, value) if layer.source == layer.index else None
             self._reads[layer.index] = (key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
+        self._masked = masked
         self._moves: dict[int, int] = {}
         """Where each row that is to be written comes from."""
 
@@ -41,7 +47,7 @@ class KVStore:
         own = self._rows[layer]
         if own is not None:
             own[0].index_copy_(0, rows, key[0].transpose(0, 1))
-            own[1].index_copy_(0, rows, value[0].transpose(0, 1))
+            own[1].index_copy_(0, rows, (value.nan_to_num() if self._masked else value)[0].transpose(0, 1))
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows of a layer as views [1, heads, rows, dim]."""
@@ -62,7 +68,8 @@ class KVStore:
         if not self._moves:
             return
         pairs = torch.tensor(self.moves)
-        there = [pairs.to(group.device) for group in self._groups]
+        devices = {group.device: upload(pairs, group.device) for group in self._groups}
+        there = [devices[group.device] for group in self._groups]
         # What may fail comes first: then the moves are still to be made.
         rows = [group.index_select(1, here[:, 0]) for group, here in zip(self._groups, there, strict=True)]
         for group, here, moved in zip(self._groups, there, rows, strict=True):

@@ -29,6 +29,8 @@ class Layer:
     window: int | None
     dtype: torch.dtype
     device: torch.device
+    group: int = 1
+    """Query heads that share a KV head."""
 
     @property
     def row_bytes(self) -> int:
@@ -68,6 +70,7 @@ class Probe:
                 window=window if isinstance(window, int) else None,
                 dtype=key.dtype,
                 device=key.device,
+                group=query.shape[1] // key.shape[1],
             )
         )
         self._keys.append(key)

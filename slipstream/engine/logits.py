@@ -68,7 +68,7 @@ def _scale(logits: Tensor, divisors: Tensor) -> Tensor:
     """Divides each row; where a tiny temperature would overflow, the row's maximum is taken off first."""
     maxima = logits.amax(dim=-1)
     overflow = ~(maxima / divisors).isfinite() & maxima.isfinite()
-    if bool(overflow.any()):
+    if not logits.is_cpu or bool(overflow.any()):  # only a CPU knows without a wait
         logits = torch.where(overflow[:, None], logits - maxima[:, None], logits)
     return logits / divisors[:, None]
 

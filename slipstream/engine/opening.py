@@ -39,26 +39,38 @@ def open_engine(
 ) -> Engine:
     """`model` on this machine, with KV room for `kv_tokens` tokens of all sessions together; `quantisation` is empty
     or one of `slipstream.engine.quantisation`. `lean`: see `slipstream.engine.lean`. One process alone: ranks are
-    opened by `slipstream.engine.parallel`.
+    opened by `slipstream.engine.parallel`. To be called on the thread that will use the engine.
 
-    Raises NotFound or FailedPrecondition for a checkpoint that is not there or cannot be served, InvalidArgument for
-    settings that do not go together.
+    Raises NotFound or FailedPrecondition for a checkpoint or a device that is not there or cannot be served,
+    InvalidArgument for settings that do not go together.
     """
     if model.startswith(EMULATED):
         if quantisation:
             raise InvalidArgument(f"{model} has no weights to quantise; leave quantisation empty.")
-        if spread != ONE_DEVICE:
+        if spread.device_map:
             raise InvalidArgument(f"{model} has no weights to spread; leave the device_map empty.")
+        if spread.device not in ("auto", "cpu"):
+            raise InvalidArgument(f"{model} has nothing to compute on {spread.device}; leave the device at auto.")
         return _emulated(model.removeprefix(EMULATED), kv_tokens)
     # Loading transformers takes seconds; an emulated worker does without.
     from slipstream.engine.quantisation import hush
 
     hush()
     from slipstream.engine.checkpoint import load_checkpoint
+    from slipstream.engine.devices import activate, find_device
     from slipstream.engine.packed import PackedEngine
 
-    checkpoint = load_checkpoint(model, dtype, quantisation=quantisation, spread=spread, lean=lean)
-    return PackedEngine(checkpoint, kv_tokens)
+    place = find_device(spread.device)
+    activate(place)
+    checkpoint = load_checkpoint(model, dtype, str(place), quantisation=quantisation, spread=spread, lean=lean)
+    if place.type != "cuda" or spread.device_map:
+        return PackedEngine(checkpoint, kv_tokens)
+    from slipstream.engine.flex import BLOCK_SIZE
+    from slipstream.engine.graphs import accelerate
+
+    engine = PackedEngine(checkpoint, kv_tokens, block_size=BLOCK_SIZE, acceleration=accelerate(checkpoint))
+    engine.capture()
+    return engine
 
 
 def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:

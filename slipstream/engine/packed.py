@@ -7,6 +7,8 @@ import torch
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.bookkeeping import Bookkeeping
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.graphs import Acceleration, GraphedSteps
+from slipstream.engine.inputs import Inputs, Pool
 from slipstream.engine.kv import KVStore
 from slipstream.engine.layers import Layer
 from slipstream.engine.memory import available_bytes
@@ -18,11 +20,17 @@ from slipstream.errors import InvalidArgument, ResourceExhausted
 class PackedEngine(Bookkeeping):
     """KV for `tokens` tokens, or for what `memory_fraction` of the free memory holds. Use it on one thread only.
 
+    With an `acceleration`, steps that fit one of its buckets are padded and replayed, others take the ordinary way.
     Raises ResourceExhausted when not even one block fits.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, tokens: int | None = None, memory_fraction: float = 0.5, block_size: int = 32
+        self,
+        checkpoint: Checkpoint,
+        tokens: int | None = None,
+        memory_fraction: float = 0.5,
+        block_size: int = 32,
+        acceleration: Acceleration | None = None,
     ) -> None:
         if tokens is None:
             tokens = int(_most_tokens(checkpoint.layers) * memory_fraction)
@@ -33,7 +41,25 @@ class PackedEngine(Bookkeeping):
         self.model = checkpoint.info
         self._checkpoint = checkpoint
         checkpoint.forward.reserve(min(checkpoint.info.max_length, blocks * block_size))
-        self._store = KVStore(checkpoint.layers, blocks * block_size)
+        self._steps: GraphedSteps | None = None
+        if acceleration is None:
+            self._store = KVStore(checkpoint.layers, blocks * block_size)
+        else:
+            self._accelerate(acceleration)
+
+    def _accelerate(self, acceleration: Acceleration) -> None:
+        buckets, length = acceleration.buckets, self._max_length
+        longest = min(self._pool.blocks_for(length + buckets.most_tokens), self.blocks_total + 1)
+        pool = Pool(self.blocks_total, self.block_size, longest, length)
+        self._store = KVStore(self._checkpoint.layers, pool.rows, masked=True)
+        inputs = Inputs(buckets.most_tokens, buckets.width, pool, self._checkpoint.device)
+        self._steps = GraphedSteps(acceleration, self._checkpoint.forward, self._store, inputs)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Prepares every padded step's size now, not when it is first met."""
+        if self._steps is not None:
+            self._steps.capture()
 
     @torch.inference_mode()
     def forward(self, segments: list[Segment]) -> torch.Tensor:
@@ -47,8 +73,11 @@ class PackedEngine(Bookkeeping):
     def _pass(self, segments: list[Segment]) -> torch.Tensor:
         """The part of `forward` that all ranks of a group take."""
         self._store.settle()
-        plan = Plan(segments, self._store, self._checkpoint.device, self._max_length)
-        return self._checkpoint.forward(plan).float()
+        logits = self._steps.run(segments) if self._steps is not None else None
+        if logits is None:
+            plan = Plan(segments, self._store, self._checkpoint.device, self._max_length)
+            logits = self._checkpoint.forward(plan).float()
+        return logits
 
     def _check_tokens(self, segments: list[Segment]) -> None:
         size = self.model.vocabulary_size

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from slipstream.engine.attention import Attending, States, explicit_attention
+from slipstream.engine.devices import upload
 from slipstream.engine.kv import KVStore
 from slipstream.engine.masks import depths, inside_mask, segment_mask
 from slipstream.engine.step import Segment
@@ -58,7 +59,7 @@ class Plan:
             tokens += segment.nodes
         # One transfer for all four: [tokens | positions | rows | wanted].
         count = len(tokens)
-        packed = torch.tensor(tokens + positions + rows + wanted, device=device)
+        packed = upload(torch.tensor(tokens + positions + rows + wanted), device)
         self.tokens = packed[:count].unsqueeze(0)
         self.positions = packed[count : 2 * count].unsqueeze(0)
         self.rows = packed[2 * count : 3 * count]
@@ -132,11 +133,11 @@ class Plan:
                 inside = self._inside[at] = inside_mask(self._segments[at])
             positions = torch.tensor(self._depths[at]) + base
             mask = segment_mask(inside, positions, start, base, window)
-            mask = mask.repeat_interleave(kind.group, dim=0).to(kind.device, kind.dtype)
+            mask = upload(mask.repeat_interleave(kind.group, dim=0).to(kind.dtype), kind.device)
         length = base + n - start
         if sequence.rows is None:
             return Read(sequence.first_row + start, length, None, mask)
-        return Read(0, length, sequence.rows[start : start + length].to(kind.device), mask)
+        return Read(0, length, upload(sequence.rows[start : start + length], kind.device), mask)
 
 
 def _visible(keys: torch.Tensor, values: torch.Tensor, read: Read) -> tuple[torch.Tensor, torch.Tensor]:

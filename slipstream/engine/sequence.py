@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -26,6 +28,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)
     """Names of its leading blocks (`slipstream.engine.prefixes`)."""
     _rows: torch.Tensor | None = field(default=None, repr=False)
+    _table: npt.NDArray[np.int32] | None = field(default=None, repr=False)
     _run: bool = True
 
     def __post_init__(self) -> None:
@@ -47,6 +50,13 @@ class Sequence:
         return self._rows
 
     @property
+    def table(self) -> npt.NDArray[np.int32]:
+        """`blocks`, as the device reads them."""
+        if self._table is None:
+            self._table = np.array(self.blocks, np.int32)
+        return self._table
+
+    @property
     def first_row(self) -> int:
         """The pool row of slot 0; with contiguous blocks slot s is row `first_row + s`."""
         return self.blocks[0] * self.block_size if self.blocks else 0
@@ -55,7 +65,7 @@ class Sequence:
         """The blocks are others now."""
         first = self.blocks[0] if self.blocks else 0
         self._run = self.blocks == list(range(first, first + len(self.blocks)))
-        self._rows = None
+        self._rows = self._table = None
 
     def pool_rows(self, start: int, stop: int) -> list[int]:
         """Pool rows of the slots start .. stop-1."""

@@ -26,6 +26,8 @@ _HEADS = ("num_attention_heads", "num_key_value_heads", "num_global_key_value_he
 class Spread:
     """By default one device has everything."""
 
+    device: str = "auto"
+    """That one: `slipstream.engine.devices`."""
     ranks: int = 1
     device_map: str = ""
     """One of AUTOMATIC, or a JSON file {module: device}, where a device is cpu, disk or the number of a GPU."""

@@ -1,0 +1,64 @@
+"""Which device a model runs on, and how small things get there without anybody waiting."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import FailedPrecondition, InvalidArgument
+
+AUTO = "auto"
+_KINDS = ("cpu", "cuda")
+
+
+def find_device(name: str) -> torch.device:
+    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`; a GPU always with its number.
+
+    Raises InvalidArgument for a name that is none of these, FailedPrecondition for a GPU that is not there.
+    """
+    if name == AUTO:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise _unknown(name) from error
+    if device.type not in _KINDS:
+        raise _unknown(name)
+    if device.type == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    number = device.index or 0
+    if number >= count:
+        raise FailedPrecondition(
+            f"{name} is not there: this process sees {count} GPUs. Install a torch with CUDA, give the process a GPU, "
+            "or set the device to cpu.",
+            reason="DEVICE_MISSING",
+        )
+    return torch.device("cuda", number)
+
+
+def _unknown(name: str) -> InvalidArgument:
+    return InvalidArgument(f"device {name!r} is unknown; choose auto, cpu, cuda or cuda:N.")
+
+
+def activate(device: torch.device) -> None:
+    """Makes a GPU the calling thread's own: captured graphs and kernels go to the thread's current device."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def upload(host: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on the device, which nobody waits for."""
+    return _staged(host, device).to(device, non_blocking=True)
+
+
+def overwrite(target: Tensor, host: Tensor) -> None:
+    """The host tensor in the place of one on a device, which nobody waits for."""
+    target.copy_(_staged(host, target.device), non_blocking=True)
+
+
+def _staged(host: Tensor, device: torch.device) -> Tensor:
+    """In pinned memory for a GPU: a copy from ordinary memory would first wait for everything the device still has to
+    do. The allocator gives pinned memory to nobody else before it was read.
+    """
+    return host.pin_memory() if device.type == "cuda" else host

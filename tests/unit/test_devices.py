@@ -1,0 +1,169 @@
+"""Where things are: device names, and whole steps on a second device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from slipstream.engine import coupling, proposal
+from slipstream.engine.buckets import Buckets
+from slipstream.engine.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.devices import find_device
+from slipstream.engine.graphs import Acceleration
+from slipstream.engine.history import History
+from slipstream.engine.layers import probe_layers
+from slipstream.engine.opening import open_engine
+from slipstream.engine.packed import PackedEngine
+from slipstream.engine.spread import Spread
+from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.proposal import Proposal
+from slipstream.sampling import Sampling
+from slipstream.selection import Selection
+from tests.checkpoints import save_checkpoint
+from tests.elsewhere import ELSEWHERE, Elsewhere
+from tests.packed import TREE, Session, fragment, prompt
+from tests.tape import listed_attention
+from verifier_svc.acceptance.judge import Case, judge
+
+ACCELERATIONS = {"ordinary": None, "padded": Acceleration(listed_attention, None, Buckets(4, 64))}
+
+
+@pytest.mark.parametrize("name", ["tpu", "mps", "cuda:x", "", "meta"])
+def test_unknown_devices_are_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="choose auto, cpu, cuda"):
+        find_device(name)
+
+
+def test_auto_is_the_first_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert find_device("auto") == find_device("cpu") == torch.device("cpu")
+    with pytest.raises(FailedPrecondition, match="sees 0 GPUs") as found:
+        find_device("cuda")
+    assert found.value.reason == "DEVICE_MISSING"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert find_device("auto") == find_device("cuda") == torch.device("cuda", 0)
+    assert find_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(FailedPrecondition, match="cuda:2 is not there"):
+        find_device("cuda:2")
+
+
+def test_an_emulated_engine_has_no_device() -> None:
+    assert open_engine("emulated:", spread=Spread(device="cpu")).blocks_total > 0
+    with pytest.raises(InvalidArgument, match="nothing to compute"):
+        open_engine("emulated:", spread=Spread(device="cuda"))
+
+
+def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:
+    model = checkpoint.forward.model  # type: ignore[attr-defined]
+    elsewhere.move(model)
+    return replace(checkpoint, device=ELSEWHERE, layers=probe_layers(model, ELSEWHERE))
+
+
+def steps(engine: PackedEngine) -> list[torch.Tensor]:
+    """Logits of a prefill, of trees, and of what comes after an accepted path."""
+    first, second = (Session(engine.open(64), prompt(length, length)) for length in (20, 9))
+    logits = [engine.forward([first.segment(), second.segment()])]
+    for session in (first, second):
+        engine.keep(session.step, [])
+        session.tokens.append(5)
+        session.written = session.sequence.length
+    logits.append(engine.forward([first.segment(parents=TREE), second.segment()]))
+    engine.keep(first.step, [1, 4])
+    first.tokens += [1, 2, 3]
+    first.written = first.sequence.length
+    logits.append(engine.forward([first.segment()]))
+    for session in (first, second):
+        engine.close(session.sequence)
+    return logits
+
+
+@pytest.mark.parametrize("way", ACCELERATIONS)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
+def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, way: str, tmp_path: Path) -> None:
+    folder = str(save_checkpoint(family, tmp_path))
+    here = PackedEngine(load_checkpoint(folder, lean=False), tokens=1024, block_size=8)
+    expected, loaded, elsewhere = steps(here), load_checkpoint(folder, lean=False), Elsewhere()
+    with torch.inference_mode(), elsewhere, sdpa_kernel(SDPBackend.MATH):
+        engine = PackedEngine(moved(loaded, elsewhere), 1024, block_size=8, acceleration=ACCELERATIONS[way])
+        for scattered in (False, True):
+            if scattered:
+                fragment(engine)
+            found = steps(engine)
+            assert not elsewhere.waits
+            for logits, there in zip(expected, found, strict=True):
+                assert there.device == ELSEWHERE and torch.allclose(there.cpu(), logits, atol=1e-5)
+            elsewhere.waits.clear()
+
+
+def test_a_padded_step_is_sent_in_one_piece(tmp_path: Path) -> None:
+    loaded, elsewhere = load_checkpoint(str(save_checkpoint("mistral", tmp_path)), lean=False), Elsewhere()
+    with torch.inference_mode(), elsewhere:
+        engine = PackedEngine(moved(loaded, elsewhere), 1024, block_size=8, acceleration=ACCELERATIONS["padded"])
+        engine.capture()
+        sessions = [Session(engine.open(64), prompt(length, length)) for length in (20, 9)]
+        elsewhere.sent.clear()
+        engine.forward([session.segment(parents=TREE) for session in sessions])
+        assert elsewhere.sent == ["copy_"]
+
+
+SAMPLINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.0, repetition_penalty=1.3, logit_bias={5: 3.0}),
+    Sampling(seed=3),
+    Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=4),
+    Sampling(temperature=1.4, top_p=0.95, min_p=0.01, seed=5),
+    Sampling(presence_penalty=0.4, frequency_penalty=0.2, seed=9),
+    Sampling(temperature=1e-38, seed=3),
+    *(Sampling(seed=5, acceptance=rule) for rule in ("rejection", "block", "recursive")),
+    Sampling(temperature=0.0, acceptance="rejection"),
+]
+
+
+def test_judging_elsewhere_decides_the_same() -> None:
+    history = History([1, 2, 3])
+    history.append([7, 8, 7])
+    proposals = (None, Proposal((9, 11), (40000, 20000)))
+    selection = Selection((4, 9), (-1, 0), (1, 2), (-0.1, -0.1), (-0.1, -0.2), proposals)
+    cases = [Case(selection, 3 * index, sampling, 6, history) for index, sampling in enumerate(SAMPLINGS)]
+    logits = 3 * torch.randn(3 * len(SAMPLINGS), 1000, generator=torch.Generator().manual_seed(3))
+    expected = judge(cases, logits)
+    with torch.inference_mode(), Elsewhere() as elsewhere:
+        assert judge(cases, logits.to(ELSEWHERE)) == expected
+        elsewhere.waits.clear()
+        plain = Case(Selection(), 0, Sampling(temperature=0.0), 6)
+        judge([plain, plain._replace(first_row=1)], logits[:2].to(ELSEWHERE))
+        assert elsewhere.waits == ["tolist"]  # greedy decoding asks once, for a token a row
+        elsewhere.waits.clear()
+        judge([plain._replace(sampling=Sampling(seed=3))], logits[:1].to(ELSEWHERE))
+        assert elsewhere.waits == ["nonzero_numpy", "tolist", "tolist"]
+
+
+def test_guessing_elsewhere_guesses_the_same() -> None:
+    logits = 3 * torch.randn(4, 1000, generator=torch.Generator().manual_seed(4))
+    greedy, seeds, places = [True, False, False, True], [1, 2, 3, 4], [5, 6, 7, 8]
+
+    def guesses(logits: torch.Tensor) -> list[list[list[int]]]:
+        tokens, _ = coupling.rank(logits, greedy, seeds, places, 3, 1.5)
+        ids, weights = proposal.quantise(logits, 16)
+        weights[greedy, 1:] = 0  # as a drafter does for greedy sessions under a ratio rule
+        drawn = proposal.draw(ids, weights, seeds, places, 3)
+        return [tensor.tolist() for tensor in (tokens, ids, weights, drawn)]
+
+    expected = guesses(logits)
+    with torch.inference_mode(), Elsewhere():
+        assert guesses(logits.to(ELSEWHERE)) == expected
+
+
+def test_two_devices_are_not_brought_together() -> None:
+    with torch.inference_mode(), Elsewhere() as elsewhere:
+        there = torch.arange(3, device=ELSEWHERE)
+        with pytest.raises(RuntimeError, match="two devices"):
+            there + torch.ones(3)
+        assert (there + 1).cpu().tolist() == [1, 2, 3] and bool(there.any()) and there[[1]].tolist() == [1]
+        assert elsewhere.waits == ["to", "is_nonzero", "tolist"] and elsewhere.sent == ["index"]

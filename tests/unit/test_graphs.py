@@ -1,0 +1,161 @@
+"""Steps that are captured once and repeated: sizes, what is repeated, what cannot be."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.engine.buckets import Buckets
+from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.forward import Step
+from slipstream.engine.graphs import Acceleration
+from slipstream.engine.packed import PackedEngine
+from slipstream.engine.paged import PagedPlan
+from tests.packed import TOLERANCE, TREE, Session, check_mixed_steps, fragmented, prefill, prompt, worst
+from tests.tape import TapeRecorder, listed_attention
+
+BUCKETS = Buckets(width=4, most_tokens=64)
+
+
+@pytest.fixture
+def recorder() -> TapeRecorder:
+    return TapeRecorder()
+
+
+@pytest.fixture
+def captured(recorder: TapeRecorder) -> Any:
+    acceleration = Acceleration(listed_attention, recorder, BUCKETS)
+    return lambda checkpoint: PackedEngine(checkpoint, tokens=1024, block_size=8, acceleration=acceleration)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
+def test_a_bucket_has_room_and_is_one_of_those_captured(counts: list[int]) -> None:
+    bucket = BUCKETS.find(counts)
+    if sum(counts) > BUCKETS.most_tokens:
+        assert bucket is None
+        return
+    assert bucket in set(BUCKETS)
+    chunks = sum(-(-count // BUCKETS.width) for count in counts)
+    assert sum(counts) <= bucket.tokens < 2 * sum(counts) and chunks <= bucket.chunks < 2 * chunks
+
+
+def test_buckets_come_once_and_the_largest_first() -> None:
+    sizes = list(BUCKETS)
+    assert len(set(sizes)) == len(sizes) and sizes == sorted(sizes, key=lambda size: -size.tokens)
+    with pytest.raises(ValueError, match="power of two"):
+        Buckets(width=4, most_tokens=48)
+
+
+def test_the_tape_repeats_operations_and_nothing_else(recorder: TapeRecorder) -> None:
+    source, target, factor = torch.arange(3.0), torch.zeros(3), [2.0]
+    repeat = recorder.capture(lambda: target.copy_(source[1:].cumsum(0).sum() * factor[0] + source))  # type: ignore[arg-type,return-value]
+    source.add_(1.0)
+    factor[0] = 100.0
+    repeat()
+    assert target.tolist() == [(2 + 5) * 2 + value for value in (1, 2, 3)]
+    with pytest.raises(RuntimeError, match="waits"):
+        recorder.capture(lambda: target.add_(source.sum().item()))  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+def test_repeated_steps_equal_plain_forward_passes(
+    family: str, pairs: Any, captured: Any, recorder: TapeRecorder
+) -> None:
+    pair = pairs(family, engine=captured)
+    for _ in range(2):
+        before = recorder.captures
+        check_mixed_steps(pair, lambda _, lengths: [Session(pair.engine.open(64), prompt(n, n)) for n in lengths])
+    assert recorder.captures == before > 0  # the second time nothing was new
+
+
+@fragmented
+def test_a_number_that_is_read_from_the_step_would_stay(
+    pairs: Any, opened: Any, captured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = PagedPlan.__init__
+
+    def frozen(self: PagedPlan, *args: Any) -> None:
+        real(self, *args)
+        self.positions = torch.from_numpy(self._inputs._long["positions"].copy()).unsqueeze(0)[
+            :, : self.tokens.shape[1]
+        ]
+
+    monkeypatch.setattr(PagedPlan, "__init__", frozen)
+    (session,) = opened(pair := pairs("llama", engine=captured), [20])
+    session.segment()
+    assert worst(pair, [session]) > 0.1
+
+
+@fragmented
+def test_capturing_leaves_open_sessions_alone(pairs: Any, opened: Any, captured: Any, recorder: TapeRecorder) -> None:
+    pair = pairs("llama", engine=captured)
+    sessions = opened(pair, [20, 9])
+    for session in sessions:
+        prefill(pair, session)
+    pair.engine.capture()
+    assert recorder.captures == len(list(BUCKETS))
+    for session in sessions:
+        session.segment(parents=TREE)
+    assert worst(pair, sessions) < TOLERANCE
+    assert recorder.captures == len(list(BUCKETS))
+
+
+@fragmented
+def test_logits_stay_when_the_next_step_runs(pairs: Any, opened: Any, captured: Any) -> None:
+    pair = pairs("llama", engine=captured)
+    first, second = opened(pair, [20, 19])
+    logits = pair.engine.forward([first.segment()])
+    kept = logits.clone()
+    pair.engine.forward([second.segment()])
+    assert torch.equal(logits, kept)
+
+
+def test_a_step_above_all_buckets_takes_the_ordinary_way(pairs: Any, captured: Any, recorder: TapeRecorder) -> None:
+    pair = pairs("mistral", engine=captured)
+    session = Session(pair.engine.open(128), prompt(BUCKETS.most_tokens + 1, 3))
+    prefill(pair, session)
+    assert recorder.captures == 0
+    session.segment(parents=TREE)
+    assert worst(pair, [session]) < TOLERANCE
+    assert recorder.captures == 1
+    pair.engine.close(session.sequence)
+
+
+@fragmented
+def test_what_cannot_be_captured_is_launched(
+    pairs: Any, opened: Any, captured: Any, recorder: TapeRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build(checkpoint: Checkpoint) -> PackedEngine:
+        class Looking:
+            reserve = staticmethod(checkpoint.forward.reserve)
+
+            def __call__(self, step: Step) -> torch.Tensor:
+                assert int(step.tokens.max()) >= 0
+                return checkpoint.forward(step)
+
+        return captured(replace(checkpoint, forward=Looking()))  # type: ignore[no-any-return]
+
+    with caplog.at_level(logging.WARNING):
+        check_mixed_steps(pairs("llama", engine=build), opened)
+    assert recorder.captures == 0
+    said = [record.message for record in caplog.records if "cannot be captured" in record.message]
+    assert len(said) == 1 and said[0].endswith("waits for the device")
+
+
+@fragmented
+def test_rows_of_one_bucket_do_not_depend_on_who_shares_it(pairs: Any, opened: Any, captured: Any) -> None:
+    pair = pairs("llama", engine=captured)
+    kept, one, other = opened(pair, [20, 9, 17])
+    for session in (kept, one, other):
+        pair.engine.forward([session.segment()])
+        session.keep(pair, [])
+    step = kept.segment(parents=TREE)
+    rows = step.logit_rows
+    found = [pair.engine.forward([step, company.segment()])[:rows] for company in (one, other)]
+    assert torch.equal(*found)
