@@ -27,9 +27,6 @@ from slipstream.engine.step import Segment
 
 log = logging.getLogger(__name__)
 
-WARM_UPS = 2
-"""Runs before a capture: the first compiles kernels and lets libraries allocate, which a capture must not."""
-
 
 class StepPlan(Attender, Protocol):
     """What a model's forward pass is given of a step."""
@@ -64,9 +61,8 @@ class CudaRecorder:
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
         current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
         side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                body()
+        with torch.cuda.stream(side):  # libraries allocate for each stream, which a capture must not
+            body()
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other threads of the process may use the device meanwhile: a drafter's, in tests.
@@ -105,15 +101,16 @@ class GraphedSteps:
         self._store = store
         self._inputs = inputs
         self._runs: dict[Bucket, Callable[[], None]] = {}
+        self._useless = False
         self._logits: Tensor | None = None
         """fp32 [most, vocabulary]: where all graphs leave theirs."""
 
     def run(self, segments: list[Segment]) -> Tensor | None:
-        """Logits fp32 [rows, vocabulary] of a step; None if it is too large to be padded."""
+        """Logits fp32 [rows, vocabulary] of a step; None if it is too large to be padded, or nothing can be here."""
         bucket = self._buckets.find([segment.tokens for segment in segments])
-        if bucket is None:
+        run = self._runs.get(bucket) or self._capture(bucket) if bucket is not None else None
+        if run is None:
             return None
-        run = self._runs.get(bucket) or self._capture(bucket)
         wanted = self._inputs.fill(segments)
         run()
         assert self._logits is not None
@@ -127,7 +124,9 @@ class GraphedSteps:
                 self._capture(bucket)
         log.info("%d sizes of steps prepared in %.1f s", len(self._runs), time.perf_counter() - begun)
 
-    def _capture(self, bucket: Bucket) -> Callable[[], None]:
+    def _capture(self, bucket: Bucket) -> Callable[[], None] | None:
+        if self._useless:
+            return None
         self._inputs.fill([])  # it is run here already, and must write to no session's rows
 
         def body() -> None:
@@ -138,6 +137,12 @@ class GraphedSteps:
                 )
             self._logits[: bucket.tokens].copy_(logits)
 
+        try:
+            body()  # the kernel is compiled now
+        except RuntimeError as error:
+            log.warning("steps are not padded: the attention kernel cannot be compiled or run here: %s", error)
+            self._useless = True
+            return None
         run = self._runs[bucket] = self._recorded(body)
         return run
 

@@ -9,6 +9,10 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.processes import MODELS
+from drafter_svc.config import DrafterConfig
+from drafter_svc.proposers.opening import open_proposer
+from slipstream.config import from_env
 from slipstream.engine import coupling, proposal
 from slipstream.engine.buckets import Buckets
 from slipstream.engine.checkpoint import Checkpoint, load_checkpoint
@@ -28,6 +32,8 @@ from tests.elsewhere import ELSEWHERE, Elsewhere
 from tests.packed import TREE, Session, fragment, prompt
 from tests.tape import listed_attention
 from verifier_svc.acceptance.judge import Case, judge
+from verifier_svc.config import VerifierConfig
+from verifier_svc.verifier import open_target
 
 ACCELERATIONS = {"ordinary": None, "padded": Acceleration(listed_attention, None, Buckets(4, 64))}
 
@@ -57,6 +63,15 @@ def test_an_emulated_engine_has_no_device() -> None:
     assert open_engine("emulated:", spread=Spread(device="cpu")).blocks_total > 0
     with pytest.raises(InvalidArgument, match="nothing to compute"):
         open_engine("emulated:", spread=Spread(device="cuda"))
+
+
+def test_workers_are_told_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    model = str(MODELS / "draft")
+    with pytest.raises(FailedPrecondition, match="cuda:1 is not there"):
+        open_target(from_env(VerifierConfig, "VERIFIER_", {"VERIFIER_MODEL": model, "VERIFIER_DEVICE": "cuda:1"}))
+    with pytest.raises(FailedPrecondition, match="cuda is not there"):
+        open_proposer(from_env(DrafterConfig, "DRAFTER_", {"DRAFTER_MODEL": model, "DRAFTER_DEVICE": "cuda"}))
 
 
 def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.engine.buckets import Buckets
-from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.flex import Call, unfit, width
 from slipstream.engine.forward import Step
-from slipstream.engine.graphs import Acceleration
+from slipstream.engine.graphs import Acceleration, accelerate
+from slipstream.engine.layers import Layer
 from slipstream.engine.packed import PackedEngine
 from slipstream.engine.paged import PagedPlan
+from tests.checkpoints import save_checkpoint
 from tests.packed import TOLERANCE, TREE, Session, check_mixed_steps, fragmented, prefill, prompt, worst
 from tests.tape import TapeRecorder, listed_attention
 
 BUCKETS = Buckets(width=4, most_tokens=64)
+LAYER = Layer(0, 0, 2, 16, 16, None, torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -28,10 +33,14 @@ def recorder() -> TapeRecorder:
     return TapeRecorder()
 
 
+def accelerated(checkpoint: Checkpoint, acceleration: Acceleration) -> PackedEngine:
+    return PackedEngine(checkpoint, tokens=1024, block_size=8, acceleration=acceleration)
+
+
 @pytest.fixture
 def captured(recorder: TapeRecorder) -> Any:
     acceleration = Acceleration(listed_attention, recorder, BUCKETS)
-    return lambda checkpoint: PackedEngine(checkpoint, tokens=1024, block_size=8, acceleration=acceleration)
+    return lambda checkpoint: accelerated(checkpoint, acceleration)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
@@ -149,6 +158,21 @@ def test_what_cannot_be_captured_is_launched(
 
 
 @fragmented
+def test_a_kernel_that_cannot_run_is_done_without(
+    pairs: Any, opened: Any, recorder: TapeRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
+        raise RuntimeError("no compiler")
+
+    acceleration = Acceleration(refuse, recorder, BUCKETS)
+    with caplog.at_level(logging.WARNING):
+        check_mixed_steps(pairs("llama", engine=lambda checkpoint: accelerated(checkpoint, acceleration)), opened)
+    assert [record.message for record in caplog.records].count(
+        "steps are not padded: the attention kernel cannot be compiled or run here: no compiler"
+    ) == 1
+
+
+@fragmented
 def test_rows_of_one_bucket_do_not_depend_on_who_shares_it(pairs: Any, opened: Any, captured: Any) -> None:
     pair = pairs("llama", engine=captured)
     kept, one, other = opened(pair, [20, 9, 17])
@@ -159,3 +183,27 @@ def test_rows_of_one_bucket_do_not_depend_on_who_shares_it(pairs: Any, opened: A
     rows = step.logit_rows
     found = [pair.engine.forward([step, company.segment()])[:rows] for company in (one, other)]
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(("group", "expected"), [(1, 16), (4, 16), (7, 16), (8, 8), (16, 4), (64, 1), (127, 1)])
+def test_a_chunks_query_rows_fit_the_short_query_kernel(group: int, expected: int) -> None:
+    layers = [replace(LAYER, group=group), LAYER]
+    assert width(layers) == expected and expected * group < 128
+    assert unfit(layers) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"group": 128}, "share one KV head"),
+        ({"value_dim": 8}, "fewer than 16"),
+        ({"device": "meta"}, "several devices"),
+    ],
+)
+def test_what_the_kernel_cannot_do_takes_the_ordinary_way(
+    change: dict[str, Any], why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = load_checkpoint(str(save_checkpoint("llama", tmp_path)))
+    with caplog.at_level(logging.WARNING):
+        assert accelerate(replace(checkpoint, layers=[LAYER, replace(LAYER, **change)])) is None
+    assert why in caplog.text
