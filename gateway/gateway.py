@@ -19,10 +19,12 @@ from gateway.session import Stage
 from gateway.store import SessionStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
-from gateway.verifiers import Dial, Verifier
-from slipstream.client import channel
+from gateway.verifiers import Verifier
+from slipstream.callers import DRAFTER, VERIFIER
+from slipstream.client import dialling
 from slipstream.interpreter import tune
-from slipstream.server import Server, until_signal
+from slipstream.server import Access, Server, until_signal
+from slipstream.tls import Certificates, certificates_from_env, server_credentials
 from slipstream.vocabulary import load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,8 @@ class World:
     """What lies outside the process: replaced in tests."""
 
     chance: Chance
-    dial: Dial = channel
+    certificates: Certificates | None = None
+    """None: plaintext to the workers."""
     store: SessionStore | None = None
     """None: the one that the configuration names."""
 
@@ -60,18 +63,18 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
     async with AsyncExitStack() as stack:
         store = world.store or _open_store(config, world.chance)
         stack.push_async_callback(store.close)
-        router = _router(config, world.dial, tokenizer.fingerprint)
+        router = _router(config, world.certificates, tokenizer.fingerprint)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         scribe = Scribe() if config.durability == "relaxed" else None
         service = GatewayService(Stage(config, router), tokenizer, store, scribe, world.chance)
-        server = Server([service.register])
+        server = Server([service.register], _access(config, world.certificates))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             if scribe is not None:
                 loops.append(tasks.create_task(scribe.run()))
             try:
-                yield Gateway(await server.start(config.listen), router, server)
+                yield Gateway(await server.start(config.listen, config.health_listen), router, server)
             finally:
                 await server.stop(config.grace_s)
                 await _written(scribe, config.store_grace_s)
@@ -81,7 +84,8 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
 
 async def serve(config: GatewayConfig) -> None:
     """Until SIGTERM or SIGINT; says on standard output when it can serve."""
-    async with running(config, World(Chance(secrets.randbits))) as gateway, asyncio.TaskGroup() as tasks:
+    world = World(Chance(secrets.randbits), certificates_from_env())
+    async with running(config, world) as gateway, asyncio.TaskGroup() as tasks:
         ready = tasks.create_task(_announce(gateway))
         tune()
         await until_signal()
@@ -90,7 +94,7 @@ async def serve(config: GatewayConfig) -> None:
 
 async def _announce(gateway: Gateway) -> None:
     await gateway.ready()
-    print(f"ready grpc={gateway.address}", flush=True)
+    print(gateway.server.announcement, flush=True)
 
 
 def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
@@ -103,9 +107,20 @@ def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
     return RedisStore(connect(config.store), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s)
 
 
-def _router(config: GatewayConfig, dial: Dial, fingerprint: str) -> Router:
+def _access(config: GatewayConfig, certificates: Certificates | None) -> Access:
+    """Clients have no certificates; those of the service do for their side too, where there are no others."""
+    if config.tls_folder:
+        certificates = Certificates(config.tls_folder, authorities=False)
+    if certificates is None:
+        return Access()
+    return Access(server_credentials(certificates, ask_clients=False))
+
+
+def _router(config: GatewayConfig, certificates: Certificates | None, fingerprint: str) -> Router:
     router = Router()
+    dial = dialling(VERIFIER, certificates)
     router.verifiers = [Verifier(address, dial, fingerprint, router.changed) for address in config.verifiers]
+    dial = dialling(DRAFTER, certificates)
     tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
     for entry in config.drafters:
         name, _, address = entry.partition("=")

@@ -17,7 +17,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from slipstream.client import MAX_MESSAGE_BYTES, error_of
+from slipstream.client import HANDSHAKE, MAX_MESSAGE_BYTES, error_of
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -179,6 +179,8 @@ class Link(Generic[Item, Request, Response]):
             if self._outbox is not None:
                 self._outbox = None
                 self._report_lost(error)
+            elif error.reason == HANDSHAKE and failures == 1:
+                log.error("a stream cannot be opened: %s", error.message)
             backoff = min(self._max_backoff_s, 0.05 * 2 ** min(failures, _MOST_DOUBLINGS))
             await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
 

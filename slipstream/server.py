@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -38,28 +39,58 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 Register = Callable[[grpc.aio.Server], None]
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Authorise = Callable[[str, Context], None]
+"""(method, context): returns where the call may go on, else raises a typed error. Asked before anything is read."""
+
+HEALTH = "grpc.health.v1.Health"
+
+
+def anybody(method: str, context: Context) -> None:
+    """For ports that only trusted peers reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who gets in at a port."""
+
+    credentials: grpc.ServerCredentials | None = None
+    """None: plaintext."""
+    authorise: Authorise = anybody
 
 
 class Server:
     """A gRPC server with health. `start` binds, `stop` drains; the health service is told by `serving`."""
 
-    def __init__(self, services: Sequence[Register]) -> None:
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
+    def __init__(self, services: Sequence[Register], access: Access | None = None) -> None:
+        access = access or Access()
+        self._credentials = access.credentials
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(access.authorise)], options=SERVER_OPTIONS)
+        self._probes: grpc.aio.Server | None = None
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for register in services:
             register(self._server)
+        self.address = self.health_address = ""
 
-    async def start(self, listen: str) -> str:
-        """Bind HOST:PORT (port 0 picks a free one) and return the address bound. Raises Unavailable."""
-        host = listen.rpartition(":")[0]
+    async def start(self, listen: str, health_listen: str = "") -> str:
+        """Bind HOST:PORT (port 0 picks a free one) and return the address bound. Raises Unavailable.
+
+        `health_listen`: one more address, in plaintext, for the health service alone: probes have no certificates.
+        """
         await self.serving(False)
-        try:
-            port = self._server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {listen}; choose another address or port 0.") from error
+        self.address = _bind(self._server, listen, self._credentials)
+        if health_listen:
+            self._probes = grpc.aio.server(options=SERVER_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
+            self.health_address = _bind(self._probes, health_listen, None)
+            await self._probes.start()
         await self._server.start()
-        return f"{host}:{port}"
+        return self.address
+
+    @property
+    def announcement(self) -> str:
+        """The line that a role prints when it can serve."""
+        return f"ready grpc={self.address}" + (f" health={self.health_address}" if self.health_address else "")
 
     async def serving(self, ready: bool) -> None:
         """Tell health checks whether to send work here."""
@@ -69,6 +100,16 @@ class Server:
     async def stop(self, grace_s: float) -> None:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+        if self._probes is not None:
+            await self._probes.stop(None)
+
+
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
+    try:
+        port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise Unavailable(f"cannot listen on {listen}; choose another address or port 0.") from error
+    return f"{listen.rpartition(':')[0]}:{port}"
 
 
 END_WITH_PARENT = "SLIPSTREAM_END_WITH_PARENT"
@@ -101,7 +142,11 @@ def run(role: str, serving: Coroutine[Any, Any, None]) -> None:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Every SlipstreamError becomes its status with an ErrorInfo; anything else becomes INTERNAL and is logged."""
+    """Asks `authorise` before every call. Every SlipstreamError, its own too, becomes its status with an ErrorInfo;
+    anything else becomes INTERNAL and is logged."""
+
+    def __init__(self, authorise: Authorise = anybody) -> None:
+        self._authorise = authorise
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -109,13 +154,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
+
+        def enter(context: Context) -> None:
+            self._authorise(details.method, context)
+
         if handler.unary_unary:
-            return _rebuild(grpc.unary_unary_rpc_method_handler, handler, _guard(handler.unary_unary))
+            return _rebuild(grpc.unary_unary_rpc_method_handler, handler, _guard(handler.unary_unary, enter))
         if handler.unary_stream:
-            return _rebuild(grpc.unary_stream_rpc_method_handler, handler, _guard_stream(handler.unary_stream))
-        if handler.stream_stream and asyncio.iscoroutinefunction(handler.stream_stream):
-            return _rebuild(grpc.stream_stream_rpc_method_handler, handler, _guard(handler.stream_stream))
-        return handler
+            return _rebuild(grpc.unary_stream_rpc_method_handler, handler, _guard_stream(handler.unary_stream, enter))
+        if handler.stream_unary:
+            return _rebuild(grpc.stream_unary_rpc_method_handler, handler, _guard(handler.stream_unary, enter))
+        streams = handler.stream_stream
+        guard = _guard if asyncio.iscoroutinefunction(streams) else _guard_stream
+        return _rebuild(grpc.stream_stream_rpc_method_handler, handler, guard(streams, enter))
+
+
+Enter = Callable[[Context], None]
 
 
 def _rebuild(make: Callable[..., Any], handler: Any, behaviour: Any) -> Any:
@@ -124,9 +178,10 @@ def _rebuild(make: Callable[..., Any], handler: Any, behaviour: Any) -> Any:
     )
 
 
-def _guard(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _guard(behaviour: Callable[..., Awaitable[Any]], enter: Enter) -> Callable[..., Any]:
     async def guarded(request: Any, context: Context) -> Any:
         try:
+            enter(context)
             return await behaviour(request, context)
         except Exception as error:
             await _abort(context, error)
@@ -134,9 +189,10 @@ def _guard(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
     return guarded
 
 
-def _guard_stream(behaviour: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
+def _guard_stream(behaviour: Callable[..., Any], enter: Enter) -> Callable[..., Any]:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
+            enter(context)
             answers = behaviour(request, context)
             if asyncio.iscoroutine(answers):  # a handler that writes by itself
                 await answers

@@ -5,14 +5,16 @@ from __future__ import annotations
 from slipstream.config import from_env
 from slipstream.interpreter import tune
 from slipstream.server import run, until_signal
+from slipstream.tls import certificates_from_env
 from verifier_svc.config import VerifierConfig
-from verifier_svc.verifier import running
+from verifier_svc.verifier import Parts, running
 
 
 async def main() -> None:
-    async with running(from_env(VerifierConfig, "VERIFIER_")) as verifier:
+    config, parts = from_env(VerifierConfig, "VERIFIER_"), Parts(certificates=certificates_from_env())
+    async with running(config, parts) as verifier:
         await verifier.server.serving(True)
-        print(f"ready grpc={verifier.address}", flush=True)
+        print(verifier.server.announcement, flush=True)
         tune()
         await until_signal()
 

@@ -12,6 +12,8 @@ class VerifierConfig:
     model: str
     """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.opening`)."""
     listen: str = "127.0.0.1:50071"
+    health_listen: str = ""
+    """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
     dtype: str = "auto"
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation` that is fit for targets."""

@@ -8,11 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from slipstream import wire
+from slipstream.callers import DRAFTER, between_roles
+from slipstream.client import dialling
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
 from slipstream.engine.quantisation import for_target
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
+from slipstream.tls import Certificates
 from slipstream.v1 import worker_pb2
 from slipstream.worker import Identity, WorkerService
 from verifier_svc.config import VerifierConfig
@@ -30,11 +33,13 @@ def open_target(config: VerifierConfig) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What tests and benchmarks replace."""
+    """What tests and benchmarks replace, and what the configuration does not hold."""
 
     opening: Callable[[VerifierConfig], Engine] = open_target
     """Runs on the model's thread."""
     planner: type[Planner] = Planner
+    certificates: Certificates | None = None
+    """None: plaintext."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
         engine = await thread.run(parts.opening, config)
         model = wire.model_to_wire(engine.model)
         drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s)
+        drafters.dial = dialling(DRAFTER, parts.certificates)
         curve = CostCurve()
         await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
         limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
@@ -64,11 +70,13 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
         bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens)
         service = VerifierService(scheduler, drafters, bounds)
         worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
-        server = Server([service.register, worker.register])
+        server = Server([service.register, worker.register], between_roles(parts.certificates))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
             try:
-                yield Verifier(await server.start(config.listen), scheduler, engine, service, server)
+                yield Verifier(
+                    await server.start(config.listen, config.health_listen), scheduler, engine, service, server
+                )
             finally:
                 service.leave()
                 await worker.end(server, config.grace_s)
