@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gateway.config import GatewayConfig
 from gateway.routing import Drafting, Router
 from gateway.rules import Case, Rule, choose
+from gateway.tenant import Tenant, caller
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
@@ -36,6 +37,10 @@ class Plan:
     priority: int = 0
     prediction: tuple[int, ...] = ()
     """Output that is expected; empty without speculation."""
+    owner: str = ""
+    """The API key that the session belongs to; empty on an open gateway."""
+    salt: str = ""
+    """What caches are shared by: the owner and its own `cache_salt`."""
     drafting: Drafting = field(default_factory=Drafting, compare=False)
     """Who may take the place of a drafter that fails."""
 
@@ -59,6 +64,7 @@ class Plan:
             workload=self.workload,
             cache_salt=self.cache_salt,
             priority=self.priority,
+            owner=self.owner,
         )
         if self.prediction:
             request.prediction.token_ids.token_ids.extend(self.prediction)
@@ -77,15 +83,17 @@ class Admission:
         """Raises a typed error whose sentence says what to change."""
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
+        tenant = caller()
         model = self._router.model(request.model)
         stops = self._stops(request)
         sampling = self._sampling(request.sampling, model)
         stop_token_ids = self._stop_token_ids(request, model)
         _check_labels(request)
-        self._check_priority(request.priority)
+        self._check_priority(request.priority, tenant)
         prompt = await self._prompt(request, model)
         prediction = await self._prediction(request.prediction, model)
-        max_length = min(len(prompt) + self._max_tokens(request), model.max_length)
+        tenant.check_prompt(max(len(prompt), len(prediction)))
+        max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
         rule = choose(self._rules, Case(request.workload, request.cache_salt, max_length - len(prompt), len(prompt)))
         draft_tokens = self._draft_tokens(request.speculation, rule)
         names, need_trust = tuple(request.speculation.drafters), sampling.acceptance != "coupled"
@@ -103,13 +111,17 @@ class Admission:
             cache_salt=request.cache_salt,
             priority=request.priority,
             prediction=prediction if draft_tokens else (),
+            owner=tenant.name,
+            salt=tenant.salt(request.cache_salt),
             drafting=drafting,
         )
 
-    def _check_priority(self, priority: int) -> None:
-        if priority < self._config.least_priority:
+    def _check_priority(self, priority: int, tenant: Tenant) -> None:
+        own = tenant.limits.least_priority
+        least = self._config.least_priority if own is None else own
+        if priority < least:
             raise PermissionDenied(
-                f"priority {priority} is kept for others; claim {self._config.least_priority} or more.",
+                f"priority {priority} is kept for others; claim {least} or more.",
                 reason="PRIORITY",
             )
 
@@ -161,12 +173,11 @@ class Admission:
             acceptance=wire.rule_name(options.acceptance),
         )
 
-    def _max_tokens(self, request: gateway_pb2.GenerateRequest) -> int:
-        if not request.HasField("max_tokens"):
-            return self._config.max_tokens_default
-        if request.max_tokens == 0:
+    def _max_tokens(self, request: gateway_pb2.GenerateRequest, tenant: Tenant) -> int:
+        asked = request.max_tokens if request.HasField("max_tokens") else None
+        if asked == 0:
             raise InvalidArgument("max_tokens is 0; ask for at least one token.", reason="NO_TOKENS")
-        return request.max_tokens
+        return tenant.most_output(asked, self._config.max_tokens_default)
 
     def _stops(self, request: gateway_pb2.GenerateRequest) -> tuple[str, ...]:
         config = self._config

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gateway.breaker import Tolerance
 from gateway.config import GatewayConfig
 from gateway.drafters import Drafter
+from gateway.keyring import Keyring
 from gateway.log import Scribe
 from gateway.routing import Router
 from gateway.service import Chance, GatewayService
@@ -68,7 +69,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
             stack.push_async_callback(worker.close)
         scribe = Scribe() if config.durability == "relaxed" else None
         service = GatewayService(Stage(config, router), tokenizer, store, scribe, world.chance)
-        server = Server([service.register], _access(config, world.certificates))
+        server = Server([service.register], _access(config, world))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             if scribe is not None:
@@ -107,13 +108,16 @@ def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
     return RedisStore(connect(config.store), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s)
 
 
-def _access(config: GatewayConfig, certificates: Certificates | None) -> Access:
-    """Clients have no certificates; those of the service do for their side too, where there are no others."""
-    if config.tls_folder:
-        certificates = Certificates(config.tls_folder, authorities=False)
-    if certificates is None:
-        return Access()
-    return Access(server_credentials(certificates, ask_clients=False))
+def _access(config: GatewayConfig, world: World) -> Access:
+    """Clients have keys, no certificates. Those of the service do for its side of TLS where there are no others."""
+    certificates = Certificates(config.tls_folder, authorities=False) if config.tls_folder else world.certificates
+    credentials = server_credentials(certificates, ask_clients=False) if certificates is not None else None
+    if not config.api_keys:
+        log.warning("GATEWAY_API_KEYS is not set: whoever reaches %s may use this gateway", config.listen)
+        return Access(credentials)
+    if credentials is None:
+        log.warning("API keys come in plaintext to %s: set GATEWAY_TLS_FOLDER where others can listen", config.listen)
+    return Access(credentials, Keyring(config.api_keys, world.chance.clock).authorise)
 
 
 def _router(config: GatewayConfig, certificates: Certificates | None, fingerprint: str) -> Router:

@@ -15,6 +15,7 @@ from gateway.rounds import Ledger
 from gateway.session import Session, Stage
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
+from gateway.tenant import asked_of, caller
 from gateway.tokenizer import Tokenizer
 from gateway.transcript import Transcript
 from slipstream.errors import Unavailable
@@ -55,18 +56,20 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         self._requests += 1
         try:
             plan = await self._admission.plan(request, self._requests - 1)
+            grant = caller().admit(len(plan.prompt), plan.max_length - len(plan.prompt))
             session = self._session(plan, arrived_at)
             self._sessions[session.id] = session
             try:
                 await session.run(context.write)
             finally:
+                grant.end(session.output_tokens)
                 del self._sessions[session.id]
         finally:
             self._requests -= 1
 
     async def Cancel(self, request: gateway_pb2.CancelRequest, context: Context) -> gateway_pb2.CancelResponse:
         session = self._sessions.get(request.session_id)
-        if session is not None:
+        if session is not None and session.owner == caller().name:
             session.cancel()
             return gateway_pb2.CancelResponse()
         record = await self._read(request.session_id)
@@ -78,7 +81,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         self, request: gateway_pb2.GetSessionRequest, context: Context
     ) -> gateway_pb2.GetSessionResponse:
         record = await self._read(request.session_id)
-        asked = gateway_pb2.GenerateRequest.FromString(record.params)
+        asked = asked_of(record)
         finished = gateway_pb2.Finished.FromString(record.outcome)
         running = self._sessions.get(record.id)
         return gateway_pb2.GetSessionResponse(
@@ -111,4 +114,6 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     async def _read(self, session: str) -> Record:
         if not 1 <= len(session) <= MAX_ID_LENGTH:
             raise refusal("MISSING", session[:MAX_ID_LENGTH], 0, 0)
-        return await self._store.read(session)
+        record = await self._store.read(session)
+        asked_of(record)  # raises where it is another's
+        return record

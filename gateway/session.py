@@ -45,6 +45,7 @@ class Session:
         self, name: str, plan: Plan, stage: Stage, log: SessionLog, transcript: Transcript, ledger: Ledger
     ) -> None:
         self.id = name
+        self.owner = plan.owner
         self.ledger = ledger
         self._plan = plan
         self._router = stage.router
@@ -59,6 +60,10 @@ class Session:
         self._avoid: set[Verifier] = set()
         """Verifiers that failed this session or had no room for it: others come first."""
         self._cancelled = False
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self._output)
 
     def cancel(self) -> None:
         """End soon; KV on the verifier is free at once."""
@@ -229,7 +234,7 @@ class Session:
             drafters=self._crew.addresses,
             credit=self._config.credit_tokens,
             prediction_token_ids=plan.prediction,
-            cache_salt=plan.cache_salt,
+            cache_salt=plan.salt,
             workload=plan.workload,
             priority=plan.priority,
         )

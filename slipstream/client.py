@@ -60,7 +60,10 @@ def error_of(error: grpc.RpcError) -> SlipstreamError:
     details = error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and (sentence := _refused(details)):
         return Unavailable(sentence, reason=HANDSHAKE)
-    return from_code(code.value[0], details, _reason(error))
+    reason, retry_s = _told(error)
+    known = from_code(code.value[0], details, reason)
+    known.retry_s = retry_s
+    return known
 
 
 def _refused(details: str) -> str:
@@ -78,13 +81,17 @@ def _refused(details: str) -> str:
     return ""
 
 
-def _reason(error: grpc.RpcError) -> str:
+def _told(error: grpc.RpcError) -> tuple[str, float | None]:
+    """Reason, and seconds until it is worth trying again, where the peer sent them."""
+    reason, retry_s = "", None
     try:
         status = rpc_status.from_call(error)
         for detail in status.details if status is not None else ():
-            info = error_details_pb2.ErrorInfo()
+            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
             if detail.Unpack(info):
-                return str(info.reason)
-    except (ValueError, DecodeError):  # details that contradict their status or are no protobuf: a peer's word only
+                reason = str(info.reason)
+            elif detail.Unpack(retry):
+                retry_s = retry.retry_delay.ToTimedelta().total_seconds()
+    except (ValueError, OverflowError, DecodeError):  # details that contradict their status or are no protobuf
         pass
-    return ""
+    return reason, retry_s

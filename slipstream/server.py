@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -25,6 +26,8 @@ from slipstream.errors import KV_TOO_SMALL, Internal, ResourceExhausted, Slipstr
 log = logging.getLogger(__name__)
 
 ERROR_DOMAIN = "slipstream"
+RETRY_S = 1.0
+"""What callers are told where nobody knows better."""
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),  # two processes on one port would silently share its connections
@@ -222,7 +225,8 @@ def _status(error: SlipstreamError) -> status_pb2.Status:
     details = [packed]
     if isinstance(error, (ResourceExhausted, Unavailable)) and error.reason != KV_TOO_SMALL:
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(1000)
+        wait_s = RETRY_S if error.retry_s is None else error.retry_s
+        retry.retry_delay.FromMilliseconds(math.ceil(wait_s * 1000))
         again = any_pb2.Any()
         again.Pack(retry)
         details.append(again)

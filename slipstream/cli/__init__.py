@@ -7,11 +7,12 @@ import typer
 from slipstream.cli.bench import bench
 from slipstream.cli.generate import generate
 from slipstream.cli.inflate import inflate
+from slipstream.cli.key import key
 from slipstream.cli.serve import serve
 from slipstream.cli.train import train
 
 ABOUT = "Distributed speculative decoding: cheap GPUs guess, one expensive GPU decides."
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
-for command in (serve, generate, bench, train, inflate):
+for command in (serve, generate, key, bench, train, inflate):
     app.command()(command)

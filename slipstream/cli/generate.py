@@ -11,15 +11,19 @@ from typing import Annotated
 import typer
 
 from slipstream import wire
-from slipstream.client import channel
+from slipstream.cli.options import ApiKey, Ca, Server, Tls
 from slipstream.completion import Completion, complete
+from slipstream.door import Door
 from slipstream.errors import SlipstreamError
 from slipstream.v1 import gateway_pb2
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
-    server: Annotated[str, typer.Option(help="HOST:PORT of the gateway.")] = "127.0.0.1:50051",
+    server: Server = "127.0.0.1:50051",
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    ca: Ca = "",
     max_tokens: Annotated[int | None, typer.Option(help="Most output tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default 1.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the smallest set of tokens with this mass.")] = None,
@@ -65,7 +69,7 @@ def generate(
             priority=priority,
             prediction=_prediction(prediction, prediction_file),
         )
-        completion = asyncio.run(_run(server, request, echo=not as_json))
+        completion = asyncio.run(_run(Door(server, api_key, tls, ca), request, echo=not as_json))
     except ValueError as error:  # protobuf's own range checks: a negative or too large number
         raise typer.BadParameter(str(error)) from error
     except SlipstreamError as error:
@@ -85,6 +89,6 @@ def _prediction(text: str | None, file: Path | None) -> gateway_pb2.Prediction |
         raise typer.BadParameter(f"--prediction-file {file} cannot be read: {error}.") from error
 
 
-async def _run(server: str, request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:
-    async with channel(server) as line:
+async def _run(door: Door, request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:
+    async with door.channel() as line:
         return await complete(line, request, (lambda text: typer.echo(text, nl=False)) if echo else None)

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from gateway.config import GatewayConfig
 from gateway.gateway import Gateway, World, running
@@ -37,23 +37,16 @@ from slipstream.errors import (
     Unavailable,
 )
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2, verifier_pb2
-from slipstream.vocabulary import fingerprint, load_tokenizer
+from slipstream.vocabulary import load_tokenizer
 from tests.scripted_verifier import ScriptedVerifier, served, served_drafter
+from tests.toy_tokenizer import toy_model, toy_tokenizer
 
 TEXT = "One day — der Käse 日本 lief 🚀 davon, and nobody stopped it; " * 4
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level tokenizer: every token is one byte, so characters and stop strings straddle tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
-    place = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save(str(place / "tokenizer.json"))
-    return place
+    return toy_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @dataclass
@@ -112,14 +105,8 @@ class Setting:
         self._folder = folder
         self._stack = stack
         self.tokenizer = load_tokenizer(str(folder))
-        self.eos = self.tokenizer.token_to_id("<eos>")
-        self.model = types_pb2.ModelInfo(
-            name="toy",
-            vocabulary_size=260,
-            vocabulary_fingerprint=fingerprint(self.tokenizer),
-            max_length=200,
-            eos_token_ids=[self.eos],
-        )
+        self.model = toy_model(folder)
+        self.eos = self.model.eos_token_ids[0]
 
     def verifier(self, script: str | list[int] = TEXT, **options: Any) -> ScriptedVerifier:
         tokens = self.tokenizer.encode(script).ids if isinstance(script, str) else script
