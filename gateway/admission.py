@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.config import GatewayConfig
@@ -14,6 +14,9 @@ from slipstream import wire
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.sampling import Sampling
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+
+MAX_NAMES = 64
+MAX_NAME_CHARACTERS = 256
 
 RandomBits = Callable[[int], int]
 """`secrets.randbits`: session ids must not be guessable."""
@@ -84,11 +87,12 @@ class Admission:
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
         tenant = caller()
+        _check_labels(request)
+        _check_names(request)
         model = self._router.model(request.model)
         stops = self._stops(request)
         sampling = self._sampling(request.sampling, model)
         stop_token_ids = self._stop_token_ids(request, model)
-        _check_labels(request)
         self._check_priority(request.priority, tenant)
         prompt = await self._prompt(request, model)
         prediction = await self._prediction(request.prediction, model)
@@ -133,7 +137,7 @@ class Admission:
 
     async def _prompt(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         if request.WhichOneof("input") == "prompt_token_ids":
-            tokens = list(request.prompt_token_ids.token_ids)
+            tokens: Sequence[int] = request.prompt_token_ids.token_ids  # copied once its length is known to be right
         else:
             tokens = await self._tokenizer.encode(request.prompt) if request.prompt else []
         if not tokens:
@@ -150,9 +154,9 @@ class Admission:
     async def _prediction(self, asked: gateway_pb2.Prediction, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         """Empty where nothing is predicted."""
         if asked.WhichOneof("content") == "text":
-            tokens = await self._tokenizer.encode(asked.text) if asked.text else []
+            tokens: Sequence[int] = await self._tokenizer.encode(asked.text) if asked.text else []
         else:
-            tokens = list(asked.token_ids.token_ids)
+            tokens = asked.token_ids.token_ids
         if len(tokens) > model.max_length:
             raise InvalidArgument(
                 f"The prediction has {len(tokens)} tokens and {model.name} holds {model.max_length}; shorten it.",
@@ -164,6 +168,7 @@ class Admission:
     def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> Sampling:
         set_fields = {field.name: value for field, value in options.ListFields()}
         given = {name: set_fields[name] for name in set_fields if name not in ("logit_bias", "acceptance", "seed")}
+        wire.check_bias(options.logit_bias)
         if options.logit_bias:
             _check_tokens("logit_bias", max(options.logit_bias), model)
         return Sampling(
@@ -215,6 +220,20 @@ def _check_labels(request: gateway_pb2.GenerateRequest) -> None:
             raise InvalidArgument(
                 f"{name} has {size} bytes; send at most {wire.MAX_LABEL_BYTES}.", reason="LABEL_TOO_LONG"
             )
+
+
+def _check_names(request: gateway_pb2.GenerateRequest) -> None:
+    """Before they are looked up, and quoted in an answer."""
+    names = request.speculation.drafters
+    if len(names) > MAX_NAMES:
+        raise InvalidArgument(f"speculation names {len(names)} drafters; name at most {MAX_NAMES}.")
+    for name in (request.model, *names):
+        check_name(name)
+
+
+def check_name(name: str) -> None:
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise InvalidArgument(f"names of models and drafters have at most {MAX_NAME_CHARACTERS} characters.")
 
 
 def _check_tokens(name: str, highest: int, model: types_pb2.ModelInfo) -> None:

@@ -22,11 +22,15 @@ from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
 from gateway.verifiers import Verifier
 from slipstream.callers import DRAFTER, VERIFIER
-from slipstream.client import dialling
+from slipstream.client import MAX_MESSAGE_BYTES, dialling
 from slipstream.interpreter import tune
 from slipstream.server import Access, Server, until_signal
 from slipstream.tls import Certificates, certificates_from_env, server_credentials
 from slipstream.vocabulary import load_tokenizer
+
+BESIDES_BYTES = 1 << 20
+"""Of a request, for all that is neither prompt nor prediction."""
+CONNECTION_AGE_MS = 30 * 60 * 1000
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +73,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
             stack.push_async_callback(worker.close)
         scribe = Scribe() if config.durability == "relaxed" else None
         service = GatewayService(Stage(config, router), tokenizer, store, scribe, world.chance)
-        server = Server([service.register], _access(config, world))
+        server = Server([service.register], _access(config, world), _options(config))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             if scribe is not None:
@@ -118,6 +122,15 @@ def _access(config: GatewayConfig, world: World) -> Access:
     if credentials is None:
         log.warning("API keys come in plaintext to %s: set GATEWAY_TLS_FOLDER where others can listen", config.listen)
     return Access(credentials, Keyring(config.api_keys, world.chance.clock).authorise)
+
+
+def _options(config: GatewayConfig) -> dict[str, int]:
+    """Of the port for clients. They come back on a new connection, perhaps to another gateway; streams go on."""
+    most = 2 * config.max_prompt_bytes + BESIDES_BYTES  # a prompt and a prediction
+    return {
+        "grpc.max_receive_message_length": min(MAX_MESSAGE_BYTES, most),
+        "grpc.max_connection_age_ms": CONNECTION_AGE_MS,
+    }
 
 
 def _router(config: GatewayConfig, certificates: Certificates | None, fingerprint: str) -> Router:

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from gateway.admission import Admission, Plan, RandomBits
+from gateway.admission import Admission, Plan, RandomBits, check_name
 from gateway.log import Scribe, SessionLog
 from gateway.rounds import Ledger
 from gateway.session import Session, Stage
@@ -100,6 +100,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         return self._stage.router.served()
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
+        check_name(request.model)
         self._stage.router.model(request.model)
         return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sized
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -23,13 +23,13 @@ from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, Slip
 log = logging.getLogger(__name__)
 
 
-class Sized(Protocol):
+class Weighed(Protocol):
     """A protobuf message, as far as a link cares."""
 
     def ByteSize(self) -> int: ...
 
 
-Item = TypeVar("Item", bound=Sized)
+Item = TypeVar("Item", bound=Weighed)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -100,6 +100,12 @@ def frames(items: list[Item]) -> Iterator[list[Item]]:
         batch.append(item)
         size += weight
     yield batch
+
+
+def check_count(items: Sized) -> None:
+    """Of one frame. Raises InvalidArgument for more than an outbox holds: nobody who keeps to the rules can send it."""
+    if len(items) > CAPACITY:
+        raise InvalidArgument(f"a frame holds more than {CAPACITY} commands; send less at once.")
 
 
 def _slow_peer() -> ResourceExhausted:

@@ -9,19 +9,28 @@ import math
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_status import rpc_status
 
 from slipstream.client import MAX_MESSAGE_BYTES, error_of
-from slipstream.errors import KV_TOO_SMALL, Internal, ResourceExhausted, SlipstreamError, Unavailable, code_number
+from slipstream.errors import (
+    KV_TOO_SMALL,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    SlipstreamError,
+    Unavailable,
+    code_number,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +47,15 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # What a connection may cost before anything is asked of its owner.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_metadata_size", 8 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
+    ("grpc.max_concurrent_streams", 1024),
+    ("grpc.http2.max_ping_strikes", 2),
 )
+MAX_ERROR_BYTES = 1024
+"""Of a sentence that callers are told. It may quote them, and travels as metadata, which peers take little of."""
 
 Register = Callable[[grpc.aio.Server], None]
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -64,10 +81,16 @@ class Access:
 class Server:
     """A gRPC server with health. `start` binds, `stop` drains; the health service is told by `serving`."""
 
-    def __init__(self, services: Sequence[Register], access: Access | None = None) -> None:
+    def __init__(
+        self, services: Sequence[Register], access: Access | None = None, options: Mapping[str, int] | None = None
+    ) -> None:
+        """`options`: of gRPC, besides SERVER_OPTIONS or instead of them."""
         access = access or Access()
         self._credentials = access.credentials
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(access.authorise)], options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(access.authorise)],
+            options=tuple((dict(SERVER_OPTIONS) | dict(options or {})).items()),
+        )
         self._probes: grpc.aio.Server | None = None
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -161,51 +184,57 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         def enter(context: Context) -> None:
             self._authorise(details.method, context)
 
+        # One request is parsed behind the door only: whoever does not get in costs no more than its bytes.
+        guard, guard_stream = _Guard(enter, handler.request_deserializer), _Guard(enter, None)
+        send = handler.response_serializer
         if handler.unary_unary:
-            return _rebuild(grpc.unary_unary_rpc_method_handler, handler, _guard(handler.unary_unary, enter))
+            return grpc.unary_unary_rpc_method_handler(guard.one(handler.unary_unary), None, send)
         if handler.unary_stream:
-            return _rebuild(grpc.unary_stream_rpc_method_handler, handler, _guard_stream(handler.unary_stream, enter))
+            return grpc.unary_stream_rpc_method_handler(guard.many(handler.unary_stream), None, send)
+        read = handler.request_deserializer
         if handler.stream_unary:
-            return _rebuild(grpc.stream_unary_rpc_method_handler, handler, _guard(handler.stream_unary, enter))
+            return grpc.stream_unary_rpc_method_handler(guard_stream.one(handler.stream_unary), read, send)
         streams = handler.stream_stream
-        guard = _guard if asyncio.iscoroutinefunction(streams) else _guard_stream
-        return _rebuild(grpc.stream_stream_rpc_method_handler, handler, guard(streams, enter))
+        guarded = guard_stream.one(streams) if asyncio.iscoroutinefunction(streams) else guard_stream.many(streams)
+        return grpc.stream_stream_rpc_method_handler(guarded, read, send)
 
 
-Enter = Callable[[Context], None]
+class _Guard:
+    """Around a handler: who may enter, what was asked, and what an exception is called."""
 
+    def __init__(self, enter: Callable[[Context], None], parse: Callable[[bytes], Any] | None) -> None:
+        self._enter = enter
+        self._parse = parse
 
-def _rebuild(make: Callable[..., Any], handler: Any, behaviour: Any) -> Any:
-    return make(
-        behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-    )
+    def one(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                return await behaviour(self._admitted(request, context), context)
+            except Exception as error:
+                await _abort(context, error)
 
+        return guarded
 
-def _guard(behaviour: Callable[..., Awaitable[Any]], enter: Enter) -> Callable[..., Any]:
-    async def guarded(request: Any, context: Context) -> Any:
+    def many(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                answers = behaviour(self._admitted(request, context), context)
+                if asyncio.iscoroutine(answers):  # a handler that writes by itself
+                    await answers
+                    return
+                async for answer in answers:
+                    yield answer
+            except Exception as error:
+                await _abort(context, error)
+
+        return guarded
+
+    def _admitted(self, request: Any, context: Context) -> Any:
+        self._enter(context)
         try:
-            enter(context)
-            return await behaviour(request, context)
-        except Exception as error:
-            await _abort(context, error)
-
-    return guarded
-
-
-def _guard_stream(behaviour: Callable[..., Any], enter: Enter) -> Callable[..., Any]:
-    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-        try:
-            enter(context)
-            answers = behaviour(request, context)
-            if asyncio.iscoroutine(answers):  # a handler that writes by itself
-                await answers
-                return
-            async for answer in answers:
-                yield answer
-        except Exception as error:
-            await _abort(context, error)
-
-    return guarded
+            return request if self._parse is None else self._parse(request)
+        except DecodeError as error:
+            raise InvalidArgument("the request is no protobuf of this contract; regenerate the client.") from error
 
 
 async def _abort(context: Context, error: Exception) -> None:
@@ -232,4 +261,5 @@ def _status(error: SlipstreamError) -> status_pb2.Status:
         details.append(again)
     code = code_number(error)
     assert code in code_pb2.Code.values()
-    return status_pb2.Status(code=code, message=error.message, details=details)
+    message = error.message.encode("utf-8", "replace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
+    return status_pb2.Status(code=code, message=message, details=details)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
-from slipstream.sampling import Sampling
+from slipstream.sampling import MAX_LOGIT_BIAS_ENTRIES, Sampling
 from slipstream.v1 import types_pb2
 
 MAX_FAILURE_CHARACTERS = 1024
@@ -42,6 +42,7 @@ def sampling_to_wire(sampling: Sampling) -> types_pb2.Sampling:
 
 def sampling_from_wire(message: types_pb2.Sampling) -> Sampling:
     """Raises InvalidArgument for values out of range: a worker believes no gateway."""
+    check_bias(message.logit_bias)
     return Sampling(
         temperature=message.temperature,
         top_k=message.top_k,
@@ -54,6 +55,12 @@ def sampling_from_wire(message: types_pb2.Sampling) -> Sampling:
         seed=message.seed,
         acceptance=rule_name(message.acceptance),
     )
+
+
+def check_bias(logit_bias: Mapping[int, float]) -> None:
+    """Before it is copied. Raises InvalidArgument for more entries than a session may have."""
+    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
+        raise InvalidArgument(f"logit_bias names more than {MAX_LOGIT_BIAS_ENTRIES} tokens; send fewer.")
 
 
 def rule_name(rule: types_pb2.AcceptanceRule) -> str:

@@ -9,6 +9,13 @@ from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, R
 from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2
 
+MAX_STOP_TOKENS = 4096
+"""The client's and the model's own."""
+MAX_DRAFTERS = 16
+"""Of one session."""
+MAX_ADDRESS_CHARACTERS = 261
+"""A host name's 253, and a port."""
+
 
 def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.ModelInfo) -> None:
     """Raises InvalidArgument with a sentence that says what to change."""
@@ -18,7 +25,19 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
         raise InvalidArgument("a session id has 1 to 64 characters.")
     if max(len(request.workload.encode()), len(request.cache_salt.encode())) > wire.MAX_LABEL_BYTES:
         raise InvalidArgument(f"workload and cache_salt have at most {wire.MAX_LABEL_BYTES} bytes each.")
+    wire.check_bias(request.sampling.logit_bias)
+    if len(request.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidArgument(f"a session has at most {MAX_STOP_TOKENS} stop tokens.")
     _check_tokens(request, model)
+
+
+def check_drafters(drafters: Sequence[verifier_pb2.DrafterAddress]) -> None:
+    """Before any of them is dialled. Raises InvalidArgument."""
+    if len(drafters) > MAX_DRAFTERS:
+        raise InvalidArgument(f"a session has at most {MAX_DRAFTERS} drafters.")
+    for drafter in drafters:
+        if len(drafter.address) > MAX_ADDRESS_CHARACTERS or len(drafter.name) > MAX_ADDRESS_CHARACTERS:
+            raise InvalidArgument(f"a drafter's address and name have at most {MAX_ADDRESS_CHARACTERS} characters.")
 
 
 def check_room(max_length: int, kv_tokens: int) -> None:

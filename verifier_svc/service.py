@@ -24,7 +24,7 @@ from slipstream.errors import (
     Unavailable,
 )
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
-from verifier_svc.admission import check_open, check_room, check_trust
+from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.drafters import Drafters
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.session import Reply, Rewind, Session
@@ -105,6 +105,7 @@ class Peer:
         self._sessions: dict[int, Session] = {}
 
     def receive(self, request: verifier_pb2.DecodeRequest) -> None:
+        links.check_count(request.commands)
         for command in request.commands:
             try:
                 self._apply(command)
@@ -127,6 +128,7 @@ class Peer:
         if session is None or session.closed or command.epoch < session.epoch:
             return  # ended before the command came, or fenced
         if kind == "attach":
+            check_drafters(command.attach.drafters)
             check_trust(session.sampling, command.attach.drafters)
             self._service.drafters.attach(session, list(command.attach.drafters))
         elif kind == "policy":
@@ -148,6 +150,7 @@ class Peer:
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
         self._service.check_staying()
         check_open(request, epoch, self._service.bounds.model)
+        check_drafters(request.drafters)
         check_room(request.max_length, self._service.bounds.kv_tokens)
         if len(self._service.scheduler) >= self._service.bounds.max_sessions:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
