@@ -10,8 +10,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-MANY = 1_000_000
-LONG = "\N{GREEK SMALL LETTER ALPHA}" * 200_000
+MANY = 1_100_000
+"""More than the longest session of an emulated model."""
+LONG = "\N{GREEK SMALL LETTER ALPHA}" * 600_000
 LARGEST = {
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.TYPE_SINT32: (-(2**31), 2**31 - 1),
@@ -35,7 +36,7 @@ def hostile(message: Descriptor, depth: int = 4) -> Iterator[tuple[str, Change]]
             yield from _inside(field, depth)
         elif field.is_repeated:
             yield f"{name}: none", lambda m, f=name: m.ClearField(f)
-            yield f"{name}: many", lambda m, f=field: _repeat(m, f.name, MANY, _scalars(f)[-1][1])
+            yield f"{name}: many", lambda m, f=field: _repeat(m, f.name, MANY, _scalars(f)[0][1])
             for label, value in _scalars(field):
                 yield f"{name}: {label}", lambda m, f=name, v=value: _repeat(m, f, 2, v)
         else:
