@@ -8,6 +8,7 @@ from slipstream import wire
 from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.places import Places
 
 MAX_STOP_TOKENS = 4096
 """The client's and the model's own."""
@@ -31,13 +32,14 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
     _check_tokens(request, model)
 
 
-def check_drafters(drafters: Sequence[verifier_pb2.DrafterAddress]) -> None:
-    """Before any of them is dialled. Raises InvalidArgument."""
+def check_drafters(drafters: Sequence[verifier_pb2.DrafterAddress], places: Places) -> None:
+    """Before any of them is dialled. Raises InvalidArgument, or PermissionDenied for a place where none may be."""
     if len(drafters) > MAX_DRAFTERS:
         raise InvalidArgument(f"a session has at most {MAX_DRAFTERS} drafters.")
     for drafter in drafters:
         if len(drafter.address) > MAX_ADDRESS_CHARACTERS or len(drafter.name) > MAX_ADDRESS_CHARACTERS:
             raise InvalidArgument(f"a drafter's address and name have at most {MAX_ADDRESS_CHARACTERS} characters.")
+        places.check(drafter.address)
 
 
 def check_room(max_length: int, kv_tokens: int) -> None:

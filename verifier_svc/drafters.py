@@ -131,8 +131,6 @@ class Drafters:
         return awaited[0] if awaited else None
 
     def _drafter(self, address: verifier_pb2.DrafterAddress, wanted: Collection[Drafter]) -> Drafter:
-        if not address.address:
-            raise InvalidArgument("a drafter needs an address.")
         known = self._drafters.get(address.address)
         if known is not None:
             return known

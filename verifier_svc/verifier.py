@@ -22,6 +22,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
 from verifier_svc.measurement import measure
+from verifier_svc.places import Places
 from verifier_svc.planner import Limits, Planner
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.service import Bounds, VerifierService
@@ -67,7 +68,7 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
         limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
         scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
         kv_tokens = engine.blocks_total * engine.block_size
-        bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens)
+        bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens, Places(config.drafters_allowed))
         service = VerifierService(scheduler, drafters, bounds)
         worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
         server = Server([service.register, worker.register], between_roles(parts.certificates))
