@@ -89,8 +89,12 @@ def failure_to_wire(error: SlipstreamError) -> types_pb2.Failure:
 
 
 def failure_from_wire(message: types_pb2.Failure) -> SlipstreamError:
-    """Cut to a bounded length: what one peer says is passed on to others."""
-    return from_code(message.code, message.message[:MAX_FAILURE_CHARACTERS], message.reason[:64])
+    """Cut to a bounded length and to one line: what one peer says is passed on to others, and logged."""
+    return from_code(message.code, _line(message.message[:MAX_FAILURE_CHARACTERS]), _line(message.reason[:64]))
+
+
+def _line(text: str) -> str:
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
 class Model(Protocol):
