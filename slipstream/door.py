@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,6 @@ import grpc
 
 from slipstream.client import CHANNEL_OPTIONS
 from slipstream.errors import FailedPrecondition, InvalidArgument
-
-HERE = ("localhost:", "127.", "[::1]:", "unix:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +25,15 @@ class Door:
     """PEM file of the CA that signed the gateway's certificate; empty: those the system trusts. Implies TLS."""
 
     def channel(self) -> grpc.aio.Channel:
-        """Raises InvalidArgument for a CA that cannot be read; FailedPrecondition where the key would be readable on
-        its way."""
+        """Raises InvalidArgument for a CA that cannot be read or a key that can be none; FailedPrecondition where the
+        key would be readable on its way."""
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise InvalidArgument("an API key is one line of ASCII; give it as `slipstream key` printed it.")
         interceptors = _bearing(self.key) if self.key else ()
         if self.tls or self.ca:
             credentials = grpc.ssl_channel_credentials(self._authorities())
             return grpc.aio.secure_channel(self.address, credentials, CHANNEL_OPTIONS, interceptors=interceptors)
-        if self.key and not self.address.startswith(HERE):
+        if self.key and not _here(self.address):
             raise FailedPrecondition(f"an API key is not sent to {self.address} in plaintext; use --tls or --ca FILE.")
         return grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS, interceptors=interceptors)
 
@@ -41,6 +42,15 @@ class Door:
             return Path(self.ca).read_bytes() if self.ca else None
         except OSError as error:
             raise InvalidArgument(f"the CA file {self.ca} cannot be read: {error.strerror}.") from error
+
+
+def _here(address: str) -> bool:
+    """Whether it is this machine's own, by what is written: a name could be anybody's."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _bearing(key: str) -> tuple[grpc.aio.ClientInterceptor, ...]:

@@ -278,6 +278,9 @@ async def test_clients_come_in_by_tls_and_a_key_never_travels_in_plaintext(place
     async with channel(place.address) as line:
         plain = gateway_pb2_grpc.GatewayServiceStub(line)
         assert (await failure(plain.ListModels(gateway_pb2.ListModelsRequest()))).reason == "HANDSHAKE"
-    with pytest.raises(FailedPrecondition, match="plaintext"):
-        Door("gateway.example:50051", ALICE).channel()
+    for elsewhere in ("gateway.example:50051", "127.0.0.1.example:50051", "localhost.example:50051", "10.0.0.1:1"):
+        with pytest.raises(FailedPrecondition, match="plaintext"):
+            Door(elsewhere, ALICE).channel()
+    with pytest.raises(InvalidArgument, match="one line"):
+        Door(place.address, ALICE + "\n").channel()
     assert ALICE not in repr(Door("gateway.example:50051", ALICE))
