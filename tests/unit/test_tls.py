@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import shutil
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.presence import Presence
 from slipstream.callers import CALLERS, DRAFTER, GATEWAY, VERIFIER, between_roles
 from slipstream.client import HANDSHAKE, channel, dialling, error_of
 from slipstream.errors import InvalidArgument, PermissionDenied, SlipstreamError, Unavailable
@@ -31,6 +33,7 @@ from slipstream.v1 import (
 )
 from slipstream.worker import Identity, WorkerService
 from tests.certificates import Authority
+from tests.fleet import until
 
 ROLES = (DRAFTER, VERIFIER, GATEWAY)
 
@@ -245,3 +248,21 @@ async def test_probes_need_no_certificate_and_reach_nothing_else(folders: dict[s
         await server.serving(False)  # as in a drain
         assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
         await server.stop(0)
+
+
+async def test_an_operator_is_told_once_why_a_worker_cannot_be_reached(
+    folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = 0
+
+    def tried() -> None:
+        nonlocal tries
+        tries += 1
+
+    async with serving(held(folders[VERIFIER])) as address, channel(address) as line:
+        watching = asyncio.create_task(Presence(address, line, tried).run())
+        await until(lambda: tries >= 3)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    told = [record.message for record in caplog.records if "wants TLS" in record.message]
+    assert len(told) == 1 and address in told[0]
