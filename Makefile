@@ -10,7 +10,7 @@ SERVICES := $(filter-out %/types.proto,$(PROTOS))
 export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
-.PHONY: setup demo serve test test-all chaos lint format protos bench equality clean
+.PHONY: setup demo serve test test-all chaos lint audit format protos bench equality clean
 
 setup: $(READY)
 
@@ -40,6 +40,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	sh tools/buf lint
+
+audit: setup
+	sh tools/audit
 
 format: setup
 	$(BIN)/ruff check --fix .

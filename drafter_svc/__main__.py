@@ -7,12 +7,13 @@ from drafter_svc.drafter import running
 from slipstream.config import from_env
 from slipstream.interpreter import tune
 from slipstream.server import run, until_signal
+from slipstream.tls import certificates_from_env
 
 
 async def main() -> None:
-    async with running(from_env(DrafterConfig, "DRAFTER_")) as drafter:
+    async with running(from_env(DrafterConfig, "DRAFTER_"), certificates=certificates_from_env()) as drafter:
         await drafter.server.serving(True)
-        print(f"ready grpc={drafter.address}", flush=True)
+        print(drafter.server.announcement, flush=True)
         tune()
         await until_signal()
 

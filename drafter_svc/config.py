@@ -19,6 +19,8 @@ class DrafterConfig:
     translate_for: str = ""
     """For the method `model` with another tokenizer than the target's: folder or hub id of the target's tokenizer."""
     listen: str = "127.0.0.1:50061"
+    health_listen: str = ""
+    """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
     dtype: str = "auto"
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation`."""

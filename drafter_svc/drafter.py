@@ -12,9 +12,11 @@ from drafter_svc.proposers import Proposer
 from drafter_svc.proposers.opening import open_proposer
 from drafter_svc.scheduler import Scheduler
 from drafter_svc.service import Bounds, DrafterService
+from slipstream.callers import between_roles
 from slipstream.engine.cores import threads_for
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
+from slipstream.tls import Certificates
 from slipstream.v1 import types_pb2, worker_pb2
 from slipstream.worker import Identity, WorkerService
 
@@ -31,18 +33,20 @@ class Drafter:
 
 
 @asynccontextmanager
-async def running(config: DrafterConfig, opening: Opening = open_proposer) -> AsyncIterator[Drafter]:
+async def running(
+    config: DrafterConfig, opening: Opening = open_proposer, certificates: Certificates | None = None
+) -> AsyncIterator[Drafter]:
     """A drafter that listens; `opening` runs on the model's thread. At the end sessions have `grace_s` to finish."""
     async with ModelThread(threads_for(config.threads), "draft-model") as thread:
         model, proposer = await thread.run(opening, config)
         scheduler = Scheduler(proposer, thread, config.step_tokens, config.expand)
         service = DrafterService(scheduler, Bounds(model, config.max_sessions, config.max_nodes, proposer.draws))
         worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
-        server = Server([service.register, worker.register])
+        server = Server([service.register, worker.register], between_roles(certificates))
         async with asyncio.TaskGroup() as tasks:
             drafting = tasks.create_task(scheduler.run())
             try:
-                yield Drafter(await server.start(config.listen), scheduler, server)
+                yield Drafter(await server.start(config.listen, config.health_listen), scheduler, server)
             finally:
                 await worker.end(server, config.grace_s)
                 drafting.cancel()

@@ -74,6 +74,7 @@ class Peer:
         self._sessions: dict[int, Session] = {}
 
     def receive(self, request: drafter_pb2.DraftRequest) -> None:
+        links.check_count(request.commands)
         for command in request.commands:
             try:
                 self._apply(command)
@@ -97,8 +98,7 @@ class Peer:
         if session is None or command.epoch < session.epoch:
             return  # refused or closed before, or fenced
         if kind == "commit":
-            session.commit(command.commit.base_length, self._tokens(command.commit.token_ids))
-            self._scheduler.changed(session)
+            self._commit(session, command.commit)
         elif kind == "policy":
             session.policy = self._policy(command.policy)
             self._scheduler.changed(session)
@@ -107,12 +107,20 @@ class Peer:
         else:
             raise InvalidArgument("the command is empty; send open, commit, policy or close.")
 
+    def _commit(self, session: Session, commit: drafter_pb2.DraftCommit) -> None:
+        if len(session.tokens) >= session.max_length:
+            return  # nothing is guessed for it any more, so nothing need be kept of what follows
+        if len(commit.token_ids) > session.max_length:
+            raise InvalidArgument("a commit has more tokens than the whole session; send the round's.")
+        session.commit(commit.base_length, self._tokens(commit.token_ids))
+        self._scheduler.changed(session)
+
     def _open(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> None:
         known = self._sessions.get(number)
         if known is not None and epoch <= known.epoch:
             return
+        self._check(request)
         tokens = self._tokens(request.prefix.token_ids)
-        self._check(request, tokens)
         sampling = wire.sampling_from_wire(request.sampling)
         if sampling.acceptance != "coupled" and not self._bounds.draws:
             raise FailedPrecondition(
@@ -150,18 +158,20 @@ class Peer:
         candidates, failed = partial(self._candidates, number, session), partial(self._failed, number, session)
         self._scheduler.add(Subscriber(session, candidates, failed))
 
-    def _check(self, request: drafter_pb2.DraftOpen, tokens: list[int]) -> None:
-        mine, theirs = self._bounds.model, request.target
+    def _check(self, request: drafter_pb2.DraftOpen) -> None:
+        """Everything that can be told without a copy."""
+        mine, theirs, length = self._bounds.model, request.target, len(request.prefix.token_ids)
         if mine.vocabulary_fingerprint not in ("", theirs.vocabulary_fingerprint):
             raise FailedPrecondition(
-                f"drafter {mine.name} has vocabulary {mine.vocabulary_fingerprint}, target {theirs.name} has "
-                f"{theirs.vocabulary_fingerprint}; pair models with one tokenizer.",
+                f"drafter {mine.name} has vocabulary {mine.vocabulary_fingerprint}, target {theirs.name[:64]} has "
+                f"{theirs.vocabulary_fingerprint[:64]}; pair models with one tokenizer.",
                 reason="VOCABULARY_MISMATCH",
             )
-        if not tokens or not 0 < request.prefix.prompt_length <= len(tokens) < request.max_length:
+        if not 0 < request.prefix.prompt_length <= length < request.max_length:
             raise InvalidArgument("the prefix must hold the prompt and be shorter than max_length.")
-        if len(tokens) >= mine.max_length:
+        if length >= mine.max_length:
             raise ResourceExhausted(f"the draft model holds {mine.max_length} tokens; decode without it.")
+        wire.check_bias(request.sampling.logit_bias)
         self._tokens(request.sampling.logit_bias)
         _check_hints(request)
 
@@ -172,6 +182,8 @@ class Peer:
         return tokens
 
     def _policy(self, policy: drafter_pb2.DraftPolicy) -> Policy:
+        if not policy.min_path_probability >= 0.0:  # nor for what is no number
+            raise InvalidArgument("min_path_probability is a number not below zero.")
         return Policy(min(policy.max_nodes, self._bounds.max_nodes), policy.min_path_probability)
 
     def _candidates(self, number: int, session: Session, told: list[Node]) -> None:

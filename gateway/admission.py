@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.config import GatewayConfig
 from gateway.routing import Drafting, Router
 from gateway.rules import Case, Rule, choose
+from gateway.tenant import Tenant, caller
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
@@ -15,6 +16,9 @@ from slipstream.logprobs import MOST_TOP
 from slipstream.sampling import Sampling
 from slipstream.structure import Structure
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+
+MAX_NAMES = 64
+MAX_NAME_CHARACTERS = 256
 
 RandomBits = Callable[[int], int]
 """`secrets.randbits`: session ids must not be guessable."""
@@ -42,6 +46,10 @@ class Plan:
     """What the output must be."""
     top_logprobs: int | None = None
     """Likeliest tokens told in each place, besides each token's own log-probability; None: not even that."""
+    owner: str = ""
+    """The API key that the session belongs to; empty on an open gateway."""
+    salt: str = ""
+    """What caches are shared by: the owner and its own `cache_salt`."""
     drafting: Drafting = field(default_factory=Drafting, compare=False)
     """Who may take the place of a drafter that fails."""
 
@@ -68,6 +76,7 @@ class Plan:
             structured_output=wire.structure_to_wire(self.structure),
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
+            owner=self.owner,
         )
         if self.prediction:
             request.prediction.token_ids.token_ids.extend(self.prediction)
@@ -86,17 +95,20 @@ class Admission:
         """Raises a typed error whose sentence says what to change."""
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
+        tenant = caller()
+        _check_labels(request)
+        _check_names(request)
         model = self._router.model(request.model)
         stops = self._stops(request)
         sampling = self._sampling(request.sampling, model)
         stop_token_ids = self._stop_token_ids(request, model)
-        _check_labels(request)
-        self._check_priority(request.priority)
+        self._check_priority(request.priority, tenant)
         top_logprobs = _top_logprobs(request)
         structure = await self._structure(request, model, stop_token_ids)
         prompt = await self._prompt(request, model)
         prediction = await self._prediction(request.prediction, model)
-        max_length = min(len(prompt) + self._max_tokens(request), model.max_length)
+        tenant.check_prompt(max(len(prompt), len(prediction)))
+        max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
         rule = choose(self._rules, Case(request.workload, request.cache_salt, max_length - len(prompt), len(prompt)))
         draft_tokens = self._draft_tokens(request.speculation, rule)
         names, need_trust = tuple(request.speculation.drafters), sampling.acceptance != "coupled"
@@ -116,6 +128,8 @@ class Admission:
             prediction=prediction if draft_tokens else (),
             structure=structure,
             top_logprobs=top_logprobs,
+            owner=tenant.name,
+            salt=tenant.salt(request.cache_salt),
             drafting=drafting,
         )
 
@@ -128,23 +142,26 @@ class Admission:
         if change.HasField("max_tokens"):
             request.max_tokens = change.max_tokens
         plan = await self.plan(request, 0)
+        room = plan.max_length - len(plan.prompt) - change.output_tokens
         if change.WhichOneof("edit") == "text":
-            edit = await self._tokenizer.encode(change.text) if change.text else []
+            edit: Sequence[int] = await self._tokenizer.encode(change.text) if change.text else []
         else:
-            edit = list(change.token_ids.token_ids)
-        _check_tokens("the edit", max(edit, default=0), plan.model)
-        if len(plan.prompt) + change.output_tokens + len(edit) > plan.max_length:
+            edit = change.token_ids.token_ids
+        if len(edit) > room:
             raise InvalidArgument(
                 f"{change.output_tokens} tokens and an edit of {len(edit)} exceed max_tokens, "
                 f"{plan.max_length - len(plan.prompt)}; keep fewer, or raise max_tokens.",
                 reason="EDIT_TOO_LONG",
             )
+        _check_tokens("the edit", max(edit, default=0), plan.model)
         return plan, tuple(edit)
 
-    def _check_priority(self, priority: int) -> None:
-        if priority < self._config.least_priority:
+    def _check_priority(self, priority: int, tenant: Tenant) -> None:
+        own = tenant.limits.least_priority
+        least = self._config.least_priority if own is None else own
+        if priority < least:
             raise PermissionDenied(
-                f"priority {priority} is kept for others; claim {self._config.least_priority} or more.",
+                f"priority {priority} is kept for others; claim {least} or more.",
                 reason="PRIORITY",
             )
 
@@ -166,12 +183,12 @@ class Admission:
                 "A structured output ends, and then nothing but an end-of-text token can follow; leave ignore_eos out.",
                 reason="ENDLESS_GRAMMAR",
             )
-        await self._tokenizer.compile(structure, model, request.cache_salt)
+        await self._tokenizer.compile(structure, model, caller().salt(request.cache_salt))
         return structure
 
     async def _prompt(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         if request.WhichOneof("input") == "prompt_token_ids":
-            tokens = list(request.prompt_token_ids.token_ids)
+            tokens: Sequence[int] = request.prompt_token_ids.token_ids  # copied once its length is known to be right
         else:
             tokens = await self._tokenizer.encode(request.prompt) if request.prompt else []
         if not tokens:
@@ -188,9 +205,9 @@ class Admission:
     async def _prediction(self, asked: gateway_pb2.Prediction, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         """Empty where nothing is predicted."""
         if asked.WhichOneof("content") == "text":
-            tokens = await self._tokenizer.encode(asked.text) if asked.text else []
+            tokens: Sequence[int] = await self._tokenizer.encode(asked.text) if asked.text else []
         else:
-            tokens = list(asked.token_ids.token_ids)
+            tokens = asked.token_ids.token_ids
         if len(tokens) > model.max_length:
             raise InvalidArgument(
                 f"The prediction has {len(tokens)} tokens and {model.name} holds {model.max_length}; shorten it.",
@@ -202,6 +219,7 @@ class Admission:
     def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> Sampling:
         set_fields = {field.name: value for field, value in options.ListFields()}
         given = {name: set_fields[name] for name in set_fields if name not in ("logit_bias", "acceptance", "seed")}
+        wire.check_bias(options.logit_bias)
         if options.logit_bias:
             _check_tokens("logit_bias", max(options.logit_bias), model)
         return Sampling(
@@ -211,12 +229,11 @@ class Admission:
             acceptance=wire.rule_name(options.acceptance),
         )
 
-    def _max_tokens(self, request: gateway_pb2.GenerateRequest) -> int:
-        if not request.HasField("max_tokens"):
-            return self._config.max_tokens_default
-        if request.max_tokens == 0:
+    def _max_tokens(self, request: gateway_pb2.GenerateRequest, tenant: Tenant) -> int:
+        asked = request.max_tokens if request.HasField("max_tokens") else None
+        if asked == 0:
             raise InvalidArgument("max_tokens is 0; ask for at least one token.", reason="NO_TOKENS")
-        return request.max_tokens
+        return tenant.most_output(asked, self._config.max_tokens_default)
 
     def _stops(self, request: gateway_pb2.GenerateRequest) -> tuple[str, ...]:
         config = self._config
@@ -262,6 +279,20 @@ def _check_labels(request: gateway_pb2.GenerateRequest) -> None:
             raise InvalidArgument(
                 f"{name} has {size} bytes; send at most {wire.MAX_LABEL_BYTES}.", reason="LABEL_TOO_LONG"
             )
+
+
+def _check_names(request: gateway_pb2.GenerateRequest) -> None:
+    """Before they are looked up, and quoted in an answer."""
+    names = request.speculation.drafters
+    if len(names) > MAX_NAMES:
+        raise InvalidArgument(f"speculation names {len(names)} drafters; name at most {MAX_NAMES}.")
+    for name in (request.model, *names):
+        check_name(name)
+
+
+def check_name(name: str) -> None:
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise InvalidArgument(f"names of models and drafters have at most {MAX_NAME_CHARACTERS} characters.")
 
 
 def _check_tokens(name: str, highest: int, model: types_pb2.ModelInfo) -> None:

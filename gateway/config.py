@@ -16,6 +16,12 @@ class GatewayConfig:
     tokenizer: str
     """A local folder or a hub id; the same vocabulary as the verifiers' model."""
     listen: str = "127.0.0.1:50051"
+    health_listen: str = ""
+    """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
+    tls_folder: str = ""
+    """tls.crt and tls.key that clients see; empty: the service's own (`SLIPSTREAM_TLS_FOLDER`), if there are any."""
+    api_keys: str = ""
+    """A file of hashed API keys (`gateway.keyring`); empty: whoever reaches the port may use it."""
     drafters: tuple[str, ...] = ()
     """NAME=HOST:PORT of each."""
     trusted_drafters: tuple[str, ...] = ()

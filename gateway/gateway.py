@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gateway.breaker import Tolerance
 from gateway.config import GatewayConfig
 from gateway.drafters import Drafter
+from gateway.keyring import Keyring
 from gateway.log import Scribe
 from gateway.routing import Router
 from gateway.service import GatewayService
@@ -20,11 +21,17 @@ from gateway.sessions import Chance, Sessions
 from gateway.store import SessionStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
-from gateway.verifiers import Dial, Verifier
-from slipstream.client import channel
+from gateway.verifiers import Verifier
+from slipstream.callers import DRAFTER, VERIFIER
+from slipstream.client import MAX_MESSAGE_BYTES, dialling
 from slipstream.interpreter import tune
-from slipstream.server import Server, until_signal
+from slipstream.server import Access, Server, until_signal
+from slipstream.tls import Certificates, certificates_from_env, server_credentials
 from slipstream.vocabulary import load_tokenizer
+
+BESIDES_BYTES = 1 << 20
+"""Of a request, for all that is neither prompt nor prediction."""
+CONNECTION_AGE_MS = 30 * 60 * 1000
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +44,8 @@ class World:
     """What lies outside the process: replaced in tests."""
 
     chance: Chance
-    dial: Dial = channel
+    certificates: Certificates | None = None
+    """None: plaintext to the workers."""
     store: SessionStore | None = None
     """None: the one that the configuration names."""
 
@@ -68,20 +76,22 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
     async with AsyncExitStack() as stack:
         store = world.store or _open_store(config, world.chance)
         stack.push_async_callback(store.close)
-        router = _router(config, world.dial, tokenizer.fingerprint)
+        router = _router(config, world.certificates, tokenizer.fingerprint)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         scribe = Scribe() if config.durability == "relaxed" else None
         stage = Stage(config, router)
         sessions = Sessions(stage, tokenizer, store, scribe, world.chance)
-        server = Server([GatewayService(stage, tokenizer, sessions).register])
+        service = GatewayService(stage, tokenizer, sessions)
+        server = Server([service.register], _access(config, world), _options(config))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             loops.append(tasks.create_task(sessions.keep_leases()))
             if scribe is not None:
                 loops.append(tasks.create_task(scribe.run()))
             try:
-                yield Gateway(await server.start(config.listen), router, sessions, server, tokenizer)
+                address = await server.start(config.listen, config.health_listen)
+                yield Gateway(address, router, sessions, server, tokenizer)
             finally:
                 await _drained(server, sessions, config.grace_s)
                 await _written(scribe, config.store_grace_s)
@@ -91,7 +101,8 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
 
 async def serve(config: GatewayConfig) -> None:
     """Until SIGTERM or SIGINT; says on standard output when it can serve."""
-    async with running(config, World(Chance(secrets.randbits))) as gateway, asyncio.TaskGroup() as tasks:
+    world = World(Chance(secrets.randbits), certificates_from_env())
+    async with running(config, world) as gateway, asyncio.TaskGroup() as tasks:
         ready = tasks.create_task(_announce(gateway))
         tune()
         await until_signal()
@@ -100,7 +111,7 @@ async def serve(config: GatewayConfig) -> None:
 
 async def _announce(gateway: Gateway) -> None:
     await gateway.ready()
-    print(f"ready grpc={gateway.address}", flush=True)
+    print(gateway.server.announcement, flush=True)
 
 
 def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
@@ -116,9 +127,32 @@ def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
     return RedisStore(client, owner=owner, replicas=config.store_replicas, **times)
 
 
-def _router(config: GatewayConfig, dial: Dial, fingerprint: str) -> Router:
+def _access(config: GatewayConfig, world: World) -> Access:
+    """Clients have keys, no certificates. Those of the service do for its side of TLS where there are no others."""
+    certificates = Certificates(config.tls_folder, authorities=False) if config.tls_folder else world.certificates
+    credentials = server_credentials(certificates, ask_clients=False) if certificates is not None else None
+    if not config.api_keys:
+        log.warning("GATEWAY_API_KEYS is not set: whoever reaches %s may use this gateway", config.listen)
+        return Access(credentials)
+    if credentials is None:
+        log.warning("API keys come in plaintext to %s: set GATEWAY_TLS_FOLDER where others can listen", config.listen)
+    return Access(credentials, Keyring(config.api_keys, world.chance.clock).authorise)
+
+
+def _options(config: GatewayConfig) -> dict[str, int]:
+    """Of the port for clients. They come back on a new connection, perhaps to another gateway; streams go on."""
+    most = 2 * config.max_prompt_bytes + BESIDES_BYTES  # a prompt and a prediction
+    return {
+        "grpc.max_receive_message_length": min(MAX_MESSAGE_BYTES, most),
+        "grpc.max_connection_age_ms": CONNECTION_AGE_MS,
+    }
+
+
+def _router(config: GatewayConfig, certificates: Certificates | None, fingerprint: str) -> Router:
     router = Router()
+    dial = dialling(VERIFIER, certificates)
     router.verifiers = [Verifier(address, dial, fingerprint, router.changed) for address in config.verifiers]
+    dial = dialling(DRAFTER, certificates)
     tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
     for entry in config.drafters:
         name, _, address = entry.partition("=")

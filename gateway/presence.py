@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import grpc
 
+from slipstream.client import HANDSHAKE, error_of
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class Presence:
         self.method = ""
         self.load = worker_pb2.WatchResponse()
         self.present = False
+        self._complaint = ""
 
     async def run(self) -> None:
         """Ask and watch, and again with jittered backoff after every loss, until cancelled."""
@@ -40,7 +42,7 @@ class Presence:
                     self.load = load
                     self._changed()
             except grpc.RpcError as error:
-                log.debug("%s does not answer: %s", self._address, error)
+                self._complain(error)
             failures += 1
             self.present = False
             self._changed()
@@ -50,4 +52,13 @@ class Presence:
         # A worker that came back may be another one: ask again before every watch.
         answer = await self._stub.GetModel(worker_pb2.GetModelRequest(), timeout=INTRODUCTION_TIMEOUT_S)
         self.model, self.method, self.present = answer.model, answer.method, True
+        self._complaint = ""
         self._changed()
+
+    def _complain(self, error: grpc.RpcError) -> None:
+        """Aloud, and once, of what only an operator can mend."""
+        known = error_of(error)
+        log.debug("%s does not answer: %s", self._address, known.message)
+        if known.reason == HANDSHAKE and known.message != self._complaint:
+            self._complaint = known.message
+            log.error("%s cannot be used: %s", self._address, known.message)

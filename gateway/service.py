@@ -7,9 +7,11 @@ from typing import Any
 
 import grpc
 
+from gateway.admission import check_name
 from gateway.session import Stage
 from gateway.sessions import Sessions, output_of
 from gateway.story import Event
+from gateway.tenant import asked_of
 from gateway.tokenizer import Tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
@@ -53,7 +55,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         self, request: gateway_pb2.GetSessionRequest, context: Context
     ) -> gateway_pb2.GetSessionResponse:
         record = await self._sessions.read(request.session_id)
-        asked = gateway_pb2.GenerateRequest.FromString(record.params)
+        asked = asked_of(record)
         finished = gateway_pb2.Finished.FromString(record.outcome)
         running = self._sessions.running(record.id)
         return gateway_pb2.GetSessionResponse(
@@ -72,6 +74,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         return self._stage.router.served()
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
+        check_name(request.model)
+        check_name(request.model)
         self._stage.router.model(request.model)
         return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text))
 

@@ -147,7 +147,7 @@ class Session:
         return self._router.place(model, self._avoid, known) or self._router.place(model, (), known)
 
     def _beginnings(self) -> list[bytes]:
-        return beginnings([*self._plan.prompt, *self._story.tokens], self._plan.cache_salt)
+        return beginnings([*self._plan.prompt, *self._story.tokens], self._plan.salt)
 
     async def _hear(self, seat: Seat) -> News:
         """What the verifier says next. A verifier that takes no steps meanwhile is stuck, and given up."""
@@ -245,7 +245,7 @@ class Session:
             drafters=self._crew.addresses,
             credit=max(1, self._config.credit_tokens - lag),
             prediction_token_ids=plan.prediction,
-            cache_salt=plan.cache_salt,
+            cache_salt=plan.salt,
             workload=plan.workload,
             priority=plan.priority,
             structured_output=wire.structure_to_wire(plan.structure),

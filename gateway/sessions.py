@@ -17,6 +17,7 @@ from gateway.session import Session, Stage
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
 from gateway.story import Story
+from gateway.tenant import Grant, asked_of, caller
 from gateway.tokenizer import Tokenizer
 from gateway.transcript import Transcript, number_only
 from slipstream.errors import Aborted, Internal, OutOfRange, SlipstreamError, Unavailable
@@ -43,6 +44,8 @@ class Known:
     """A session that somebody here listens to."""
 
     story: Story
+    owner: str
+    """The API key that it belongs to."""
     task: asyncio.Task[None] | None = None
     """That feeds the story."""
     session: Session | None = None
@@ -66,7 +69,8 @@ class Sessions:
         """Requests that may become a session."""
 
     def running(self, name: str) -> Session | None:
-        known = self._known.get(name)
+        """One of the caller's."""
+        known = self._own(name)
         return None if known is None else known.session
 
     async def begin(self, request: gateway_pb2.GenerateRequest) -> Story:
@@ -74,25 +78,31 @@ class Sessions:
         arrived_at = self._chance.clock()
         with self._arrival():
             plan = await self._admission.plan(request, self._count)
-            record = Record(self._name(), 1, plan.params(), len(plan.prompt), plan.prompt)
-            log = self._log(record)
-            await log.create()
+            grant = _admitted(plan, 0)
+            try:
+                record = Record(self._name(), 1, plan.params(), len(plan.prompt), plan.prompt)
+                log = self._log(record)
+                await log.create()
+            except BaseException:
+                grant.end(0)
+                raise
         known = self._tell(record.id, plan)
-        self._start(record.id, known, self._run(record.id, known, plan, log, arrived_at))
+        self._start(record.id, known, self._run(record.id, known, plan, log, arrived_at), grant)
         return known.story
 
     async def resume(self, name: str) -> Story:
         """The session's story, whoever runs it. Raises NotFound, and what Admission raises."""
-        if known := self._known.get(name):
+        if known := self._own(name):
             return known.story
         arrived_at = self._chance.clock()
         with self._arrival():
             record = await self.read(name)
             plan = await self._admission.plan(_request(record), self._count)
-        if known := self._known.get(name):  # another client came first
+        if known := self._own(name):  # another client came first
             return known.story
+        grant = _admitted(plan, len(output_of(record)))
         known = self._tell(name, plan)
-        self._start(name, known, self._follow(record, known, plan, arrived_at))
+        self._start(name, known, self._follow(record, known, plan, arrived_at), grant)
         return known.story
 
     async def roll_back(self, request: gateway_pb2.RollbackRequest) -> tuple[str, int]:
@@ -128,10 +138,17 @@ class Sessions:
             await self._store.finish(name, record.epoch, finished.SerializeToString())
 
     async def read(self, name: str) -> Record:
-        """Raises NotFound for a session that never was or has expired."""
+        """Raises NotFound for a session that never was, has expired, or is another's."""
         if not 1 <= len(name) <= MAX_ID_LENGTH:
             raise refusal("MISSING", name[:MAX_ID_LENGTH], 0, 0)
-        return await self._store.read(name)
+        record = await self._store.read(name)
+        asked_of(record)
+        return record
+
+    def _own(self, name: str) -> Known | None:
+        """What is known of one of the caller's sessions."""
+        known = self._known.get(name)
+        return known if known is not None and known.owner == caller().name else None
 
     async def keep_leases(self) -> None:
         """Until cancelled: however long a session waits, nobody may think its owner dead."""
@@ -174,7 +191,7 @@ class Sessions:
         else:
             await log.release()
 
-    def _start(self, name: str, known: Known, feeding: Coroutine[Any, Any, None]) -> None:
+    def _start(self, name: str, known: Known, feeding: Coroutine[Any, Any, None], grant: Grant) -> None:
         async def feed() -> None:
             try:
                 await feeding
@@ -184,6 +201,7 @@ class Sessions:
                 log.error("a session failed", exc_info=error)
                 known.story.fail(Internal("an internal error happened; please report it with the time it happened at."))
             finally:
+                grant.end(len(known.story.tokens))
                 if self._known.get(name) is known:
                     del self._known[name]
                 known.story.fail(Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED"))
@@ -202,7 +220,8 @@ class Sessions:
             session_id=name, seed=plan.sampling.seed, prompt_token_ids=plan.prompt, model=plan.model.name
         )
         shown = number_only if plan.top_logprobs is None else self._tokenizer.shown
-        known = Known(Story(started, Transcript(self._tokenizer.detokenizer(), plan.stops, shown)))
+        story = Story(started, Transcript(self._tokenizer.detokenizer(), plan.stops, shown))
+        known = Known(story, plan.owner)
 
         def deserted() -> None:
             if known.task is not None:
@@ -238,6 +257,12 @@ class Sessions:
         return len(self._known) + self._arriving - 1
 
 
+def _admitted(plan: Plan, said: int) -> Grant:
+    """The caller's room for what is left of a session. What was said was paid for."""
+    prompt = 0 if said else len(plan.prompt)
+    return caller().admit(prompt, max(0, plan.max_length - len(plan.prompt) - said))
+
+
 def output_of(record: Record) -> tuple[int, ...]:
     """The tokens that carry the session's text: of one that ended, none behind a stop string."""
     output = record.tokens[record.prompt_length :]
@@ -246,7 +271,7 @@ def output_of(record: Record) -> tuple[int, ...]:
 
 def _request(record: Record) -> gateway_pb2.GenerateRequest:
     """That would ask for the session again."""
-    request = gateway_pb2.GenerateRequest.FromString(record.params)
+    request = asked_of(record)
     request.prompt_token_ids.token_ids.extend(record.tokens[: record.prompt_length])
     return request
 

@@ -7,18 +7,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import grpc
-
 from gateway.presence import Presence
 from gateway.seat import Seat, lost
+from slipstream.client import Dial
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.links import Link
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from slipstream.vocabulary import EMULATED
 
 log = logging.getLogger(__name__)
-
-Dial = Callable[[str], grpc.aio.Channel]
 
 
 class Verifier:

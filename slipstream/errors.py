@@ -4,6 +4,7 @@
     ├── InvalidArgument      the request can never work; its sender must change it
     ├── NotFound             no such session, model or drafter
     ├── FailedPrecondition   parts that do not fit together (vocabularies, models, configuration)
+    ├── Unauthenticated      the caller did not say who it is, or is nobody
     ├── PermissionDenied     a rule that needs trust was asked of somebody untrusted
     ├── ResourceExhausted    no room now; try later or smaller
     ├── Aborted              fenced: somebody with a higher epoch owns the session
@@ -35,10 +36,12 @@ class SlipstreamError(Exception):
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
 
-    def __init__(self, message: str, *, reason: str = "") -> None:
+    def __init__(self, message: str, *, reason: str = "", retry_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason or self.code.name
+        self.retry_s = retry_s
+        """When it may work, where that is known."""
 
 
 class InvalidArgument(SlipstreamError):
@@ -51,6 +54,10 @@ class NotFound(SlipstreamError):
 
 class FailedPrecondition(SlipstreamError):
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Unauthenticated(SlipstreamError):
+    code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDenied(SlipstreamError):

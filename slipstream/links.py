@@ -11,25 +11,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sized
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from slipstream.client import MAX_MESSAGE_BYTES, error_of
+from slipstream.client import HANDSHAKE, MAX_MESSAGE_BYTES, error_of
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
 
 
-class Sized(Protocol):
+class Weighed(Protocol):
     """A protobuf message, as far as a link cares."""
 
     def ByteSize(self) -> int: ...
 
 
-Item = TypeVar("Item", bound=Sized)
+Item = TypeVar("Item", bound=Weighed)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -100,6 +100,12 @@ def frames(items: list[Item]) -> Iterator[list[Item]]:
         batch.append(item)
         size += weight
     yield batch
+
+
+def check_count(items: Sized) -> None:
+    """Of one frame. Raises InvalidArgument for more than an outbox holds: nobody who keeps to the rules can send it."""
+    if len(items) > CAPACITY:
+        raise InvalidArgument(f"a frame holds more than {CAPACITY} commands; send less at once.")
 
 
 def _slow_peer() -> ResourceExhausted:
@@ -179,6 +185,8 @@ class Link(Generic[Item, Request, Response]):
             if self._outbox is not None:
                 self._outbox = None
                 self._report_lost(error)
+            elif error.reason == HANDSHAKE and failures == 1:
+                log.error("a stream cannot be opened: %s", error.message)
             backoff = min(self._max_backoff_s, 0.05 * 2 ** min(failures, _MOST_DOUBLINGS))
             await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
 

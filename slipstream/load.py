@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.client import channel
 from slipstream.completion import Completion, complete
+from slipstream.door import Door
 from slipstream.v1 import gateway_pb2
 
 
@@ -64,10 +64,11 @@ class Load:
         }
 
 
-async def run_load(server: str, requests: Sequence[gateway_pb2.GenerateRequest], concurrency: int) -> Load:
+async def run_load(server: str | Door, requests: Sequence[gateway_pb2.GenerateRequest], concurrency: int) -> Load:
     """Run all requests, at most `concurrency` at once. Raises the first request's error, if any fails."""
     gate = asyncio.Semaphore(concurrency)
-    async with channel(server) as line:
+    door = Door(server) if isinstance(server, str) else server
+    async with door.channel() as line:
 
         async def one(request: gateway_pb2.GenerateRequest) -> Completion:
             async with gate:

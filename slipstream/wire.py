@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
 from slipstream.logprobs import TokenLogprobs
-from slipstream.sampling import Sampling
+from slipstream.sampling import MAX_LOGIT_BIAS_ENTRIES, Sampling
 from slipstream.structure import Structure
 from slipstream.v1 import types_pb2
 
@@ -44,6 +44,7 @@ def sampling_to_wire(sampling: Sampling) -> types_pb2.Sampling:
 
 def sampling_from_wire(message: types_pb2.Sampling) -> Sampling:
     """Raises InvalidArgument for values out of range: a worker believes no gateway."""
+    check_bias(message.logit_bias)
     return Sampling(
         temperature=message.temperature,
         top_k=message.top_k,
@@ -56,6 +57,12 @@ def sampling_from_wire(message: types_pb2.Sampling) -> Sampling:
         seed=message.seed,
         acceptance=rule_name(message.acceptance),
     )
+
+
+def check_bias(logit_bias: Mapping[int, float]) -> None:
+    """Before it is copied. Raises InvalidArgument for more entries than a session may have."""
+    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
+        raise InvalidArgument(f"logit_bias names more than {MAX_LOGIT_BIAS_ENTRIES} tokens; send fewer.")
 
 
 def rule_name(rule: types_pb2.AcceptanceRule) -> str:
@@ -112,8 +119,12 @@ def failure_to_wire(error: SlipstreamError) -> types_pb2.Failure:
 
 
 def failure_from_wire(message: types_pb2.Failure) -> SlipstreamError:
-    """Cut to a bounded length: what one peer says is passed on to others."""
-    return from_code(message.code, message.message[:MAX_FAILURE_CHARACTERS], message.reason[:64])
+    """Cut to a bounded length and to one line: what one peer says is passed on to others, and logged."""
+    return from_code(message.code, _line(message.message[:MAX_FAILURE_CHARACTERS]), _line(message.reason[:64]))
+
+
+def _line(text: str) -> str:
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
 class Model(Protocol):

@@ -18,8 +18,9 @@ from gateway.store import SessionStore
 from gateway.store.memory import Memory, MemoryStore
 from slipstream.client import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
-from slipstream.vocabulary import fingerprint, load_tokenizer
+from slipstream.vocabulary import load_tokenizer
 from tests.scripted_verifier import ScriptedVerifier, served, served_drafter
+from tests.toy_tokenizer import toy_model
 
 TEXT = "One day — der Käse 日本 lief 🚀 davon, and nobody stopped it; " * 4
 
@@ -101,14 +102,8 @@ class Setting:
         self._stack = stack
         self._gateways = 0
         self.tokenizer = load_tokenizer(str(folder))
-        self.eos = self.tokenizer.token_to_id("<eos>")
-        self.model = types_pb2.ModelInfo(
-            name="toy",
-            vocabulary_size=260,
-            vocabulary_fingerprint=fingerprint(self.tokenizer),
-            max_length=200,
-            eos_token_ids=[self.eos],
-        )
+        self.model = toy_model(folder)
+        self.eos = self.model.eos_token_ids[0]
 
     def verifier(self, script: str | list[int] = TEXT, **options: Any) -> ScriptedVerifier:
         tokens = self.tokenizer.encode(script).ids if isinstance(script, str) else script

@@ -8,16 +8,18 @@ from slipstream.config import from_env
 from slipstream.engine.group import LEADER, Place
 from slipstream.interpreter import tune
 from slipstream.server import explained, run, until_signal
+from slipstream.tls import certificates_from_env
 from verifier_svc.config import VerifierConfig
 from verifier_svc.target import follow
-from verifier_svc.verifier import running
+from verifier_svc.verifier import Parts, running
 
 
 async def serve(place: Place) -> None:
-    async with running(from_env(VerifierConfig, "VERIFIER_")) as verifier:
+    config, parts = from_env(VerifierConfig, "VERIFIER_"), Parts(certificates=certificates_from_env())
+    async with running(config, parts) as verifier:
         await asyncio.wrap_future(verifier.service.grammars.prepare())
         await verifier.server.serving(True)
-        print(f"ready grpc={verifier.address}", flush=True)
+        print(verifier.server.announcement, flush=True)
         tune()
         await until_signal(with_parent=place.size > 1)  # without torchrun nobody watches over the ranks
 

@@ -9,6 +9,14 @@ from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, R
 from slipstream.logprobs import MOST_TOP
 from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.places import Places
+
+MAX_STOP_TOKENS = 4096
+"""The client's and the model's own."""
+MAX_DRAFTERS = 16
+"""Of one session."""
+MAX_ADDRESS_CHARACTERS = 261
+"""A host name's 253, and a port."""
 
 
 def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.ModelInfo) -> None:
@@ -19,6 +27,9 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
         raise InvalidArgument("a session id has 1 to 64 characters.")
     if max(len(request.workload.encode()), len(request.cache_salt.encode())) > wire.MAX_LABEL_BYTES:
         raise InvalidArgument(f"workload and cache_salt have at most {wire.MAX_LABEL_BYTES} bytes each.")
+    wire.check_bias(request.sampling.logit_bias)
+    if len(request.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidArgument(f"a session has at most {MAX_STOP_TOKENS} stop tokens.")
     _check_tokens(request, model)
     _check_end(request, model)
     if request.top_logprobs > MOST_TOP:
@@ -31,6 +42,16 @@ def _check_end(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) -> 
         raise InvalidArgument(
             "a structured output ends with an end-of-text token; name all of the model's as stop tokens."
         )
+
+
+def check_drafters(drafters: Sequence[verifier_pb2.DrafterAddress], places: Places) -> None:
+    """Before any of them is dialled. Raises InvalidArgument, or PermissionDenied for a place where none may be."""
+    if len(drafters) > MAX_DRAFTERS:
+        raise InvalidArgument(f"a session has at most {MAX_DRAFTERS} drafters.")
+    for drafter in drafters:
+        if len(drafter.address) > MAX_ADDRESS_CHARACTERS or len(drafter.name) > MAX_ADDRESS_CHARACTERS:
+            raise InvalidArgument(f"a drafter's address and name have at most {MAX_ADDRESS_CHARACTERS} characters.")
+        places.check(drafter.address)
 
 
 def check_room(max_length: int, kv_tokens: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.config import require_positive
+from verifier_svc.places import Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +13,8 @@ class VerifierConfig:
     model: str
     """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.opening`)."""
     listen: str = "127.0.0.1:50071"
+    health_listen: str = ""
+    """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
     dtype: str = "auto"
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation` that is fit for targets."""
@@ -46,8 +49,11 @@ class VerifierConfig:
     """Seconds at the start in which the cost of passes of all sizes is measured; it is refined while serving."""
     silence_s: float = 3.0
     """A drafter that owes a step and gives no sign of life for so long is given up."""
+    drafters_allowed: tuple[str, ...] = ()
+    """HOST:PORT patterns (`verifier_svc.places`) of the drafters that gateways may name; none: any address."""
     grace_s: float = 5.0
 
     def __post_init__(self) -> None:
+        Places(self.drafters_allowed)  # raises for what cannot be read
         require_positive(self, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
         require_positive(self, "group_timeout_s", "group_start_s")

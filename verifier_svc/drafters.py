@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
+from slipstream.client import Dial, channel
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.drafter import Drafter
@@ -35,6 +36,7 @@ class Drafters:
         """Path probability that candidates must have; 1: none are wanted."""
         self.arrived: Callable[[], None] = lambda: None
         """Called whenever candidates came: a step may be worth starting. The scheduler puts itself here."""
+        self.dial: Dial = channel
         self.clock = clock
         self.silence_s = silence_s
         self._drafters: dict[str, Drafter] = {}
@@ -129,8 +131,6 @@ class Drafters:
         return awaited[0] if awaited else None
 
     def _drafter(self, address: verifier_pb2.DrafterAddress, wanted: Collection[Drafter]) -> Drafter:
-        if not address.address:
-            raise InvalidArgument("a drafter needs an address.")
         known = self._drafters.get(address.address)
         if known is not None:
             return known

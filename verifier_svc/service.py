@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -26,10 +26,11 @@ from slipstream.errors import (
 from slipstream.grammar import Grammar, Grammars
 from slipstream.sampling import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
-from verifier_svc.admission import check_open, check_room, check_trust
+from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.compiling import Compiling, Listener
 from verifier_svc.constraint import Constraint
 from verifier_svc.drafters import Drafters
+from verifier_svc.places import Places
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.session import Reply, Rewind, Session
 
@@ -44,6 +45,8 @@ class Bounds:
     max_sessions: int
     max_draft_tokens: int
     kv_tokens: int
+    places: Places = field(default_factory=Places)
+    """Where drafters may be."""
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -111,6 +114,7 @@ class Peer:
         self._compiling = Compiling(service.grammars, Listener(self._obey, self._fail, self._take))
 
     def receive(self, request: verifier_pb2.DecodeRequest) -> None:
+        links.check_count(request.commands)
         for command in request.commands:
             self._take(command)
 
@@ -142,6 +146,7 @@ class Peer:
         if session is None or session.closed or command.epoch < session.epoch:
             return  # ended before the command came, or fenced
         if kind == "attach":
+            check_drafters(command.attach.drafters, self._service.bounds.places)
             check_trust(session.sampling, command.attach.drafters)
             self._service.drafters.attach(session, list(command.attach.drafters))
         elif kind == "policy":
@@ -164,6 +169,7 @@ class Peer:
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
         self._service.check_staying()
         check_open(request, epoch, self._service.bounds.model)
+        check_drafters(request.drafters, self._service.bounds.places)
         check_room(request.max_length, self._service.bounds.kv_tokens)
         if len(self._service.scheduler) >= self._service.bounds.max_sessions:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")

@@ -8,18 +8,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from slipstream import wire
+from slipstream.callers import DRAFTER, between_roles
+from slipstream.client import dialling
 from slipstream.engine.cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.heartbeat import leading
 from slipstream.engine.thread import ModelThread
 from slipstream.grammar import Grammars
 from slipstream.server import Server
+from slipstream.tls import Certificates
 from slipstream.v1 import worker_pb2
 from slipstream.worker import Identity, WorkerService
 from verifier_svc.config import VerifierConfig
 from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
 from verifier_svc.measurement import measure
+from verifier_svc.places import Places
 from verifier_svc.planner import Limits, Planner
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.service import Bounds, VerifierService
@@ -28,11 +32,13 @@ from verifier_svc.target import open_target
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What tests and benchmarks replace."""
+    """What tests and benchmarks replace, and what the configuration does not hold."""
 
     opening: Callable[[VerifierConfig], Engine] = open_target
     """Runs on the model's thread."""
     planner: type[Planner] = Planner
+    certificates: Certificates | None = None
+    """None: plaintext."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +68,21 @@ async def _serving(
 ) -> AsyncIterator[Verifier]:
     model = wire.model_to_wire(engine.model)
     drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s)
+    drafters.dial = dialling(DRAFTER, parts.certificates)
     curve = CostCurve()
     await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
     limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
     scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
     kv_tokens = engine.blocks_total * engine.block_size
-    bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens)
+    bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens, Places(config.drafters_allowed))
     service = VerifierService(scheduler, drafters, bounds, Grammars.of(config.model, engine.model))
     worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
-    server = Server([service.register, worker.register])
+    server = Server([service.register, worker.register], between_roles(parts.certificates))
     async with asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
         try:
-            yield Verifier(await server.start(config.listen), scheduler, engine, service, server)
+            address = await server.start(config.listen, config.health_listen)
+            yield Verifier(address, scheduler, engine, service, server)
         finally:
             service.leave()
             # Where the loop has failed nobody finishes any more.

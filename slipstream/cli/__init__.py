@@ -7,6 +7,7 @@ import typer
 from slipstream.cli.bench import bench
 from slipstream.cli.generate import generate
 from slipstream.cli.inflate import inflate
+from slipstream.cli.key import key
 from slipstream.cli.serve import serve
 from slipstream.cli.session import cancel_session, resume_session, roll_back_session
 from slipstream.cli.train import train
@@ -14,7 +15,7 @@ from slipstream.cli.train import train
 ABOUT = "Distributed speculative decoding: cheap GPUs guess, one expensive GPU decides."
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
-for command in (serve, generate, bench, train, inflate):
+for command in (serve, generate, key, bench, train, inflate):
     app.command()(command)
 app.command("resume")(resume_session)
 app.command("rollback")(roll_back_session)

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.options import ApiKey, Ca, Server, Tls
+from slipstream.door import Door
 from slipstream.errors import SlipstreamError
 from slipstream.load import run_load
 from slipstream.v1 import gateway_pb2
@@ -17,7 +19,10 @@ from slipstream.v1 import gateway_pb2
 
 def bench(
     prompts: Annotated[Path, typer.Argument(help="Text file with one prompt a line (\\n stands for a line break).")],
-    server: Annotated[str, typer.Option(help="HOST:PORT of the gateway.")] = "127.0.0.1:50051",
+    server: Server = "127.0.0.1:50051",
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    ca: Ca = "",
     concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 4,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -49,7 +54,7 @@ def bench(
     try:
         for _ in range(repeats):
             for plain in (True, False):
-                load = asyncio.run(run_load(server, requests(plain), concurrency))
+                load = asyncio.run(run_load(Door(server, api_key, tls, ca), requests(plain), concurrency))
                 typer.echo(json.dumps({"speculation": not plain, "concurrency": concurrency} | load.report()))
     except SlipstreamError as error:
         typer.echo(f"slipstream bench: {error.message} [{error.reason}]", err=True)

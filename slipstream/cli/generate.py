@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from slipstream import wire
-from slipstream.client import channel
+from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls
 from slipstream.completion import Completion, complete
+from slipstream.door import Door
 from slipstream.errors import SlipstreamError
 from slipstream.structure import Structure
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -21,9 +22,10 @@ from slipstream.v1 import gateway_pb2, types_pb2
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
-    server: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of a gateway; may be given again, to go on where one fails.")
-    ] = None,
+    server: Servers = None,
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    ca: Ca = "",
     max_tokens: Annotated[int | None, typer.Option(help="Most output tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default 1.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the smallest set of tokens with this mass.")] = None,
@@ -79,7 +81,8 @@ def generate(
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
         )
-        completion = asyncio.run(_run(server or ["127.0.0.1:50051"], request, echo=not as_json))
+        doors = [Door(each, api_key, tls, ca) for each in server or [LOCAL]]
+        completion = asyncio.run(_run(doors, request, echo=not as_json))
     except ValueError as error:  # protobuf's own range checks: a negative or too large number
         raise typer.BadParameter(str(error)) from error
     except SlipstreamError as error:
@@ -118,7 +121,7 @@ def _read(option: str, file: Path) -> str:
         raise typer.BadParameter(f"{option} {file} cannot be read: {error}.") from error
 
 
-async def _run(servers: list[str], request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:
+async def _run(doors: list[Door], request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:
     async with AsyncExitStack() as stack:
-        line, *others = [await stack.enter_async_context(channel(server)) for server in servers]
+        line, *others = [await stack.enter_async_context(door.channel()) for door in doors]
         return await complete(line, request, (lambda text: typer.echo(text, nl=False)) if echo else None, others)

@@ -13,10 +13,12 @@ from typing import Annotated
 
 import typer
 
-from slipstream.client import channel
+from slipstream.callers import DRAFTER, VERIFIER
+from slipstream.client import dialling
 from slipstream.engine.cores import available_cores
 from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
 from slipstream.server import END_WITH_PARENT
+from slipstream.tls import certificates_from_env
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -136,9 +138,9 @@ def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
     """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used."""
-    models = []
-    for address in (verifier, *drafters):
-        async with channel(address) as line:
+    certificates, models = certificates_from_env(), []
+    for role, address in ((VERIFIER, verifier), *((DRAFTER, drafter) for drafter in drafters)):
+        async with dialling(role, certificates)(address) as line:
             models.append((await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())).model)
     target = models[0]
     for model in models[1:]:

@@ -11,20 +11,23 @@ from typing import Annotated, TypeVar
 import grpc
 import typer
 
-from slipstream.client import channel, error_of
+from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls
+from slipstream.client import error_of
 from slipstream.completion import Completion, Patience, resume
+from slipstream.door import Door
 from slipstream.errors import SlipstreamError
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 T = TypeVar("T")
 Name = Annotated[str, typer.Argument(help="The session_id that `slipstream generate --json` told.")]
-Servers = Annotated[list[str] | None, typer.Option("--server", help="HOST:PORT of a gateway; may be given again.")]
-LOCAL = "127.0.0.1:50051"
 
 
 def resume_session(
     session: Name,
     server: Servers = None,
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    ca: Ca = "",
     offset: Annotated[int, typer.Option(help="Output tokens that you have.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
 ) -> None:
@@ -32,7 +35,11 @@ def resume_session(
     completion = Completion(started=gateway_pb2.Started(session_id=session), token_ids=[0] * offset)
     echo = None if as_json else _say
     asyncio.run(
-        _talk("resume", server or [LOCAL], lambda lines: resume(lines, completion, echo, Patience(resume_s=0.0)))
+        _talk(
+            "resume",
+            _doors(server, api_key, tls, ca),
+            lambda lines: resume(lines, completion, echo, Patience(resume_s=0.0)),
+        )
     )
     del completion.token_ids[:offset]
     typer.echo(json.dumps(completion.report()) if as_json else "")
@@ -41,6 +48,9 @@ def resume_session(
 def roll_back_session(
     session: Name,
     server: Servers = None,
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    ca: Ca = "",
     keep: Annotated[int, typer.Option(help="Output tokens that stay.")] = 0,
     text: Annotated[str | None, typer.Option(help="What stands behind them.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the rest; the same seed says the same again.")] = None,
@@ -56,23 +66,27 @@ def roll_back_session(
         answer: gateway_pb2.RollbackResponse = await gateway_pb2_grpc.GatewayServiceStub(lines[0]).Rollback(request)
         return answer.key.id
 
-    typer.echo(asyncio.run(_talk("rollback", server or [LOCAL], ask)))
+    typer.echo(asyncio.run(_talk("rollback", _doors(server, api_key, tls, ca), ask)))
 
 
-def cancel_session(session: Name, server: Servers = None) -> None:
+def cancel_session(session: Name, server: Servers = None, api_key: ApiKey = "", tls: Tls = False, ca: Ca = "") -> None:
     """End SESSION, wherever it runs."""
 
     async def ask(lines: Sequence[grpc.aio.Channel]) -> None:
         request = gateway_pb2.CancelRequest(session_id=session)
         await gateway_pb2_grpc.GatewayServiceStub(lines[0]).Cancel(request)
 
-    asyncio.run(_talk("cancel", server or [LOCAL], ask))
+    asyncio.run(_talk("cancel", _doors(server, api_key, tls, ca), ask))
 
 
-async def _talk(command: str, servers: Sequence[str], talk: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]) -> T:
+def _doors(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -> list[Door]:
+    return [Door(server, api_key, tls, ca) for server in servers or [LOCAL]]
+
+
+async def _talk(command: str, doors: Sequence[Door], talk: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]) -> T:
     """Ends the process with one sentence where the gateway refuses."""
     async with AsyncExitStack() as stack:
-        lines = [await stack.enter_async_context(channel(server)) for server in servers]
+        lines = [await stack.enter_async_context(door.channel()) for door in doors]
         try:
             return await talk(lines)
         except SlipstreamError as error:

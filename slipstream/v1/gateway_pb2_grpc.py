@@ -81,9 +81,10 @@ class GatewayServiceServicer:
 
         Status codes, and what the caller does:
         INVALID_ARGUMENT     change the request; the message says what.
+        UNAUTHENTICATED      no API key, or one that this gateway does not know. So for every RPC of a gateway that has keys.
         NOT_FOUND            no such model or drafter: ListModels.
         PERMISSION_DENIED    the acceptance rule needs a trusted drafter: choose another rule or ask the operator.
-        RESOURCE_EXHAUSTED   no room: retry later, after the time in google.rpc.RetryInfo.
+        RESOURCE_EXHAUSTED   no room, or above what the API key may use: retry after the time in google.rpc.RetryInfo.
         FAILED_PRECONDITION  the named drafter cannot serve this model (the message names both vocabularies), or draws nothing,
         as the acceptance rule needs it: choose another drafter, or the rule coupled. Or the model cannot
         write what structured_output asks for: the message says why.

@@ -21,7 +21,7 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.gateway import World
 from gateway.gateway import running as gateway_running
-from gateway.service import Chance
+from gateway.sessions import Chance
 from slipstream.client import channel
 from slipstream.engine.opening import open_engine
 from slipstream.engine.packed import PackedEngine

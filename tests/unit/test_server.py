@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from slipstream.client import channel, error_of
-from slipstream.errors import ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.server import ERROR_DOMAIN, Server
+from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.server import ERROR_DOMAIN, Access, Server
 from slipstream.v1 import drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from slipstream.worker import Identity, WorkerService
 
@@ -133,3 +133,40 @@ async def test_a_worker_says_what_it_runs_and_tells_its_load_only_when_it_change
         with pytest.raises(grpc.RpcError) as caught:
             await watch.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_sentence_that_quotes_its_caller_is_cut_to_what_metadata_carries() -> None:
+    async with serving(Failing(InvalidArgument("\N{BLACK STAR}" * 100_000))) as (_, line):
+        for error in await failures(line):
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert 1000 < len((error.details() or "").encode()) <= 1024
+
+
+async def test_who_may_not_enter_is_not_even_parsed() -> None:
+    def nobody(method: str, context: Any) -> None:
+        raise PermissionDenied(f"not {method}")
+
+    server = Server([Failing(ValueError()).register], Access(authorise=nobody))
+    async with channel(await server.start("127.0.0.1:0")) as line:
+        for path in ("/slipstream.v1.WorkerService/GetModel", "/grpc.health.v1.Health/Check"):
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await line.unary_unary(path)(b"\xff\xff no protobuf")
+            assert refusal.value.details() == f"not {path}"
+    await server.stop(0)
+    open_server = Server([Failing(ValueError()).register])
+    async with channel(await open_server.start("127.0.0.1:0")) as line:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await line.unary_unary("/slipstream.v1.WorkerService/GetModel")(b"\xff\xff no protobuf")
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await open_server.stop(0)
+
+
+async def test_large_metadata_reaches_no_handler() -> None:
+    async with serving(Failing(ValueError())) as (_, line):
+        call = health_pb2_grpc.HealthStub(line).Check(
+            health_pb2.HealthCheckRequest(), metadata=(("x-junk", "x" * 100_000),)
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await call
+        assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await health_pb2_grpc.HealthStub(line).Check(health_pb2.HealthCheckRequest())

@@ -124,3 +124,11 @@ def test_a_confidence_survives_in_one_byte_up_to_half_a_step(log_probs: list[flo
     assert len(read) == len(log_probs)
     for log_prob, value in zip(log_probs, read, strict=True):
         assert abs(value - min(0.0, max(log_prob, -255 / 32))) <= 0.5 / 32
+
+
+def test_what_a_peer_calls_a_failure_is_one_line_in_a_log() -> None:
+    told = types_pb2.Failure(
+        code=9, message="no\r\n2026 ERROR forged\x1b[2J \N{GREEK SMALL LETTER ALPHA}", reason="A\nB"
+    )
+    error = wire.failure_from_wire(told)
+    assert (error.message, error.reason) == ("no  2026 ERROR forged [2J \N{GREEK SMALL LETTER ALPHA}", "A B")

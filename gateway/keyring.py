@@ -1,0 +1,122 @@
+"""The API keys that open a gateway: a TOML file, one line a key, read again when it changes.
+
+    alice = { sha256 = "64 hex digits", sessions = 8, tokens_per_minute = 100000 }
+
+The fields besides `sha256` are those of `gateway.tenant.Limits`; `slipstream key alice` makes a key and its line. A key
+that is taken out of the file opens nothing any more; what runs already ends by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import logging
+import re
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gateway.tenant import Limits, Tenant, called_by
+from slipstream.callers import service_of
+from slipstream.credentials import digest
+from slipstream.errors import InvalidArgument, Unauthenticated
+from slipstream.server import HEALTH, Context
+
+log = logging.getLogger(__name__)
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+SCHEME = "Bearer "
+MAX_KEY_CHARACTERS = 256
+LEAST_PRIORITY = -(2**31)
+
+
+class Keyring:
+    """Raises InvalidArgument for a file that cannot be used at the start; later the last good state stays."""
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = Path(path)
+        self._clock = clock
+        self._keys: list[tuple[bytes, Tenant]] = []
+        self._stamp = self._stamped()
+        self._read()
+
+    def authorise(self, method: str, context: Context) -> None:
+        """Names the caller of every RPC but health. Raises Unauthenticated for who has no key, ResourceExhausted above
+        the key's rate."""
+        if service_of(method) == HEALTH:
+            return
+        self._refresh()
+        tenant = self._find(_bearer(context))
+        if tenant is None:
+            raise Unauthenticated("send the metadata `authorization: Bearer KEY` with a key of this gateway.")
+        called_by(tenant)
+        tenant.arrive()
+
+    def _find(self, key: str) -> Tenant | None:
+        """Takes as long whoever's key it is, and if it is nobody's: every entry is compared, in constant time each."""
+        asked, found = digest(key), None
+        for kept, tenant in self._keys:
+            if hmac.compare_digest(kept, asked):
+                found = tenant
+        return found
+
+    def _refresh(self) -> None:
+        try:
+            stamp = self._stamped()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._read()
+                log.info("the API keys changed; there are %d", len(self._keys))
+        except InvalidArgument as error:
+            log.error("the former API keys stay: %s", error.message)
+
+    def _stamped(self) -> tuple[int, int, int]:
+        try:
+            status = self._path.stat()
+        except OSError as error:
+            raise InvalidArgument(f"GATEWAY_API_KEYS={self._path} cannot be read: {error.strerror}.") from error
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+    def _read(self) -> None:
+        try:
+            entries = tomllib.loads(self._path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"GATEWAY_API_KEYS={self._path} cannot be read: {error}.") from error
+        known = {tenant.name: tenant for _, tenant in self._keys}
+        keys = [(*_entry(name, fields), name) for name, fields in entries.items()]
+        if len({kept for kept, _, _ in keys}) < len(keys):
+            raise InvalidArgument("two API keys are the same; make another one with `slipstream key`.")
+        self._keys = []
+        for kept, limits, name in keys:
+            tenant = known.get(name) or Tenant(name, limits, self._clock)
+            tenant.change(limits)
+            self._keys.append((kept, tenant))
+
+
+def _entry(name: str, fields: Any) -> tuple[bytes, Limits]:
+    """Raises InvalidArgument that names the key and its fault, and never what might be a secret."""
+    if not NAME.fullmatch(name):
+        raise InvalidArgument("an API key's name has 1 to 64 of the characters A-Z a-z 0-9 _ -.")
+    if not isinstance(fields, dict) or not re.fullmatch("[0-9a-f]{64}", str(fields.get("sha256"))):
+        raise InvalidArgument(f"API key {name} has no sha256 of 64 hex digits; see `slipstream key`.")
+    given = {field: value for field, value in fields.items() if field != "sha256"}
+    known = {field.name for field in dataclasses.fields(Limits)}
+    if unknown := sorted(given.keys() - known):
+        raise InvalidArgument(f"API key {name}: no such limit: {', '.join(unknown)}; known are {sorted(known)}.")
+    for field, value in given.items():
+        least = LEAST_PRIORITY if field == "least_priority" else 1
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidArgument(f"API key {name}: {field} must be a whole number above zero; leave it out for none.")
+    return bytes.fromhex(fields["sha256"]), Limits(**given)
+
+
+def _bearer(context: Context) -> str:
+    """What stands in the call's metadata; empty for none, two, or one that can be no key."""
+    found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+    if len(found) != 1 or not isinstance(found[0], str):
+        return ""
+    value = found[0]
+    known = value[: len(SCHEME)].lower() == SCHEME.lower() and len(value) <= len(SCHEME) + MAX_KEY_CHARACTERS
+    return value[len(SCHEME) :].strip() if known else ""

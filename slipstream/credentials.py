@@ -1,0 +1,20 @@
+"""API keys: how they are made, and what is kept of them."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+PREFIX = "slipstream-"
+"""So that scanners for secrets in repositories and logs can know one."""
+KEY_BYTES = 32
+
+
+def new_key() -> str:
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def digest(key: str) -> bytes:
+    """SHA-256, plain: a key is 256 random bits, so there is no dictionary to try and nothing for salt or a slow hash to
+    protect; a slow one would only let strangers burn the gateway's time."""
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

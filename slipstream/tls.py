@@ -1,0 +1,121 @@
+"""TLS between the roles: certificates from a folder, read again when they change.
+
+A certificate names the roles that its holder may play, as DNS names ROLE.DOMAIN such as `gateway.slipstream`. Who dials
+demands the name of the role that it wants to reach, on whatever host that runs; who serves asks `slipstream.callers`
+which roles may call what. The folder is what Kubernetes makes of a secret of cert-manager: tls.crt, tls.key, ca.crt.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from slipstream.config import from_env
+from slipstream.errors import InvalidArgument
+
+log = logging.getLogger(__name__)
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """What every role reads from its environment (`SLIPSTREAM_TLS_*`)."""
+
+    folder: str = ""
+    """Holds tls.crt, tls.key and ca.crt; empty: plaintext, for one machine or a network that is trusted."""
+    domain: str = "slipstream"
+    """What follows the role in the names of certificates: deployments that share a CA differ in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """PEM, as it was in the files at one moment."""
+
+    key: bytes
+    chain: bytes
+    authorities: bytes
+    """Who may sign the other side's certificate; empty where nobody is asked for one."""
+
+
+class Certificates:
+    """One folder. Raises InvalidArgument where it cannot be used at the start; later the last good state stays."""
+
+    def __init__(self, folder: str, *, domain: str = "", authorities: bool = True) -> None:
+        self.domain = domain
+        names = ("tls.crt", "tls.key", "ca.crt") if authorities else ("tls.crt", "tls.key")
+        self._files = tuple(Path(folder) / name for name in names)
+        self._lock = threading.Lock()  # gRPC asks on threads of its own
+        try:
+            self._stamp = self._stamped()
+            self._material = self._read()
+        except (OSError, ValueError) as error:
+            wanted = ", ".join(names)
+            raise InvalidArgument(f"the TLS folder {folder} cannot be used: {error}; it must hold {wanted}.") from error
+
+    def current(self) -> Material:
+        """The same object for as long as the files are the same. Never raises."""
+        with self._lock:
+            try:
+                stamp = self._stamped()
+                if stamp != self._stamp:
+                    material = self._read()
+                    if self._stamped() == stamp:  # else they are being replaced just now: next time
+                        self._stamp, self._material = stamp, material
+                        log.info("the certificates in %s changed and are in use", self._files[0].parent)
+            except (OSError, ValueError) as error:
+                log.warning("the certificates in %s cannot be read, the former stay: %s", self._files[0].parent, error)
+            return self._material
+
+    def _stamped(self) -> Stamp:
+        found = (path.stat() for path in self._files)
+        return tuple((status.st_mtime_ns, status.st_ino, status.st_size) for status in found)
+
+    def _read(self) -> Material:
+        """Raises OSError (of which SSLError is one) for files that are missing, no PEM, or not of one another."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._files[0], self._files[1], password=_no_password)
+        if len(self._files) > 2:
+            context.load_verify_locations(self._files[2])
+        chain, key, *authorities = (path.read_bytes() for path in self._files)
+        return Material(key, chain, b"".join(authorities))
+
+
+def certificates_from_env(environ: Mapping[str, str] | None = None) -> Certificates | None:
+    """Those of this process's role; None where no folder is set. Raises InvalidArgument."""
+    config = from_env(TlsConfig, "SLIPSTREAM_TLS_", environ)
+    return Certificates(config.folder, domain=config.domain) if config.folder else None
+
+
+def server_credentials(certificates: Certificates, *, ask_clients: bool) -> grpc.ServerCredentials:
+    """Every handshake uses the files as they are then. `ask_clients`: without a certificate nobody gets in."""
+    used = certificates.current()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        present = certificates.current()
+        if present is used:
+            return None  # no change: what gRPC has serves on
+        used = present
+        return _configuration(present)
+
+    first = _configuration(used)
+    return grpc.dynamic_ssl_server_credentials(first, fetch, ask_clients)  # type: ignore[arg-type]  # None is allowed
+
+
+def channel_credentials(material: Material) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(material.authorities, material.key, material.chain)
+
+
+def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(material.key, material.chain)], material.authorities or None)
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; give one without a password")

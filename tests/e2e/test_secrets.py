@@ -1,0 +1,247 @@
+"""The whole system behind certificates and keys, as real processes that log all they can: texts go through it, and
+neither they nor the keys are in any log, nor in what anybody else is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from slipstream.callers import DRAFTER, GATEWAY, VERIFIER
+from slipstream.client import channel, dialling, error_of
+from slipstream.completion import Completion, complete
+from slipstream.credentials import digest, new_key
+from slipstream.door import Door
+from slipstream.errors import NotFound, PermissionDenied, SlipstreamError, Unauthenticated
+from slipstream.tls import Certificates
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
+from slipstream.vocabulary import load_tokenizer
+from tests.certificates import Authority
+from tests.e2e.conftest import ROOT
+
+ALICE, BOB, STRANGER = new_key(), new_key(), new_key()
+PROMPT = "xyzzyplugh the secret of alice is 48151623"
+PREDICTION, STOP, SALT = "frobnicated prediction", "quuxstopword", "saltandpepper"
+MODELS = str(ROOT / "models" / "target")
+
+
+@dataclass
+class Process:
+    """A role that runs, and what it has said."""
+
+    said: Path
+    process: subprocess.Popen[bytes]
+    address: str = ""
+    health: str = ""
+
+    def wait_ready(self) -> None:
+        for line in iter(lambda: self.process.stdout.readline() if self.process.stdout else b"", b""):
+            if line.startswith(b"ready"):
+                words = dict(word.split("=") for word in line.decode().split()[1:])
+                self.address, self.health = words["grpc"], words["health"]
+                return
+        raise AssertionError(self.said.read_text())
+
+
+class System:
+    """Verifier, drafter and gateway, each with a certificate of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        authority = Authority()
+        for role in (VERIFIER, DRAFTER, GATEWAY):
+            authority.issue(folder / role, f"{role}.slipstream")
+        authority.issue(folder / "public", "localhost")
+        self.ca = str(folder / "public" / "ca.crt")
+        keys = {"alice": ALICE, "bob": BOB}
+        lines = (f'{name} = {{ sha256 = "{digest(key).hex()}" }}\n' for name, key in keys.items())
+        (folder / "keys.toml").write_text("".join(lines))
+        size = load_tokenizer(MODELS).get_vocab_size()
+        model = f"emulated:vocabulary={size}&base_ms=2"
+        drafter = {"DRAFTER_MODEL": model + "&acceptance=0.7", "DRAFTER_HEALTH_LISTEN": "127.0.0.1:0"}
+        self.processes: list[Process] = []
+        self.drafter = self.start("drafter_svc", DRAFTER, drafter)
+        self.verifier = self.start("verifier_svc", VERIFIER, {"VERIFIER_MODEL": model, "VERIFIER_MEASURE_S": "0.2"})
+        self.gateway = self.start(
+            "gateway",
+            GATEWAY,
+            {
+                "GATEWAY_TOKENIZER": MODELS,
+                "GATEWAY_VERIFIERS": self.verifier.address,
+                "GATEWAY_DRAFTERS": f"model={self.drafter.address}",
+                "GATEWAY_API_KEYS": str(folder / "keys.toml"),
+                "GATEWAY_TLS_FOLDER": str(folder / "public"),
+                "GATEWAY_REHOMING_WAIT_S": "1",
+            },
+        )
+        self.front = self.gateway.address.replace("127.0.0.1", "localhost")
+
+    def start(self, module: str, role: str, settings: dict[str, str]) -> Process:
+        prefix = f"{role.upper()}_"
+        places = {f"{prefix}{name}": "127.0.0.1:0" for name in ("LISTEN", "HEALTH_LISTEN")}
+        environment = os.environ | places | settings | {"SLIPSTREAM_TLS_FOLDER": str(self.folder / role)}
+        environment |= {"GRPC_VERBOSITY": "DEBUG", "OMP_NUM_THREADS": "1"}
+        said = self.folder / f"{role}.log"
+        with said.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.loud", module],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+        started = Process(said, process)
+        self.processes.append(started)
+        started.wait_ready()
+        return started
+
+    def door(self, key: str) -> Door:
+        return Door(self.front, key, ca=self.ca)
+
+    def stop(self) -> None:
+        for each in reversed(self.processes):
+            each.process.terminate()
+        for each in self.processes:
+            rest, _ = each.process.communicate(timeout=30)
+            with each.said.open("ab") as said:
+                said.write(rest)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    made = System(tmp_path_factory.mktemp("system"))
+    try:
+        yield made
+    finally:
+        for each in made.processes:
+            each.process.kill()
+            each.process.communicate()
+
+
+def request(**changes: Any) -> gateway_pb2.GenerateRequest:
+    fields: dict[str, Any] = {
+        "prompt": PROMPT,
+        "max_tokens": 60,
+        "ignore_eos": True,
+        "stop": [STOP],
+        "cache_salt": SALT,
+        "sampling": gateway_pb2.SamplingOptions(temperature=0.0, seed=1),
+    }
+    return gateway_pb2.GenerateRequest(**(fields | changes))
+
+
+async def generate(door: Door, **changes: Any) -> Completion:
+    async with door.channel() as line:
+        return await complete(line, request(**changes))
+
+
+async def test_texts_go_through_certificates_and_keys_and_probes_without(system: System) -> None:
+    first, second = await generate(system.door(ALICE)), await generate(system.door(BOB))
+    assert first.token_ids == second.token_ids and len(first.token_ids) == 60
+    async with asyncio.timeout(30):
+        while not (await generate(system.door(ALICE))).finished.statistics.accepted:  # the drafter's link may be young
+            await asyncio.sleep(0.1)
+    for each in system.processes:
+        async with channel(each.health) as line:
+            health = health_pb2_grpc.HealthStub(line)
+            answer = await health.Check(health_pb2.HealthCheckRequest())
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_the_command_line_comes_in_by_the_environment(system: System) -> None:
+    command = [sys.executable, "-m", "slipstream", "generate", "x", "--server", system.front, "--max-tokens", "5"]
+    environment = os.environ | {"SLIPSTREAM_CA": system.ca}
+    good = subprocess.run(command, cwd=ROOT, env=environment | {"SLIPSTREAM_API_KEY": ALICE}, capture_output=True)
+    bad = subprocess.run(command, cwd=ROOT, env=environment | {"SLIPSTREAM_API_KEY": STRANGER}, capture_output=True)
+    assert good.returncode == 0
+    assert bad.returncode == 1 and b"UNAUTHENTICATED" in bad.stderr
+    assert STRANGER.encode() not in bad.stdout + bad.stderr and b"Traceback" not in bad.stderr
+
+
+async def test_a_drafters_certificate_opens_no_verifier(system: System) -> None:
+    stolen = Certificates(str(system.folder / DRAFTER), domain="slipstream")
+    async with dialling(VERIFIER, stolen)(system.verifier.address) as line:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())
+    assert isinstance(error_of(refusal.value), PermissionDenied)
+
+
+async def trouble(system: System) -> list[str]:
+    """Everything that goes wrong in ways that are likely to be logged or told; returns what Bob was told."""
+    told: list[str] = []
+    for key, changes in [
+        (STRANGER, {}),
+        (ALICE, {"prompt": PROMPT * 60_000}),
+        (ALICE, {"model": PROMPT}),
+        (ALICE, {"stop": [STOP * 100]}),
+        (ALICE, {"cache_salt": SALT * 20}),
+        (ALICE, {"max_tokens": 0}),
+        (ALICE, {"speculation": gateway_pb2.SpeculationOptions(drafters=[PREDICTION])}),
+        (ALICE, {"prediction": gateway_pb2.Prediction(text=PREDICTION * 60_000)}),
+    ]:
+        with pytest.raises(SlipstreamError):
+            await generate(system.door(key), **changes)
+    async with system.door(ALICE).channel() as line, system.door(BOB).channel() as others:
+        raw = line.unary_unary("/slipstream.v1.GatewayService/Tokenize")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await raw(b"\xff" + PROMPT.encode())
+        stub, bob = gateway_pb2_grpc.GatewayServiceStub(line), gateway_pb2_grpc.GatewayServiceStub(others)
+        stream = stub.Generate(request(max_tokens=2000))
+        session = (await stream.read()).started.session_id
+        system.drafter.process.kill()  # in mid-text
+        for name in (session, PROMPT):
+            for call in (
+                bob.GetSession(gateway_pb2.GetSessionRequest(session_id=name)),
+                bob.Cancel(gateway_pb2.CancelRequest(session_id=name)),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    await call
+                error = error_of(refusal.value)
+                assert isinstance(error, NotFound)
+                told.append(error.message.replace(PROMPT, "", 1))  # his own word
+        for _ in range(5):
+            await stream.read()
+        await stub.Cancel(gateway_pb2.CancelRequest(session_id=session))
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+        told.append(str(await bob.ListModels(gateway_pb2.ListModelsRequest())))
+        gone = asyncio.create_task(generate(system.door(ALICE), max_tokens=2000))
+        await asyncio.sleep(0.2)
+        system.verifier.process.kill()
+        with pytest.raises(SlipstreamError):
+            await gone
+    with pytest.raises(SlipstreamError) as refused:
+        await generate(system.door(BOB))
+    told.append(refused.value.message)
+    with pytest.raises(Unauthenticated):
+        await generate(system.door(STRANGER))
+    return told
+
+
+async def test_no_key_and_no_text_is_in_any_log_or_in_what_others_are_told(system: System) -> None:
+    said = await generate(system.door(ALICE), prediction=gateway_pb2.Prediction(text=PREDICTION))
+    told = await trouble(system)
+    await asyncio.to_thread(system.stop)
+    tokenizer = load_tokenizer(MODELS)
+    ids = list(said.started.prompt_token_ids)
+    secrets = [ALICE, BOB, STRANGER, digest(ALICE).hex(), PROMPT, PREDICTION, STOP, SALT, said.text[:20]]
+    secrets += [PROMPT[:12], PROMPT[-12:], ", ".join(map(str, ids[:4])), ", ".join(map(str, said.token_ids[:4]))]
+    assert tokenizer.decode(ids).endswith(PROMPT[-12:])
+    logs = {each.said.name: each.said.read_text(errors="replace") for each in system.processes}
+    assert all(len(log) > 100 for log in logs.values()), "the roles were to be loud"
+    assert "lost the stream to" in logs["gateway.log"]
+    for name, log in logs.items():
+        for secret in secrets:
+            assert secret not in log, f"{name} holds {secret!r}"
+    for sentence in told:
+        for secret in secrets:
+            assert secret not in sentence

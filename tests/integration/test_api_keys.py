@@ -1,0 +1,286 @@
+"""A gateway with API keys, over real gRPC: who gets in, what they see of each other, what they may use."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typer.testing import CliRunner
+
+from gateway.config import GatewayConfig
+from gateway.gateway import World, running
+from gateway.keyring import Keyring
+from gateway.sessions import Chance
+from slipstream.cli import app
+from slipstream.client import channel, error_of
+from slipstream.completion import complete
+from slipstream.credentials import digest, new_key
+from slipstream.door import Door
+from slipstream.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    SlipstreamError,
+    Unauthenticated,
+)
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.certificates import Authority
+from tests.scripted_verifier import ScriptedVerifier, served
+from tests.toy_tokenizer import toy_model, toy_tokenizer
+
+ALICE, BOB = new_key(), new_key()
+METHODS = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].methods
+
+
+class Place:
+    """A gateway with the keys of Alice and Bob, and a verifier whose sessions never end by themselves."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        self.keys = folder / "keys.toml"
+        self.clock = 1000.0
+        self.verifier = ScriptedVerifier(toy_model(folder), [65] * 150)
+        self.address = ""
+        self.write(alice="", bob="")
+
+    def write(self, **limits: str) -> None:
+        keys = {"alice": ALICE, "bob": BOB}
+        lines = [f'{name} = {{ sha256 = "{digest(keys[name]).hex()}" {more} }}\n' for name, more in limits.items()]
+        fresh = self.folder / "fresh.toml"
+        fresh.write_text("".join(lines))
+        fresh.rename(self.keys)
+
+    async def start(self, **settings: Any) -> None:
+        address, _ = await self._stack.enter_async_context(served(self.verifier))
+        config = GatewayConfig(
+            verifiers=(address,),
+            tokenizer=str(self.folder),
+            listen="127.0.0.1:0",
+            api_keys=str(self.keys),
+            grace_s=0.0,
+            **settings,
+        )
+        world = World(Chance(random.Random(7).getrandbits, lambda: self.clock))
+        gateway = await self._stack.enter_async_context(running(config, world))
+        await gateway.ready()
+        self.address = gateway.address
+
+    async def stub(self, key: str, **options: Any) -> Any:
+        line = await self._stack.enter_async_context(Door(self.address, key, **options).channel())
+        return gateway_pb2_grpc.GatewayServiceStub(line)
+
+    async def generate(self, key: str, **request: Any) -> Any:
+        async with Door(self.address, key).channel() as line:
+            asked = {"prompt": "Tell me.", "max_tokens": 20} | request
+            return await complete(line, gateway_pb2.GenerateRequest(**asked))
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    toy_tokenizer(tmp_path)
+    async with AsyncExitStack() as stack:
+        yield Place(tmp_path, stack)
+
+
+async def failure(call: Any) -> SlipstreamError:
+    with pytest.raises(grpc.RpcError) as refusal:
+        if hasattr(call, "read"):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        await call
+    return error_of(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        (("authorization", ""),),
+        (("authorization", "Bearer "),),
+        (("authorization", f"Bearer {new_key()}"),),
+        (("authorization", ALICE),),
+        (("authorization", f"Basic {ALICE}"),),
+        (("authorization", f"Bearer {ALICE}x"),),
+        (("authorization", f"Bearer {digest(ALICE).hex()}"),),
+        (("authorization", f"Bearer {ALICE}"), ("authorization", f"Bearer {BOB}")),
+        (("authorization", "Bearer " + "x" * 4000),),
+        (("x-api-key", ALICE),),
+    ],
+)
+async def test_without_a_known_key_every_method_but_health_is_closed(place: Place, metadata: Any) -> None:
+    await place.start()
+    said = set()
+    async with channel(place.address) as line:
+        stub = gateway_pb2_grpc.GatewayServiceStub(line)
+        for method in METHODS:
+            request = getattr(gateway_pb2, method.input_type.name)()
+            error = await failure(getattr(stub, method.name)(request, metadata=metadata))
+            assert isinstance(error, Unauthenticated)
+            said.add(error.message)
+        health = health_pb2_grpc.HealthStub(line)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+    assert len(said) == 1 and not place.verifier.commands
+
+
+async def test_nobody_reaches_or_notices_anothers_sessions(place: Place) -> None:
+    place.verifier.limit = 5
+    await place.start()
+    alice, bob = await place.stub(ALICE), await place.stub(BOB)
+    stream = alice.Generate(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=100))
+    session = (await stream.read()).started.session_id
+    asked = gateway_pb2.GetSessionRequest(session_id=session)
+    assert (await alice.GetSession(asked)).key.id == session
+    nobodys = "f" * len(session)
+    for name in ("GetSession", "Cancel"):
+        kind = getattr(gateway_pb2, f"{name}Request")
+        theirs = await failure(getattr(bob, name)(kind(session_id=session)))
+        absent = await failure(getattr(bob, name)(kind(session_id=nobodys)))
+        assert isinstance(theirs, NotFound) and theirs.reason == absent.reason
+        assert theirs.message.replace(session, nobodys) == absent.message
+    assert not stream.done()
+    await alice.Cancel(gateway_pb2.CancelRequest(session_id=session))
+    while (event := await stream.read()) is not grpc.aio.EOF:
+        last = event
+    assert last.HasField("finished")
+    assert isinstance(await failure(bob.GetSession(asked)), NotFound)  # nor once it has ended
+    assert (await alice.GetSession(asked)).finish_reason
+
+
+async def test_no_two_keys_share_a_prefix_whatever_salt_they_ask_for(place: Place) -> None:
+    await place.start()
+    for key in (ALICE, BOB):
+        for salt in ("", "same", "same"):
+            await place.generate(key, cache_salt=salt)
+    salts = [opened.cache_salt for opened in place.verifier.opens()]
+    assert len(set(salts)) == 4 and salts[1] == salts[2] and salts[4] == salts[5]
+
+
+async def test_limits_of_one_key_are_told_with_their_time_and_leave_the_other_alone(place: Place) -> None:
+    place.write(alice=", tokens_per_minute = 60, requests_per_minute = 4", bob="")
+    await place.start()
+    await place.generate(ALICE, max_tokens=40)  # 8 of the prompt, and 40
+    with pytest.raises(ResourceExhausted) as refusal:
+        await place.generate(ALICE, max_tokens=40)
+    assert refusal.value.reason == "KEY_TOKENS" and refusal.value.retry_s == pytest.approx(36.0, abs=0.01)
+    place.clock += 36.0
+    await place.generate(ALICE, max_tokens=40)
+    await place.generate(BOB, max_tokens=40)
+    for _ in range(3):
+        with pytest.raises(ResourceExhausted):
+            await place.generate(ALICE, max_tokens=40)
+    with pytest.raises(ResourceExhausted) as refusal:
+        await place.generate(ALICE, max_tokens=1)
+    assert refusal.value.reason == "KEY_REQUESTS" and refusal.value.retry_s == pytest.approx(15.0, abs=10.0)
+    await place.generate(BOB, max_tokens=40)
+
+
+async def test_what_a_key_may_never_ask_for_is_invalid(place: Place) -> None:
+    place.write(alice=", prompt_tokens = 10, max_tokens = 5, least_priority = 3", bob=", least_priority = -2")
+    await place.start()
+    with pytest.raises(InvalidArgument, match="may send 10"):
+        await place.generate(ALICE, prompt="x" * 11, priority=3)
+    with pytest.raises(InvalidArgument, match="may ask for 5"):
+        await place.generate(ALICE, max_tokens=6, priority=3)
+    with pytest.raises(PermissionDenied):
+        await place.generate(ALICE, max_tokens=5, priority=2)
+    assert len((await place.generate(ALICE, max_tokens=5, priority=3)).token_ids) == 5
+    assert len((await place.generate(BOB, max_tokens=20, priority=-2)).token_ids) == 20
+
+
+async def test_a_session_that_ends_however_it_ends_gives_its_room_back(place: Place) -> None:
+    place.write(alice=", sessions = 1", bob="")
+    place.verifier.limit = 5
+    await place.start()
+    alice = await place.stub(ALICE)
+    for _ in range(3):
+        stream = alice.Generate(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=100))
+        await stream.read()
+        with pytest.raises(ResourceExhausted) as refusal:
+            await place.generate(ALICE)
+        assert refusal.value.reason == "KEY_SESSIONS"
+        stream.cancel()
+        async with asyncio.timeout(10):
+            while place.verifier.sessions:
+                await asyncio.sleep(0.01)
+    place.verifier.limit = None
+    await place.generate(ALICE)
+
+
+async def test_keys_come_and_go_while_the_gateway_runs(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    await place.start()
+    await place.generate(BOB)
+    place.write(alice="")
+    with pytest.raises(Unauthenticated):
+        await place.generate(BOB)
+    await place.generate(ALICE)
+    place.keys.write_text("alice = nonsense")
+    await place.generate(ALICE)
+    assert "the former API keys stay" in caplog.text
+    place.keys.unlink()
+    await place.generate(ALICE)
+    place.write(bob="")
+    await place.generate(BOB)
+    with pytest.raises(Unauthenticated):
+        await place.generate(ALICE)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("", None),
+        ('a = { sha256 = "12" }', "no sha256"),
+        ("a = 5", "no sha256"),
+        (f'a = {{ sha256 = "{"0" * 64}", session = 5 }}', "no such limit: session"),
+        (f'a = {{ sha256 = "{"0" * 64}", sessions = 0 }}', "sessions must be"),
+        (f'a = {{ sha256 = "{"0" * 64}", sessions = true }}', "sessions must be"),
+        (f'a = {{ sha256 = "{"0" * 64}" }}\nb = {{ sha256 = "{"0" * 64}" }}', "the same"),
+        (f'"a b" = {{ sha256 = "{"0" * 64}" }}', "name"),
+        ("a = {", "cannot be read"),
+    ],
+)
+def test_a_file_of_keys_that_is_wrong_stops_the_start_with_its_fault(
+    tmp_path: Path, line: str, fault: str | None
+) -> None:
+    (tmp_path / "keys").write_text(line)
+    if fault is None:
+        Keyring(str(tmp_path / "keys"))
+        return
+    with pytest.raises(InvalidArgument, match=fault):
+        Keyring(str(tmp_path / "keys"))
+
+
+async def test_the_command_makes_a_key_that_opens(place: Place) -> None:
+    made = CliRunner().invoke(app, ["key", "carol", "--sessions", "2", "--least-priority", "-1"])
+    assert made.exit_code == 0
+    place.keys.write_text(made.stdout)
+    await place.start()
+    assert "least_priority = -1" in made.stdout and made.stderr.strip() not in made.stdout
+    assert (await place.generate(made.stderr.strip(), priority=-1)).token_ids
+
+
+async def test_clients_come_in_by_tls_and_a_key_never_travels_in_plaintext(place: Place, tmp_path: Path) -> None:
+    folder = Authority().issue(tmp_path / "tls", "localhost")
+    (folder / "ca.crt").rename(tmp_path / "ca.pem")
+    await place.start(tls_folder=str(folder))
+    place.address = place.address.replace("127.0.0.1", "localhost")
+    stub = await place.stub(ALICE, ca=str(tmp_path / "ca.pem"))
+    assert (await stub.ListModels(gateway_pb2.ListModelsRequest())).models
+    async with channel(place.address) as line:
+        plain = gateway_pb2_grpc.GatewayServiceStub(line)
+        assert (await failure(plain.ListModels(gateway_pb2.ListModelsRequest()))).reason == "HANDSHAKE"
+    for elsewhere in ("gateway.example:50051", "127.0.0.1.example:50051", "localhost.example:50051", "10.0.0.1:1"):
+        with pytest.raises(FailedPrecondition, match="plaintext"):
+            Door(elsewhere, ALICE).channel()
+    with pytest.raises(InvalidArgument, match="one line"):
+        Door(place.address, ALICE + "\n").channel()
+    assert ALICE not in repr(Door("gateway.example:50051", ALICE))

@@ -1,0 +1,35 @@
+"""A tokenizer whose every token is one byte, so that characters and stop strings straddle tokens; and its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from slipstream.v1 import types_pb2
+from slipstream.vocabulary import fingerprint, load_tokenizer
+
+END = "<eos>"
+
+
+def toy_tokenizer(folder: Path) -> Path:
+    """Writes it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def toy_model(folder: Path) -> types_pb2.ModelInfo:
+    """What a verifier with this tokenizer says of itself."""
+    tokenizer = load_tokenizer(str(folder))
+    return types_pb2.ModelInfo(
+        name="toy",
+        vocabulary_size=260,
+        vocabulary_fingerprint=fingerprint(tokenizer),
+        max_length=200,
+        eos_token_ids=[tokenizer.token_to_id(END)],
+    )

@@ -1,0 +1,137 @@
+"""What one key may use: rates on a clock of the test's own, room for sessions, and whose sessions are whose."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.bucket import Bucket
+from gateway.store.record import Record
+from gateway.tenant import OPEN, Limits, Tenant, asked_of, called_by
+from slipstream.errors import InvalidArgument, NotFound, ResourceExhausted
+from slipstream.v1 import gateway_pb2
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@given(
+    per_minute=st.integers(1, 1000),
+    asks=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 1000)), max_size=40),
+)
+def test_no_window_ever_sees_more_than_a_minutes_worth_and_what_it_brought(
+    per_minute: int, asks: list[tuple[float, int]]
+) -> None:
+    now, taken = 0.0, 0
+    bucket = Bucket(per_minute, now)
+    for pause, amount in asks:
+        now += pause
+        if bucket.wait(amount, now) == 0.0:
+            bucket.take(amount)
+            taken += amount
+        assert taken <= per_minute + per_minute * now / 60.0 + 1e-6
+
+
+@given(per_minute=st.integers(1, 1000), data=st.data())
+def test_the_time_that_is_told_is_the_time_it_takes(per_minute: int, data: st.DataObject) -> None:
+    first, second = (data.draw(st.integers(1, per_minute)) for _ in range(2))
+    bucket = Bucket(per_minute, 0.0)
+    assert bucket.wait(first, 0.0) == 0.0
+    bucket.take(first)
+    wait = bucket.wait(second, 0.0)
+    assert wait == pytest.approx(max(0.0, (first + second - per_minute) * 60.0 / per_minute))
+    if wait > 0.0:
+        assert bucket.wait(second, wait * 0.99) > 0.0
+    assert bucket.wait(second, wait * 1.001 + 1e-6) == 0.0
+
+
+def test_requests_above_the_rate_are_told_when_to_come_again() -> None:
+    clock = Clock()
+    tenant = Tenant("alice", Limits(requests_per_minute=2), clock)
+    tenant.arrive()
+    tenant.arrive()
+    with pytest.raises(ResourceExhausted) as refusal:
+        tenant.arrive()
+    assert refusal.value.retry_s == pytest.approx(30.0) and refusal.value.reason == "KEY_REQUESTS"
+    clock.now += 30.0
+    tenant.arrive()
+
+
+def test_tokens_are_set_aside_and_what_was_not_used_comes_back() -> None:
+    tenant = Tenant("alice", Limits(tokens_per_minute=100), Clock())
+    grant = tenant.admit(prompt=20, output=70)
+    with pytest.raises(ResourceExhausted) as refusal:
+        tenant.admit(prompt=10, output=30)
+    assert refusal.value.retry_s == pytest.approx(18.0)
+    grant.end(output=30)
+    grant.end(output=0)  # nothing more: it has ended
+    tenant.admit(prompt=20, output=30)
+    with pytest.raises(ResourceExhausted):
+        tenant.admit(prompt=1, output=1)
+
+
+def test_a_request_that_no_minute_could_hold_is_not_told_to_wait() -> None:
+    tenant = Tenant("alice", Limits(tokens_per_minute=100), Clock())
+    with pytest.raises(InvalidArgument, match="101 tokens"):
+        tenant.admit(prompt=1, output=100)
+    assert tenant.sessions == 0
+
+
+def test_sessions_at_once_are_counted_until_they_end() -> None:
+    tenant = Tenant("alice", Limits(sessions=1), Clock())
+    grant = tenant.admit(1, 1)
+    with pytest.raises(ResourceExhausted, match="all the sessions"):
+        tenant.admit(1, 1)
+    grant.end(1)
+    tenant.admit(1, 1)
+
+
+def test_sizes_above_the_keys_are_refused_and_defaults_fit_in() -> None:
+    tenant = Tenant("alice", Limits(prompt_tokens=10, max_tokens=5), Clock())
+    tenant.check_prompt(10)
+    assert (tenant.most_output(None, 256), tenant.most_output(5, 256)) == (5, 5)
+    with pytest.raises(InvalidArgument):
+        tenant.check_prompt(11)
+    with pytest.raises(InvalidArgument):
+        tenant.most_output(6, 256)
+    assert OPEN.most_output(None, 256) == 256 and OPEN.most_output(10**9, 256) == 10**9
+
+
+def test_another_limit_leaves_what_was_used() -> None:
+    clock = Clock()
+    tenant = Tenant("alice", Limits(requests_per_minute=2), clock)
+    tenant.arrive()
+    tenant.change(Limits(requests_per_minute=3))
+    tenant.arrive()
+    tenant.arrive()
+    with pytest.raises(ResourceExhausted):
+        tenant.arrive()
+    tenant.change(Limits())
+    tenant.arrive()
+
+
+@given(one=st.tuples(st.text(max_size=8), st.text(max_size=8)), two=st.tuples(st.text(max_size=8), st.text(max_size=8)))
+def test_only_the_same_key_with_the_same_salt_shares_caches(one: tuple[str, str], two: tuple[str, str]) -> None:
+    names = [Tenant(name.replace("\0", "0") or "x", Limits()) for name, _ in (one, two)]
+    same = (names[0].name, one[1]) == (names[1].name, two[1])
+    assert (names[0].salt(one[1]) == names[1].salt(two[1])) is same
+    assert len(names[0].salt(one[1]).encode()) <= 64
+    assert OPEN.salt("mine") == "mine"
+
+
+@pytest.mark.parametrize("owner", ["", "bob"])
+def test_anothers_session_looks_like_one_that_never_was(owner: str) -> None:
+    record = Record("id", 1, gateway_pb2.GenerateRequest(model="m", owner=owner).SerializeToString(), 1, (1,))
+    called_by(Tenant("alice", Limits()))
+    with pytest.raises(NotFound) as refusal:
+        asked_of(record)
+    assert refusal.value.reason == "NO_SESSION" and "never was" in refusal.value.message
+    called_by(Tenant(owner, Limits()) if owner else OPEN)
+    assert asked_of(record).model == "m"
+    called_by(OPEN)
