@@ -39,7 +39,7 @@ def parse(text: str) -> Address:
     if split.scheme in ("redis", "rediss", "unix"):
         return Address(text)
     if scheme not in ("redis", "rediss") or kind not in PORTS:
-        raise _refusal(f"{split.scheme or text!r} is no scheme of a store")
+        raise _refusal(f"{split.scheme!r} is no scheme of a store")
     user, at, names = split.netloc.rpartition("@")
     hosts = tuple(_host(name, PORTS[kind]) for name in names.split(","))
     primary, _, database = split.path.strip("/").partition("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
@@ -69,9 +70,24 @@ def _primary(address: Address, options: dict[str, Any], password: str) -> Redis:
     # A sentinel that is away is passed over for the next one; the whole lookup is tried again.
     told |= {"password": password or None, "retry": Retry(NoBackoff(), 0)}
     kind = _PrimaryTlsConnection if options.get("ssl") else _PrimaryConnection
-    sentinel = Sentinel(address.hosts, sentinel_kwargs=told)
-    client: Redis = sentinel.master_for(address.primary, connection_class=kind, **options)
+    client: Redis = _Sentinels(address.hosts, sentinel_kwargs=told).master_for(
+        address.primary, connection_class=kind, **options
+    )
     return client
+
+
+class _Sentinels(Sentinel):
+    """One lookup at a time. redis-py moves a sentinel that answers to the front: of two lookups that do so at once, one
+    drops another sentinel for good."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
+        self._one_at_a_time = asyncio.Lock()
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        async with self._one_at_a_time:
+            found: tuple[str, int] = await super().discover_master(service_name)
+            return found
 
 
 class _PrimaryConnection(SentinelManagedConnection):

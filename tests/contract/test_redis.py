@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio.connection import SSLConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.crc import key_slot
+from redis.exceptions import ConnectionError
 
 from gateway.store.address import Address, parse
 from gateway.store.record import Record
@@ -159,6 +161,24 @@ async def test_a_write_that_a_lost_primary_did_not_answer_is_repeated_on_the_nex
             await store.create(made)
         async with connected(second.url) as client:
             assert await client.exists(*keys(made.id)) == 2
+
+
+async def test_lookups_at_once_forget_no_sentinel() -> None:
+    async def away() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        raise ConnectionError
+
+    async def here() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        state = {"ip": "10.0.0.1", "port": 7, "is_master": True, "is_sdown": False, "is_odown": False}
+        return {"main": state | {"num-other-sentinels": 1}}
+
+    async with connected("redis+sentinel://a:1,b:2/main") as client:
+        manager = client.connection_pool.sentinel_manager
+        first, second = manager.sentinels
+        first.sentinel_masters, second.sentinel_masters = away, here
+        assert await asyncio.gather(*(manager.discover_master("main") for _ in range(3))) == [("10.0.0.1", 7)] * 3
+        assert set(manager.sentinels) == {first, second}
 
 
 @pytest.mark.parametrize(
