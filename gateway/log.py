@@ -6,8 +6,7 @@ import asyncio
 import logging
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -96,16 +95,6 @@ class SessionLog:
             epoch, length = self._written.epoch, len(self._tokens)
             await self._carry_out(_Write(partial(self._store.renew, self._written.id, epoch, length), epoch))
 
-    @asynccontextmanager
-    async def kept(self, every_s: float) -> AsyncIterator[None]:
-        """The lease runs on while the block does, however long it waits for something."""
-        renewing = asyncio.create_task(self._keep(every_s))
-        try:
-            yield
-        finally:
-            renewing.cancel()
-            await asyncio.wait([renewing])
-
     async def catch_up(self) -> bool:
         """Write what was left behind; whether all of it is written. Not for two callers at once."""
         async with self._one_at_a_time:
@@ -170,16 +159,6 @@ class SessionLog:
 
     def _record(self, epoch: int) -> Record:
         return replace(self._written, epoch=epoch, tokens=tuple(self._tokens))
-
-    async def _keep(self, every_s: float) -> None:
-        while self._broken is None:
-            await asyncio.sleep(every_s)
-            try:
-                await self.renew()
-            except Unavailable:
-                continue
-            except SlipstreamError as error:
-                self._broken = error
 
 
 class Scribe:

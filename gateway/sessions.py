@@ -100,7 +100,7 @@ class Sessions:
             plan = await self._admission.plan(_request(record), self._count)
         if known := self._own(name):  # another client came first
             return known.story
-        grant = _admitted(plan, len(output_of(record)))
+        grant = _admitted(plan, plan.max_length if record.outcome else len(output_of(record)))
         known = self._tell(name, plan)
         self._start(name, known, self._follow(record, known, plan, arrived_at), grant)
         return known.story
