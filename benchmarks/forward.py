@@ -8,7 +8,9 @@ the engine on the lean one; the same where KV blocks are scattered, so that ever
 linear layers alone. With one thread the time is CPU of that thread, so that other work on the cores is not in it, but
 for the caches; else it is wall time.
 
-The second table reads texts of held-out files in passes of one token and of eight, and counts where the two differ.
+The second table has attention alone, of one token to a context that is one run of KV rows, or scattered (lower
+quartiles: the least disturbed). The third reads texts of held-out files in passes of one token and of eight, and counts
+where the two differ.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.processes import INFLATED, MODELS, inflate
@@ -29,8 +32,10 @@ from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.engine.checkpoint import load_checkpoint
 from slipstream.engine.cores import threads_for
+from slipstream.engine.kv import KVStore
 from slipstream.engine.linear import Linear
 from slipstream.engine.packed import PackedEngine
+from slipstream.engine.plan import Read, visible
 from slipstream.engine.step import Segment
 from slipstream.vocabulary import load_tokenizer
 
@@ -165,6 +170,28 @@ def dependence(name: str, folder: Path, dtype: str, lean: bool) -> Row:
     }
 
 
+@torch.inference_mode()
+def reading(name: str, folder: Path, context: int, clock: Callable[[], float]) -> Row:
+    """Attention of one token to a context in all layers, by whether its KV is a run or scattered."""
+    layers = load_checkpoint(str(folder), "bfloat16").layers
+    store = KVStore(layers, 2 * context)
+    scattered = torch.arange(2 * context).view(-1, 2, BLOCK)[:, 0].flatten()
+    reads = {"run": Read(0, context, None, None), "scattered": Read(0, context, scattered, None)}
+    query = torch.randn(1, layers[0].heads, 3, layers[0].key_dim, dtype=layers[0].dtype)
+    for keys, values in (store.read(layer.index) for layer in layers):
+        keys.normal_()
+        values.normal_()
+    taken: dict[str, list[float]] = {kind: [] for kind in reads}
+    for _ in range(20 * REPEATS):
+        for kind, one in reads.items():
+            begun = clock()
+            for layer in layers:
+                scaled_dot_product_attention(query, *visible(*store.read(layer.index), one))
+            taken[kind].append((clock() - begun) * 1e3)
+    quick = {kind: statistics.quantiles(times, n=4)[0] for kind, times in taken.items()}
+    return {"model": name, "context": context} | {f"{kind}, ms a pass": value for kind, value in quick.items()}
+
+
 def main(threads: int) -> None:
     torch.set_num_threads(threads)
     inflate()
@@ -173,6 +200,8 @@ def main(threads: int) -> None:
     kinds = [(name, folder, dtype) for name, folder in MODELS_HERE.items() for dtype in DTYPES]
     rows = [row for kind in kinds for row in compare(*kind, clock)]
     write(f"forward_{threads}", command, rows)
+    reads = [reading(*kind, context, clock) for kind in list(MODELS_HERE.items())[1:] for context in (256, 1024, 2048)]
+    write(f"forward_reads_{threads}", command, reads)
     found = [
         dependence(name, MODELS_HERE[name], dtype, lean)
         for name in ("target, 11 M",)

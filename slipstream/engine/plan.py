@@ -80,12 +80,12 @@ class Plan:
         scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
         if extras.get("softcap") is None and extras.get("s_aux") is None:
             found = [
-                scaled_dot_product_attention(part, *_visible(keys, values, read), attn_mask=read.mask, scale=scale)
+                scaled_dot_product_attention(part, *visible(keys, values, read), attn_mask=read.mask, scale=scale)
                 for part, read in zip(parts, reads, strict=True)
             ]
         else:
             found = [
-                self._explicit(part, _visible(keys, values, read), read, scale, extras)
+                self._explicit(part, visible(keys, values, read), read, scale, extras)
                 for part, read in zip(parts, reads, strict=True)
             ]
         out = torch.cat(found, dim=2) if many else found[0]
@@ -140,7 +140,7 @@ class Plan:
         return Read(0, length, upload(sequence.rows[start : start + length], kind.device), mask)
 
 
-def _visible(keys: torch.Tensor, values: torch.Tensor, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+def visible(keys: torch.Tensor, values: torch.Tensor, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     """[1, heads, length, dim] each: views of a contiguous run, else gathered copies."""
     if read.rows is None:
         return keys.narrow(2, read.start, read.length), values.narrow(2, read.start, read.length)
