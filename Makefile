@@ -25,8 +25,9 @@ demo: setup
 serve: setup
 	$(BIN)/slipstream serve
 
+# Two files at a time: most tests wait for other processes, or for time to pass.
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-all: setup
 	$(BIN)/python -m pytest -q
