@@ -68,7 +68,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
     async with AsyncExitStack() as stack:
         store = world.store or _open_store(config, world.chance)
         stack.push_async_callback(store.close)
-        router = _router(config, world.dial, tokenizer.fingerprint)
+        router = _router(config, world, tokenizer.fingerprint)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         scribe = Scribe() if config.durability == "relaxed" else None
@@ -116,8 +116,8 @@ def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
     return RedisStore(client, owner=owner, replicas=config.store_replicas, **times)
 
 
-def _router(config: GatewayConfig, dial: Dial, fingerprint: str) -> Router:
-    router = Router()
+def _router(config: GatewayConfig, world: World, fingerprint: str) -> Router:
+    dial, router = world.dial, Router(world.chance.clock)
     router.verifiers = [Verifier(address, dial, fingerprint, router.changed) for address in config.verifiers]
     tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
     for entry in config.drafters:

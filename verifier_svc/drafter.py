@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import grpc
 
 from slipstream import wire
-from slipstream.client import channel
 from slipstream.errors import DeadlineExceeded, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.links import Link
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
@@ -46,7 +45,7 @@ class Drafter:
         self._attached: dict[int, Attachment] = {}
         self._by_session: dict[Session, Attachment] = {}
         self._allowance, self._rate = Allowance(), Rate(pool.clock())
-        self._channel = channel(address)
+        self._channel = pool.dial(address)
         self._vigil = Vigil(pool.silence_s, pool.clock, self._channel)
         stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
         self._link: Link[drafter_pb2.DraftCommand, drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = Link(

@@ -6,6 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
+import grpc
+
+from slipstream.client import channel
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.drafter import Drafter
@@ -28,6 +31,7 @@ class Drafters:
         min_path_probability: float,
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = 3.0,
+        dial: Callable[[str], grpc.aio.Channel] = channel,
     ) -> None:
         self.target = target
         self.vocabulary_size = target.vocabulary_size
@@ -37,6 +41,7 @@ class Drafters:
         """Called whenever candidates came: a step may be worth starting. The scheduler puts itself here."""
         self.clock = clock
         self.silence_s = silence_s
+        self.dial = dial
         self._drafters: dict[str, Drafter] = {}
         self._of_session: dict[Session, list[Drafter]] = {}
         self._numbers = 0
