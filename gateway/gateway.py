@@ -23,7 +23,7 @@ from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
 from gateway.verifiers import Verifier
 from slipstream.callers import DRAFTER, VERIFIER
-from slipstream.client import MAX_MESSAGE_BYTES, dialling
+from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
 from slipstream.interpreter import tune
 from slipstream.server import Access, Server, until_signal
 from slipstream.tls import Certificates, certificates_from_env, server_credentials
@@ -46,6 +46,8 @@ class World:
     chance: Chance
     certificates: Certificates | None = None
     """None: plaintext to the workers."""
+    dial: Dial | None = None
+    """None: what the certificates allow."""
     store: SessionStore | None = None
     """None: the one that the configuration names."""
 
@@ -76,7 +78,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
     async with AsyncExitStack() as stack:
         store = world.store or _open_store(config, world.chance)
         stack.push_async_callback(store.close)
-        router = _router(config, world.certificates, tokenizer.fingerprint)
+        router = _router(config, world, tokenizer.fingerprint)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         scribe = Scribe() if config.durability == "relaxed" else None
@@ -148,11 +150,11 @@ def _options(config: GatewayConfig) -> dict[str, int]:
     }
 
 
-def _router(config: GatewayConfig, certificates: Certificates | None, fingerprint: str) -> Router:
-    router = Router()
-    dial = dialling(VERIFIER, certificates)
+def _router(config: GatewayConfig, world: World, fingerprint: str) -> Router:
+    router = Router(world.chance.clock)
+    dial = world.dial or dialling(VERIFIER, world.certificates)
     router.verifiers = [Verifier(address, dial, fingerprint, router.changed) for address in config.verifiers]
-    dial = dialling(DRAFTER, certificates)
+    dial = world.dial or dialling(DRAFTER, world.certificates)
     tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
     for entry in config.drafters:
         name, _, address = entry.partition("=")

@@ -175,18 +175,19 @@ class Session:
 
     def _weigh(self, end: End) -> FinishReason:
         """The reason to end, or UNSPECIFIED when the session is to be opened again. Raises what cannot be mended."""
-        if end.error is None:
+        if end.reason == FINISH_REASON_CANCELLED:
             return end.reason
-        if reason := self._complete():  # only the news of the end was lost
+        if reason := self._complete():  # even if only the news of the end was lost
             return reason
+        error = end.error or Unavailable("The verifier ended the session before its text did.", reason="PROTOCOL")
         if self._verifier is not None:
             self._avoid.add(self._verifier)
         self._leave()
-        mendable = isinstance(end.error, (Unavailable, ResourceExhausted))
+        mendable = isinstance(error, (Unavailable, ResourceExhausted))
         if not mendable or self.ledger.rehomed >= self._config.rehomings:
-            raise end.error
-        if isinstance(end.error, ResourceExhausted) and not self._router.place(self._plan.model.name, self._avoid):
-            raise end.error  # waiting in line is the client's choice
+            raise error
+        if isinstance(error, ResourceExhausted) and not self._router.place(self._plan.model.name, self._avoid):
+            raise error  # waiting in line is the client's choice
         return FINISH_REASON_UNSPECIFIED
 
     @property

@@ -86,11 +86,11 @@ class Story:
         Finished. An event counts as taken when the next one is asked for. Raises what ended the session instead, and
         OutOfRange for an offset that its output never reached."""
         self._clients += 1
-        self._take(min(offset, len(self.tokens)))
         try:
             yield self.started
             while True:
                 news = self._news
+                self._take(min(offset, len(self.tokens)))  # the client may be ahead of what is told here
                 while offset < self._shown:
                     until = min(self._shown, offset + MOST_TOKENS, self._bare if offset < self._bare else self._shown)
                     yield self._delta(offset, until, characters)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,14 @@ FINISH_REASONS = {
     verifier_pb2.FINISH_REASON_CANCELLED: "cancelled",
     verifier_pb2.FINISH_REASON_ERROR: "error",
 }
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _gap() -> Unavailable:
+    return Unavailable("a part of the text did not come.", reason="GAP")
 
 
 def _explained(error: SlipstreamError) -> SlipstreamError:
@@ -61,20 +68,30 @@ class Completion:
     """One for each token, if the request asked for them."""
 
     def take(self, response: Event) -> str:
-        """Fold one event in; returns the text it added."""
+        """Fold one event in; returns the text it added. Raises Unavailable where something before it is missing."""
         kind = response.WhichOneof("event")
         if kind == "started":
             self.started = response.started
         elif kind == "delta":
-            self.token_ids[response.delta.offset :] = response.delta.token_ids
-            self.logprobs[response.delta.offset :] = response.delta.logprobs
-            self.text += response.delta.text
-            return response.delta.text
+            return self._extend(response.delta)
         elif kind == "finished":
+            if response.finished.output_tokens > len(self.token_ids):
+                raise _gap()
             self.finished = response.finished
             del self.token_ids[self.finished.output_tokens :]
             del self.logprobs[self.finished.output_tokens :]
         return ""
+
+    def _extend(self, delta: gateway_pb2.Delta) -> str:
+        """Nothing of a delta that came before."""
+        if not self.started.session_id or delta.offset > len(self.token_ids):
+            raise _gap()
+        if delta.offset < len(self.token_ids):
+            return ""
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.text += delta.text
+        return delta.text
 
     @property
     def tpot_s(self) -> float | None:
@@ -152,13 +169,13 @@ async def complete(
         except SlipstreamError as error:
             if not completion.started.session_id:
                 # Only a session that is begun again may look for a gateway that is there.
-                if lost_at is None or time.monotonic() - lost_at > patience.resume_s:
+                if lost_at is None or _now() - lost_at > patience.resume_s:
                     raise _explained(error) from error
                 await asyncio.sleep(PAUSE_S)
             elif await _resumed(lines, completion, hearing, patience, error):
                 return completion
             else:
-                lost_at = time.monotonic()
+                lost_at = _now()
                 request = _seeded(request, completion.started.seed)
                 hearing.again()
         lines = [*lines[1:], lines[0]]
@@ -216,14 +233,14 @@ async def resume(
     """Go on with a completion of which the session's name is known, and whatever else of it was seen, on one gateway
     after the other. `error` interrupted it. Raises what `complete` raises."""
     patience = patience or Patience()
-    progress, seen, pause_s = time.monotonic(), len(completion.token_ids), 0.0
+    progress, seen, pause_s = _now(), len(completion.token_ids), 0.0
     for line in itertools.cycle([*lines[1:], lines[0]]):
         if error is not None:
             if not isinstance(error, Unavailable):
                 raise error
             if len(completion.token_ids) > seen:
-                progress, seen, pause_s = time.monotonic(), len(completion.token_ids), 0.0
-            if time.monotonic() - progress > patience.resume_s:
+                progress, seen, pause_s = _now(), len(completion.token_ids), 0.0
+            if _now() - progress > patience.resume_s:
                 raise _explained(error)
             await asyncio.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s + 0.05)

@@ -29,6 +29,7 @@ class Drafters:
         min_path_probability: float,
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = 3.0,
+        dial: Dial = channel,
     ) -> None:
         self.target = target
         self.vocabulary_size = target.vocabulary_size
@@ -36,9 +37,9 @@ class Drafters:
         """Path probability that candidates must have; 1: none are wanted."""
         self.arrived: Callable[[], None] = lambda: None
         """Called whenever candidates came: a step may be worth starting. The scheduler puts itself here."""
-        self.dial: Dial = channel
         self.clock = clock
         self.silence_s = silence_s
+        self.dial = dial
         self._drafters: dict[str, Drafter] = {}
         self._of_session: dict[Session, list[Drafter]] = {}
         self._numbers = 0

@@ -165,7 +165,10 @@ class Peer:
 
     def _open(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None) -> None:
         number, epoch, request = command.session, command.epoch, command.open
-        if number in self._sessions and not self._sessions[number].closed:
+        known = self._sessions.get(number)
+        if known is not None and not known.closed:
+            if (known.id, known.epoch) == (request.key.id, epoch):
+                return  # said twice
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
         self._service.check_staying()
         check_open(request, epoch, self._service.bounds.model)

@@ -67,8 +67,8 @@ async def _serving(
     config: VerifierConfig, parts: Parts, engine: Engine, thread: ModelThread
 ) -> AsyncIterator[Verifier]:
     model = wire.model_to_wire(engine.model)
-    drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s)
-    drafters.dial = dialling(DRAFTER, parts.certificates)
+    dial = dialling(DRAFTER, parts.certificates)
+    drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
     curve = CostCurve()
     await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
     limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)

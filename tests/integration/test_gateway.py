@@ -509,6 +509,16 @@ async def test_repeated_and_stale_rounds_change_nothing(setting: Setting) -> Non
     assert (await front.generate()).tokens == front.verifiers[0].script[:40]
 
 
+async def test_a_verifier_that_ends_a_text_before_its_end_costs_a_rehoming_and_no_token(setting: Setting) -> None:
+    def forgetful(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        return [done] if done.epoch > 1 or done.base_length < 20 else []
+
+    front = await setting.front(setting.verifier(mangle=forgetful))
+    answer = await front.generate()
+    assert answer.tokens == front.verifiers[0].script[:40]
+    assert answer.finished.statistics.rehomed == 1
+
+
 async def test_a_verifier_that_breaks_the_protocol_costs_a_rehoming_and_no_token(setting: Setting) -> None:
     def faulty(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
         if done.epoch == 1:

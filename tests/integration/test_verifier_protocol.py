@@ -386,6 +386,13 @@ async def test_a_number_in_use_is_refused_and_its_session_goes_on(client: Gatewa
     assert decoded.token_ids == text(PROMPT, 200)
 
 
+async def test_an_open_that_is_said_twice_counts_once(client: Gateway) -> None:
+    number, decoded = await client.open(PROMPT, tokens=200, session_id="mine")
+    await client.command(number, 1, open=opening(PROMPT, tokens=200, session_id="mine"))
+    assert (await ended(decoded)).reason == verifier_pb2.FINISH_REASON_LENGTH
+    assert decoded.token_ids == text(PROMPT, 200)
+
+
 async def test_a_ratio_rule_needs_trusted_drafters(server: Verifier, client: Gateway, guesses: str) -> None:
     sampling = Sampling(acceptance="rejection", seed=3)
     _, refused = await client.open(PROMPT, sampling=sampling, drafters=[guesses], session_id="s")

@@ -137,6 +137,19 @@ async def test_one_that_is_ahead_waits_until_the_session_is() -> None:
     assert (client.tokens, client.text) == ([0, 1, 2], "abab")
 
 
+async def test_what_a_client_has_already_counts_as_taken_once_it_is_told() -> None:
+    story, client, took = new_story(), Client(), list[int]()
+    client.tokens, client.text, story.took = [0, 1, 2], "abab", took.append
+    follower = asyncio.create_task(client.follow(story))
+    await asyncio.sleep(0)
+    for tokens in ([0, 1], [2, 3]):
+        story.tell(tokens)
+        await asyncio.sleep(0)
+    assert (took, await story.lags(1)) == ([2, 1, 1], 0)
+    end(story)
+    await follower
+
+
 async def test_followers_hear_of_a_failure_after_what_was_said() -> None:
     story, client = new_story(), Client()
     story.tell([0, 1])
