@@ -19,7 +19,7 @@ def _count(world: World, what: str) -> None:
 
 
 async def kill(world: World) -> None:
-    name = world.chance.choice([name for name in world.names if name in world.alive])
+    name = world.chance.choice([*world.alive])
     if world.alive[name].party.frozen:
         return
     world.kill(name)
@@ -29,8 +29,8 @@ async def kill(world: World) -> None:
 
 
 async def freeze(world: World) -> None:
-    name = world.chance.choice([name for name in world.names if name in world.alive])
-    party = world.alive[name].party
+    name = world.chance.choice([*world.alive, *world.clients])
+    party = world.party(name)
     if party.frozen:
         return
     world.network.note("freeze", name)
@@ -42,7 +42,7 @@ async def freeze(world: World) -> None:
 
 
 async def block(world: World) -> None:
-    one, other = world.chance.sample([*world.names, *(f"client {n}" for n in range(world.size.clients))], 2)
+    one, other = world.chance.sample([*world.names, *world.clients], 2)
     ways = [(one, other), (other, one)][: world.chance.randint(1, 2)]
     for way in ways:
         world.network.block(*way)

@@ -29,6 +29,7 @@ SOONEST = {"the store fences": 7, "candidates are checked": 9, "a stream's end e
 FAULTS = [
     *(f"{role} {fate}" for role in ("gateway", "verifier", "drafter", "hostile") for fate in ("killed", "frozen")),
     *(f"frames {fate}" for fate in ("late", "dropped", "repeated", "overtaken")),
+    *("client frozen", "clients left"),
     *("partitions", "resets", "peers given up"),
     *("store away", "store failed over", "store forgot all", "store operations failed"),
 ]
@@ -60,7 +61,7 @@ def test_every_fault_happened(reports: list[Report]) -> None:
 def test_without_faults_nothing_is_given_up() -> None:
     report = run(0, calm, Size(clients=2))
     assert not report.failure
-    assert {what for what, number in report.counts.items() if number} == {"frames", "texts"}
+    assert {what for what, number in report.counts.items() if number} <= {"frames", "texts", "clients left"}
 
 
 @pytest.mark.timeout(60)

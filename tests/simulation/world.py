@@ -27,6 +27,8 @@ from tests.simulation.watching import PROMPT, Errors, Violation, Watched, demand
 
 FINISH_S, REST_S = 60.0, 20.0
 """Of virtual time after the storm: for the clients, and until nothing is left of their sessions."""
+LEAVING = 0.15
+"""Share of texts whose client goes away, maybe before their end."""
 PATIENCE = Patience(resume_s=60.0, stall_s=2.0)
 
 
@@ -66,6 +68,7 @@ class World:
         self.gateways = self._names("gateway", size.gateways)
         self.alive: dict[str, Any] = {}
         """The present party at each address."""
+        self.clients: dict[str, Party] = {}
         self.broken: Violation | None = None
         self._errors = errors
         self._failed = asyncio.Event()
@@ -91,6 +94,11 @@ class World:
         self.network.hosts.pop(name)
         self.network.sever(party)
         party.kill()
+
+    def party(self, name: str) -> Party:
+        """Of those that live."""
+        party: Party = self.clients[name] if name in self.clients else self.alive[name].party
+        return party
 
     def of(self, names: list[str]) -> list[Any]:
         return [self.alive[name] for name in names if name in self.alive]
@@ -146,7 +154,7 @@ class World:
         )
 
     def _client(self, number: int) -> asyncio.Task[None]:
-        party = Party(f"client {number}")
+        party = self.clients[f"client {number}"] = Party(f"client {number}")
         chance = random.Random(self.chance.getrandbits(64))
         return party.spawn(self._talk(number, chance))
 
@@ -155,10 +163,14 @@ class World:
             await asyncio.sleep(chance.uniform(0.0, 1.5))
             first = 1 + number + turn * self.size.clients
             tokens = chance.randint(self.size.least_tokens, self.size.most_tokens)
+            patience_s = chance.uniform(0.05, 3.0) if chance.random() < LEAVING else None
             try:
-                said = await self._say(first, tokens, chance.randrange(len(self.gateways)))
+                async with asyncio.timeout(patience_s):
+                    said = await self._say(first, tokens, chance.randrange(len(self.gateways)))
                 demand(said.token_ids == truth(first, tokens), f"text {first} ended as {said.token_ids}")
                 demand(said.text == words(first, tokens), f"text {first} ended as {said.text!r}")
+            except TimeoutError:
+                self.network.counts["clients left"] += 1
             except SlipstreamError as error:
                 self.fail(Violation(f"the client of text {first} was told {error.reason}: {error.message}"))
             except Violation as violation:
