@@ -40,8 +40,7 @@ class Party:
         self.frozen = False
         errands, self.errands = self.errands, []
         for errand in errands:
-            if not errand.cancelled:
-                asyncio.get_running_loop().call_soon(errand.callback, *errand.arguments, context=errand.context)
+            asyncio.get_running_loop().call_soon(errand, context=errand.context)
 
     def kill(self) -> None:
         """Its coroutines must end all the same, for Python wants it so: cut off from everybody else."""
@@ -82,14 +81,10 @@ class _Errand:
         self.context = context
         self.handle: asyncio.Handle | None = None
 
-    @property
-    def cancelled(self) -> bool:
-        return self.handle is not None and self.handle.cancelled()
-
     def __call__(self) -> None:
         if self.party.frozen:
             self.party.errands.append(self)
-        elif not self.cancelled:
+        elif self.handle is None or not self.handle.cancelled():  # by what ran just before, after the thaw
             self.callback(*self.arguments)
 
 
