@@ -10,7 +10,7 @@ SERVICES := $(filter-out %/types.proto,$(PROTOS))
 export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
-.PHONY: setup demo serve test test-all chaos lint audit format protos bench equality clean
+.PHONY: setup demo serve test test-all chaos simulation lint audit format protos bench equality clean
 
 setup: $(READY)
 
@@ -34,6 +34,10 @@ test-all: setup
 
 chaos: setup
 	$(BIN)/python -m pytest -q -s tests/chaos
+
+SEEDS ?= 1000
+simulation: setup
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -44,10 +44,10 @@ class World:
     """What lies outside the process: replaced in tests."""
 
     chance: Chance
+    dial: Dial | None = None
+    """None: as the certificates say."""
     certificates: Certificates | None = None
     """None: plaintext to the workers."""
-    dial: Dial | None = None
-    """None: what the certificates allow."""
     store: SessionStore | None = None
     """None: the one that the configuration names."""
 
@@ -103,7 +103,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
 
 async def serve(config: GatewayConfig) -> None:
     """Until SIGTERM or SIGINT; says on standard output when it can serve."""
-    world = World(Chance(secrets.randbits), certificates_from_env())
+    world = World(Chance(secrets.randbits), certificates=certificates_from_env())
     async with running(config, world) as gateway, asyncio.TaskGroup() as tasks:
         ready = tasks.create_task(_announce(gateway))
         tune()

@@ -149,8 +149,16 @@ class SessionLog:
         except (NotFound, OutOfRange) as error:
             logger.warning("%s It is put back as it was.", error.message)
             await self._store.restore(self._record(write.before))
-            await write.carry_out()
+            await self._carry_out_again(write)
         write.note()
+
+    async def _carry_out_again(self, write: _Write) -> None:
+        try:
+            await write.carry_out()
+        except (NotFound, OutOfRange) as error:  # lost again already: the next try puts it back again
+            raise Unavailable(
+                "The session store goes on losing what is written; retry.", reason="STORE_UNAVAILABLE"
+            ) from error
 
     def _note(self, epoch: int, start: int, tokens: Sequence[int] = (), params: bytes | None = None) -> None:
         del self._tokens[start:]

@@ -202,3 +202,28 @@ async def test_what_waits_for_the_scribe_follows_what_was_lost() -> None:
     assert await log.catch_up()
     read = await memory.store("reader").read("s")
     assert (read.tokens, read.epoch, read.outcome) == ((1, 2, 3, 6), 3, b"done")
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_a_log_that_is_lost_again_while_it_is_put_back_is_put_back_again(
+    monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    memory, restored = Forgetful(), list[int]()
+    store = memory.store("a")
+    log = SessionLog(store, RECORD, scribe=None, grace_s=5)
+    await log.create()
+    await log.append([3])
+    restore = store.restore
+
+    async def lose_at_once(record: Record) -> None:
+        await restore(record)
+        restored.append(len(record.tokens))
+        if len(restored) <= lost:
+            memory.entries.clear()
+
+    monkeypatch.setattr(store, "restore", lose_at_once)
+    monkeypatch.setattr("gateway.log.RETRY_S", 0.001)
+    memory.entries.clear()
+    await log.append([4])
+    assert (await store.read("s")).tokens == (1, 2, 3, 4)
+    assert restored == [3] * (lost + 1)

@@ -1,0 +1,53 @@
+"""Many worlds, one for each seed.
+
+usage: python -m tests.simulation [--first SEED] [--seeds COUNT] [--jobs PROCESSES] [--trace]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from multiprocessing import Pool
+
+import torch
+
+from tests.simulation.storm import storm
+from tests.simulation.world import Report, run
+
+AGAIN = "python -m tests.simulation --first {seed} --seeds 1 --trace"
+
+
+def simulate(seed: int) -> Report:
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # services say much about faults
+    return run(seed, storm)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--trace", action="store_true", help="print each run's trace digest")
+    asked = parser.parse_args()
+    began, seconds, failed, total = time.monotonic(), 0.0, 0, Counter[str]()
+    with Pool(asked.jobs) as pool:
+        for report in pool.imap(simulate, range(asked.first, asked.first + asked.seeds)):
+            total += report.counts
+            seconds += report.seconds
+            if asked.trace:
+                print(f"{report.seed} {report.trace}")
+            if report.failure:
+                failed += 1
+                print(f"seed {report.seed}: {report.failure}\n  again: {AGAIN.format(seed=report.seed)}", flush=True)
+    print(", ".join(f"{what} {count}" for what, count in sorted(total.items())))
+    print(f"{asked.seeds} seeds, {failed} failed; {seconds:.0f} virtual seconds in {time.monotonic() - began:.0f} s")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

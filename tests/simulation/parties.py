@@ -1,0 +1,190 @@
+"""The real services put together over the simulated network: as each role's own bootstrap does, but for the clock, the
+model's thread, channels, servers and the store."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.virtual import VirtualThread, _curve
+from drafter_svc import service as drafter_service
+from drafter_svc.scheduler import Scheduler as DraftScheduler
+from gateway.config import GatewayConfig
+from gateway.gateway import World, _router
+from gateway.service import GatewayService
+from gateway.session import Stage
+from gateway.sessions import Chance, Sessions
+from gateway.tokenizer import Tokenizer
+from slipstream import wire
+from slipstream.engine.blocks import BlockPool
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.errors import Unavailable
+from slipstream.grammar import Grammars
+from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, worker_pb2
+from slipstream.vocabulary import load_tokenizer
+from slipstream.worker import Identity, WorkerService
+from tests.hostile_drafter import HostileDrafter, frame, refusal
+from tests.simulation.clock import Party
+from tests.simulation.dialling import Channel, address_of
+from tests.simulation.network import Network
+from tests.simulation.proposer import Recall
+from tests.simulation.serving import Host
+from tests.simulation.store import LEASE_S, Client, Server
+from verifier_svc import service as verifier_service
+from verifier_svc.drafters import Drafters
+from verifier_svc.planner import Limits, Planner
+from verifier_svc.scheduler import Scheduler
+from verifier_svc.verifier import load
+
+VOCABULARY = 64
+BLOCKS, BLOCK_SIZE = 48, 4
+"""So few that sessions have to take turns now and then."""
+TARGET_S, DRAFT_S = 0.02, 0.008
+TARGET = LinearCost(TARGET_S, 0.001, 0.0, 16)
+MODEL = EmulatedModel(vocabulary_size=VOCABULARY)
+TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "target"
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """Nothing in it belongs to a session."""
+    return Tokenizer(load_tokenizer(str(TOKENIZER)), 1 << 16)
+
+
+def target(thread: VirtualThread, blocks: int = BLOCKS) -> EmulatedEngine:
+    return EmulatedEngine(MODEL, TARGET, BlockPool(blocks, BLOCK_SIZE), lambda: 0.0, thread.sleep)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierParty:
+    party: Party
+    scheduler: Scheduler
+    service: verifier_service.VerifierService
+    engine: EmulatedEngine
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterParty:
+    party: Party
+    scheduler: DraftScheduler | None
+    """None: hostile, with no session of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayParty:
+    party: Party
+    sessions: Sessions
+
+
+def verifier(network: Network, name: str) -> VerifierParty:
+    party = Party(name)
+    return party.context.run(_verifier, network, party)
+
+
+def _verifier(network: Network, party: Party) -> VerifierParty:
+    clock, thread = network.loop.time, VirtualThread()
+    engine = target(thread)
+    model = wire.model_to_wire(engine.model)
+    drafters = Drafters(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
+    planner = Planner(drafters, Limits(64, 32, 0.1), _curve(TARGET), clock)
+    scheduler = Scheduler(engine, thread, drafters, planner, clock)  # type: ignore[arg-type]
+    bounds = verifier_service.Bounds(model, 64, 8, BLOCKS * BLOCK_SIZE)
+    service = verifier_service.VerifierService(scheduler, drafters, bounds, Grammars.of("", engine.model))
+    worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
+    Host(network, party, party.name, [service.register, worker.register])
+    party.spawn(scheduler.run())
+    party.spawn(drafters.run())
+    return VerifierParty(party, scheduler, service, engine)
+
+
+def drafter(network: Network, name: str) -> DrafterParty:
+    party = Party(name)
+    return party.context.run(_drafter, network, party)
+
+
+def _drafter(network: Network, party: Party) -> DrafterParty:
+    thread = VirtualThread()
+    scheduler = DraftScheduler(
+        Recall(target(thread), DRAFT_S, thread.sleep),
+        thread,  # type: ignore[arg-type]
+        64,
+        4,
+        network.loop.time,
+    )
+    model = wire.model_to_wire(target(thread, 1).model)
+    service = drafter_service.DrafterService(scheduler, drafter_service.Bounds(model, 64, 64, draws=False))
+    worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
+    Host(network, party, party.name, [service.register, worker.register])
+    party.spawn(scheduler.run())
+    return DrafterParty(party, scheduler)
+
+
+def hostile(network: Network, name: str) -> DrafterParty:
+    """Says of itself that it is a drafter, and sends anything."""
+    party = Party(name)
+    return party.context.run(_hostile, network, party)
+
+
+def _hostile(network: Network, party: Party) -> DrafterParty:
+    liar = HostileDrafter(lambda _, command: lies(network.chance, command))
+    model = wire.model_to_wire(target(VirtualThread(), 1).model)
+    worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "index"), worker_pb2.WatchResponse)
+    register = functools.partial(drafter_pb2_grpc.add_DrafterServiceServicer_to_server, liar)
+    Host(network, party, party.name, [register, worker.register])
+    return DrafterParty(party, None)
+
+
+def lies(chance: random.Random, command: drafter_pb2.DraftCommand) -> list[drafter_pb2.DraftResponse | Exception]:
+    """Mostly well-formed guesses that are wrong; now and then what no drafter may send."""
+    if command.WhichOneof("command") not in ("open", "commit"):
+        return []
+    tokens = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 4))]
+    choice = chance.random()
+    if choice < 0.85:
+        return [frame(command, tokens)]
+    wrong: list[drafter_pb2.DraftResponse | Exception] = [
+        frame(command, [*tokens, VOCABULARY + chance.randrange(9)]),
+        frame(command, tokens, base_length=chance.randrange(1 << 20)),
+        frame(command, tokens, generation=chance.randrange(1 << 20)),
+        frame(command, tokens, epoch=command.epoch + 1),
+        frame(command, tokens, session=command.session + chance.randrange(3)),
+        frame(command, tokens, parents=[chance.randrange(99) for _ in tokens]),
+        frame(command, tokens, first_node=chance.randrange(1 << 20)),
+        refusal(command, chance.randrange(1, 17)),
+        Unavailable("enough of this stream"),
+    ]
+    return [chance.choice(wrong)] if choice < 0.99 else wrong[:-1] * 20
+
+
+def gateway(network: Network, name: str, store: Server, workers: tuple[list[str], list[str]]) -> GatewayParty:
+    party = Party(name)
+    return party.context.run(_gateway, network, party, store, workers)
+
+
+def _gateway(network: Network, party: Party, store: Server, workers: tuple[list[str], list[str]]) -> GatewayParty:
+    bits = network.chance.getrandbits
+    config = GatewayConfig(
+        verifiers=tuple(workers[0]),
+        tokenizer=str(TOKENIZER),
+        drafters=tuple(f"{name}={address_of(name)}" for name in workers[1]),
+        lease_s=LEASE_S,
+        store_grace_s=2.0,
+        credit_tokens=16,
+        rehoming_wait_s=2.0,
+        stall_s=1.0,
+        breaker_window_s=5.0,
+        breaker_longest_cool_down_s=5.0,
+    )
+    client = Client(store, party, f"{bits(64):016x}")
+    chance = Chance(bits, network.loop.time)
+    world = World(chance, lambda address: Channel(network, address), client)  # type: ignore[arg-type, return-value]
+    router = _router(config, world, tokenizer().fingerprint)
+    stage = Stage(config, router)
+    sessions = Sessions(stage, tokenizer(), client, None, chance)
+    Host(network, party, party.name, [GatewayService(stage, tokenizer(), sessions).register])
+    for worker in router.workers:
+        party.spawn(worker.run())
+    party.spawn(sessions.keep_leases())
+    return GatewayParty(party, sessions)

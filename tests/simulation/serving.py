@@ -1,0 +1,118 @@
+"""What stands in for `grpc.aio.Server` and its contexts: a party's services, reached over the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+
+from slipstream.server import ErrorInterceptor, Register
+from tests.simulation.clock import Party
+from tests.simulation.network import Network, Parcel, Stream
+
+
+class Host:
+    """A party that listens at an address. Errors become statuses by the real interceptor."""
+
+    def __init__(self, network: Network, party: Party, address: str, services: list[Register]) -> None:
+        self.party = party
+        self.network = network
+        self.methods: dict[str, Any] = {}
+        for register in services:
+            register(self)  # type: ignore[arg-type]
+        network.hosts[address] = self
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Generated code registers its methods by name too."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        self.methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+    def accept(self, stream: Stream, parcel: Parcel) -> None:
+        if stream.listener is None and parcel.kind == "open":
+            stream.listener = Serving(self, stream, parcel)
+        elif stream.listener is not None:
+            stream.listener.receive(parcel)
+
+
+class Serving:
+    """The listening end of a stream, and its `ServicerContext`."""
+
+    def __init__(self, host: Host, stream: Stream, opening: Parcel) -> None:
+        self.party = host.party
+        self._host = host
+        self._stream = stream
+        self._handler = host.methods[opening.name]
+        self._inbox: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._over = False
+        self._task = self.party.spawn(self._run(opening))
+
+    def receive(self, parcel: Parcel) -> None:
+        if parcel.kind == "message":
+            self._inbox.append(parcel.data)
+            self._news.set()
+        elif parcel.kind == "reset":
+            self.broken("the peer broke the stream off.")
+
+    def broken(self, why: str) -> None:
+        if not self._over:
+            self._over = True
+            self._host.network.close(self._stream)
+            self._host.network.send(self._stream.back, Parcel("reset"))
+            self._task.cancel()
+
+    # As handlers see it.
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        self._send(Parcel("headers"))
+
+    async def write(self, message: Any) -> None:
+        if self._over:
+            raise grpc.aio.InternalError("the peer is gone")
+        self._send(Parcel("message", message.SerializeToString(deterministic=True)))
+        await asyncio.sleep(0)
+
+    async def abort_with_status(self, status: Any) -> None:
+        metadata = tuple((key, value) for key, value in status.trailing_metadata)
+        self._end(Parcel("trailers", b"", status.code.name, status.details, metadata))
+        raise grpc.aio.AbortError
+
+    async def _run(self, opening: Parcel) -> None:
+        details: Any = SimpleNamespace(method=opening.name)
+        handler: Any = await ErrorInterceptor().intercept_service(self._continuation, details)
+        try:
+            if handler.request_streaming:
+                await handler.stream_stream(self._requests(), self)
+            elif handler.response_streaming:
+                async for answer in handler.unary_stream(opening.data, self):
+                    await self.write(answer)
+            else:
+                await self.write(await handler.unary_unary(opening.data, self))
+        except grpc.aio.AbortError:
+            return
+        except grpc.aio.InternalError:
+            return
+        self._end(Parcel("trailers", name="OK"))
+
+    async def _continuation(self, _: Any) -> Any:
+        return self._handler
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        while True:
+            while self._inbox:
+                yield self._handler.request_deserializer(self._inbox.popleft())
+            self._news.clear()
+            await self._news.wait()
+
+    def _send(self, parcel: Parcel) -> None:
+        self._host.network.send(self._stream.back, parcel)
+
+    def _end(self, trailers: Parcel) -> None:
+        if not self._over:
+            self._over = True
+            self._send(trailers)

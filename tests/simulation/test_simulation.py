@@ -1,0 +1,86 @@
+"""Gateways, verifiers, drafters, store and clients in one process, on virtual time, over a network that fails them.
+
+Each seed is a world of its own. `make simulation SEEDS=1000` runs more of them; a seed that fails here fails there, in
+the same way: `python -m tests.simulation --first SEED --seeds 1 --trace`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.__main__ import AGAIN
+from tests.simulation.controls import HONEST, RULES, switched_off
+from tests.simulation.storm import calm, honest_storm, storm
+from tests.simulation.world import Report, Size, run
+
+SEEDS = 16
+MOST_SEEDS = 16
+"""Within which a rule that is switched off must be missed."""
+SOONEST = {"the store fences": 7, "candidates are checked": 9, "a stream's end ends its sessions": 2}
+"""Seeds that are known to miss it: others do too, later."""
+FAULTS = [
+    *(f"{role} {fate}" for role in ("gateway", "verifier", "drafter", "hostile") for fate in ("killed", "frozen")),
+    *(f"frames {fate}" for fate in ("late", "dropped", "repeated", "overtaken")),
+    *("client frozen", "clients left"),
+    *("partitions", "resets", "peers given up"),
+    *("store away", "store failed over", "store forgot all", "store operations failed"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> Iterator[None]:
+    """Services say much about faults."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[Report]:
+    return [run(seed, storm) for seed in range(SEEDS)]
+
+
+def test_no_seed_breaks_a_promise(reports: list[Report]) -> None:
+    failed = [f"seed {each.seed}: {each.failure}\n{AGAIN.format(seed=each.seed)}" for each in reports if each.failure]
+    assert not failed, "\n".join(failed)
+
+
+def test_every_fault_happened(reports: list[Report]) -> None:
+    counts = sum((each.counts for each in reports), Counter[str]())
+    assert not [fault for fault in FAULTS if not counts[fault]]
+
+
+def test_without_faults_nothing_is_given_up() -> None:
+    report = run(0, calm, Size(clients=2))
+    assert not report.failure
+    assert {what for what, number in report.counts.items() if number} <= {"frames", "texts", "clients left"}
+
+
+@pytest.mark.timeout(60)
+def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) -> None:
+    command = [sys.executable, "-m", "tests.simulation", "--first", "3", "--seeds", "3", "--jobs", "1", "--trace"]
+    said = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.stdout.splitlines()[:3] == [f"{each.seed} {each.trace}" for each in reports[3:6]], said.stderr
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_that_is_switched_off_is_missed(rule: str) -> None:
+    first = SOONEST.get(rule, 0)
+    weather = honest_storm if rule == HONEST else storm
+    with switched_off(rule):
+        assert any(run(seed, weather).failure for seed in range(first, first + MOST_SEEDS))
