@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Write:
     carry_out: Callable[[], Awaitable[None]]
-    before: int
-    """The epoch that the store must be at."""
     note: Callable[[], None] = lambda: None
     """Remembers it as written."""
 
@@ -53,21 +51,21 @@ class SessionLog:
         self.length = len(record.tokens)
 
     async def create(self) -> None:
-        await self._store.create(self._record(self.epoch))
+        await self._store.create(self._record())
 
     async def append(self, tokens: Sequence[int]) -> None:
         """Raises Aborted when another owner has the session, Unavailable when the store is away for too long."""
         epoch, start = self.epoch, self.length
         self.length += len(tokens)
         carry_out = partial(self._store.append, self._written.id, epoch, start, tokens)
-        await self._do(_Write(carry_out, epoch, partial(self._note, epoch, start, tokens)))
+        await self._do(_Write(carry_out, partial(self._note, epoch, start, tokens)))
 
     async def raise_epoch(self) -> None:
         """Fence off everything that was said under the present epoch."""
         self.epoch += 1
         epoch, start = self.epoch, self.length
         carry_out = partial(self._store.append, self._written.id, epoch, start, ())
-        await self._do(_Write(carry_out, epoch - 1, partial(self._note, epoch, start)))
+        await self._do(_Write(carry_out, partial(self._note, epoch, start)))
 
     async def truncate(self, length: int, params: bytes | None = None) -> None:
         """Cut back to `length` tokens under the next epoch, with other `params` from now on where they are given."""
@@ -75,16 +73,14 @@ class SessionLog:
         self.length = length
         epoch = self.epoch
         carry_out = partial(self._store.truncate, self._written.id, epoch, length, params)
-        await self._do(_Write(carry_out, epoch - 1, partial(self._note, epoch, length, params=params)))
+        await self._do(_Write(carry_out, partial(self._note, epoch, length, params=params)))
 
     async def finish(self, outcome: bytes) -> None:
-        epoch = self.epoch
-        await self._do(_Write(lambda: self._store.finish(self._written.id, epoch, outcome, len(self._tokens)), epoch))
+        await self._do(_Write(lambda: self._store.finish(*self._last(), outcome, len(self._tokens))))
 
     async def release(self) -> None:
         """Suspended: whoever the client comes back to may take the session over at once."""
-        epoch = self.epoch
-        await self._do(_Write(lambda: self._store.release(self._written.id, epoch, len(self._tokens)), epoch))
+        await self._do(_Write(lambda: self._store.release(*self._last(), len(self._tokens))))
 
     async def renew(self) -> None:
         """Keep the lease without writing. Raises Aborted when another owner has the session, Unavailable when the store
@@ -92,8 +88,7 @@ class SessionLog:
         async with self._one_at_a_time:
             if self._behind or self._given_up:  # a write is tried again and again: that renews it too
                 return
-            epoch, length = self._written.epoch, len(self._tokens)
-            await self._carry_out(_Write(partial(self._store.renew, self._written.id, epoch, length), epoch))
+            await self._carry_out(_Write(partial(self._store.renew, *self._last(), len(self._tokens))))
 
     async def catch_up(self) -> bool:
         """Write what was left behind; whether all of it is written. Not for two callers at once."""
@@ -148,7 +143,7 @@ class SessionLog:
             await write.carry_out()
         except (NotFound, OutOfRange) as error:
             logger.warning("%s It is put back as it was.", error.message)
-            await self._store.restore(self._record(write.before))
+            await self._store.restore(self._record())
             await self._carry_out_again(write)
         write.note()
 
@@ -165,8 +160,13 @@ class SessionLog:
         self._tokens.extend(tokens)
         self._written = replace(self._written, epoch=epoch, params=self._written.params if params is None else params)
 
-    def _record(self, epoch: int) -> Record:
-        return replace(self._written, epoch=epoch, tokens=tuple(self._tokens))
+    def _last(self) -> tuple[str, int]:
+        """The session under the epoch that was written last: one whose write was interrupted may be nobody's or another
+        owner's, and restoring it would overrule that owner."""
+        return self._written.id, self._written.epoch
+
+    def _record(self) -> Record:
+        return replace(self._written, tokens=tuple(self._tokens))
 
 
 class Scribe:

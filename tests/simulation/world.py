@@ -119,8 +119,9 @@ class World:
             await self._or_failed(asyncio.create_task(self._rest()), REST_S + 1.0, "rest")
         finally:
             keeping.cancel()
-            for client in clients:
+            for client, party in zip(clients, self.clients.values(), strict=True):
                 client.cancel()
+                party.thaw()
             for name in list(self.alive):
                 self.kill(name)
             await self._end()

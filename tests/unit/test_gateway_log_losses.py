@@ -227,3 +227,30 @@ async def test_a_log_that_is_lost_again_while_it_is_put_back_is_put_back_again(
     await log.append([4])
     assert (await store.read("s")).tokens == (1, 2, 3, 4)
     assert restored == [3] * (lost + 1)
+
+
+async def test_an_owner_whose_next_epoch_was_interrupted_does_not_overrule_a_later_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = Forgetful()
+    old, store = memory.store("old"), memory.store("new")
+    log = SessionLog(old, RECORD, scribe=None, grace_s=5)
+    await log.create()
+    await log.append([3])
+    memory.remember()
+    await log.raise_epoch()
+    memory.lose(0)  # the raised epoch is lost in a failover, and the next owner raises it again
+    taken = await store.takeover("s", force=True)
+    assert taken.epoch == log.epoch
+    await store.append("s", taken.epoch, 3, [4, 5])
+
+    async def interrupted(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(old, "append", interrupted)
+    with pytest.raises(asyncio.CancelledError):
+        await log.raise_epoch()
+    with pytest.raises(Aborted):
+        await log.release()
+    read = await store.read("s")
+    assert (read.tokens, read.owner) == ((1, 2, 3, 4, 5), "new")
