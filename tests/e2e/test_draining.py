@@ -96,6 +96,7 @@ async def system() -> AsyncIterator[System]:
             GATEWAY_VERIFIERS=",".join(address for _, address in verifiers),
             GATEWAY_DRAFTERS=",".join(f"d{number}={address}" for number, (_, address) in enumerate(drafters)),
             GATEWAY_TOKENIZER=str(ROOT / "models" / "target"),
+            GATEWAY_REHOMING_WAIT_S="60",  # on a busy machine a verifier takes long to start
         )
         line = await stack.enter_async_context(channel(address))
         stub = gateway_pb2_grpc.GatewayServiceStub(line)

@@ -61,7 +61,7 @@ Attack = Callable[[Attacker], Awaitable[None]]
 
 
 async def duplicates(enemy: Attacker) -> None:
-    await enemy.say(*[opened(1, tokens=4000)] * 200)
+    await enemy.say(*[opened(1, f"other-{number}", tokens=4000) for number in range(200)])
     await enemy.say(*[opened(number, "mine", tokens=4000) for number in range(2, 200)])
 
 

@@ -56,9 +56,10 @@ async def test_closing_waits_and_is_idempotent() -> None:
 
 
 async def test_what_had_not_begun_is_cancelled_by_closing() -> None:
-    gate, ran = threading.Event(), list[int]()
+    begun, gate, ran = threading.Event(), threading.Event(), list[int]()
     thread = ModelThread()
-    running = thread.run(gate.wait, 5.0)
+    running = thread.run(lambda: begun.set() or gate.wait(5.0))
+    await asyncio.to_thread(begun.wait)
     waiting = thread.run(ran.append, 1)
     closing = asyncio.ensure_future(asyncio.to_thread(thread.close))
     await asyncio.sleep(0.02)
