@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from slipstream.engine.quantisation import hush
 from tests.redis_server import redis_server
+
+hush()
 
 
 @pytest.fixture(scope="session")
