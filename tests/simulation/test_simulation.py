@@ -22,10 +22,8 @@ from tests.simulation.storm import calm, honest_storm, storm
 from tests.simulation.world import Report, Size, run
 
 SEEDS = 16
-MOST_SEEDS = 16
+MOST_SEEDS = 40
 """Within which a rule that is switched off must be missed."""
-SOONEST = {"the store fences": 7, "candidates are checked": 9, "a stream's end ends its sessions": 2}
-"""Seeds that are known to miss it: others do too, later."""
 FAULTS = [
     *(f"{role} {fate}" for role in ("gateway", "verifier", "drafter", "hostile") for fate in ("killed", "frozen")),
     *(f"frames {fate}" for fate in ("late", "dropped", "repeated", "overtaken")),
@@ -64,7 +62,6 @@ def test_without_faults_nothing_is_given_up() -> None:
     assert {what for what, number in report.counts.items() if number} <= {"frames", "texts", "clients left"}
 
 
-@pytest.mark.timeout(60)
 def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) -> None:
     command = [sys.executable, "-m", "tests.simulation", "--first", "3", "--seeds", "3", "--jobs", "1", "--trace"]
     said = subprocess.run(
@@ -80,7 +77,6 @@ def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) ->
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_that_is_switched_off_is_missed(rule: str) -> None:
-    first = SOONEST.get(rule, 0)
     weather = honest_storm if rule == HONEST else storm
     with switched_off(rule):
-        assert any(run(seed, weather).failure for seed in range(first, first + MOST_SEEDS))
+        assert any(run(seed, weather).failure for seed in range(MOST_SEEDS))
