@@ -244,12 +244,13 @@ class Admission:
         return tuple(request.stop)
 
     def _stop_token_ids(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
-        asked = request.stop_token_ids
-        if len(asked) > self._config.max_stop_tokens:
-            raise InvalidArgument(f"stop_token_ids holds more than {self._config.max_stop_tokens} tokens; send fewer.")
+        asked, ends, most = request.stop_token_ids, model.eos_token_ids, self._config.max_stop_tokens
+        # A record names the model's own too.
+        if len(asked) > most + len(ends) or sum(token not in ends for token in asked) > most:
+            raise InvalidArgument(f"stop_token_ids holds more than {most} tokens; send fewer.")
         if asked:
             _check_tokens("stop_token_ids", max(asked), model)
-        own = () if request.ignore_eos else model.eos_token_ids
+        own = () if request.ignore_eos else ends
         return tuple(dict.fromkeys([*own, *asked]))
 
     def _draft_tokens(self, speculation: gateway_pb2.SpeculationOptions, rule: Rule) -> int:

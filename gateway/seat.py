@@ -59,6 +59,11 @@ class Seat:
         self._logprobs = request.HasField("top_logprobs")
         self._send(verifier_pb2.DecodeCommand(session=self.number, epoch=self._epoch, open=request))
 
+    @property
+    def spent(self) -> bool:
+        """Whether it is the client that the verifier waits for."""
+        return self._credit <= 0
+
     def credit(self, tokens: int) -> None:
         """The client took so many more tokens."""
         self._credit += tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.admission import Plan
@@ -56,6 +57,8 @@ class Session:
         self._avoid: set[Verifier] = set()
         """Verifiers that failed this session or had no room for it: others come first."""
         self._cancelled = False
+        self.ending = False
+        """Whether nothing is left but to write down how it ended."""
         story.took = self._took
 
     def cancel(self) -> None:
@@ -64,6 +67,7 @@ class Session:
         if self._seat is not None:
             self._seat.close()
             self._seat.end(End(FINISH_REASON_CANCELLED))
+        self._story.wake()
         self._router.changed()
 
     async def renew(self) -> None:
@@ -122,15 +126,16 @@ class Session:
             await self._log.raise_epoch()
             self.ledger.rehomed += 1
         self._opened = True
+        lag = await self._story.lags(self._config.credit_tokens, lambda: self._cancelled)
+        known = self._beginnings()
         try:
             async with asyncio.timeout(self._config.rehoming_wait_s):
-                while (verifier := self._place()) is None:
+                while (verifier := self._place(known)) is None:
                     await self._router.news()
                     if self._cancelled:
                         return None
         except TimeoutError as error:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
-        lag = await self._story.lags(self._config.credit_tokens)
         seat = verifier.seat()
         self._verifier, self._seat = verifier, seat
         self._router.affinity.note(self._beginnings(), verifier)
@@ -142,8 +147,8 @@ class Session:
             seat.end(End(FINISH_REASON_ERROR, error))
         return seat
 
-    def _place(self) -> Verifier | None:
-        model, known = self._plan.model.name, self._beginnings()
+    def _place(self, known: Sequence[bytes]) -> Verifier | None:
+        model = self._plan.model.name
         return self._router.place(model, self._avoid, known) or self._router.place(model, (), known)
 
     def _beginnings(self) -> list[bytes]:
@@ -156,7 +161,7 @@ class Session:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.stall_s):
                     return await seat.take()
-            if self._verifier is None or self._verifier.steps == steps:
+            if not seat.spent and (self._verifier is None or self._verifier.steps == steps):
                 seat.end(End(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
 
     async def _show(self, rounds: list[verifier_pb2.Round]) -> None:
@@ -217,6 +222,7 @@ class Session:
 
     async def _suspend(self) -> None:
         """The session holds nothing but its record, which anybody may take up."""
+        self.ending = True
         self._leave()
         self._crew.disband()
         with contextlib.suppress(SlipstreamError):
@@ -224,6 +230,7 @@ class Session:
 
     async def _record(self, finished: gateway_pb2.Finished) -> None:
         """The outcome, for whoever asks later. A store that refuses it changes nothing for the client."""
+        self.ending = True
         self._leave()
         self._crew.disband()
         self.ledger.close()

@@ -63,7 +63,7 @@ class Story:
             self._logprobs += self.transcript.likelihoods(fresh, told[: len(fresh)])
         else:
             self._bare = self._shown
-        self._wake()
+        self.wake()
 
     def conclude(self) -> None:
         """No more tokens follow: what was held back becomes final."""
@@ -73,13 +73,13 @@ class Story:
         """The session ended."""
         if not self.over:
             self._finished = finished
-            self._wake()
+            self.wake()
 
     def fail(self, error: SlipstreamError) -> None:
         """Nothing more comes from here."""
         if not self.over:
             self._failure = error
-            self._wake()
+            self.wake()
 
     async def follow(self, offset: int = 0, characters: int | None = None) -> AsyncGenerator[Event, None]:
         """Started, then what a client misses that has `offset` tokens and so much text (None: that of its tokens), then
@@ -94,7 +94,7 @@ class Story:
                 while offset < self._shown:
                     until = min(self._shown, offset + MOST_TOKENS, self._bare if offset < self._bare else self._shown)
                     yield self._delta(offset, until, characters)
-                    offset, characters = until, None
+                    offset, characters = until, self._ahead(until, characters)
                     self._take(offset)
                 if self._finished is not None:
                     break
@@ -109,14 +109,21 @@ class Story:
         finally:
             self._clients -= 1
             if not self._clients:
-                self._wake()
+                self.wake()
                 self.deserted()
 
-    async def lags(self, tokens: int) -> int:
-        """How many tokens the client that is farthest is behind; waits until they are fewer than so many."""
-        while len(self.tokens) - self.reached >= tokens and self._clients:
+    async def lags(self, tokens: int, over: Callable[[], bool] = lambda: False) -> int:
+        """How many tokens the client that is farthest is behind; waits until they are fewer than so many, or it is
+        over."""
+        while len(self.tokens) - self.reached >= tokens and self._clients and not over():
             await self._news.wait()
         return max(0, len(self.tokens) - self.reached)
+
+    def _ahead(self, offset: int, characters: int | None) -> int | None:
+        """The same once so many tokens were told; None where their text is as long."""
+        if characters is None or characters <= sum(map(len, self._pieces[:offset])):
+            return None
+        return characters
 
     def _delta(self, offset: int, until: int, characters: int | None) -> gateway_pb2.Delta:
         text = "".join(self._pieces[offset:until])
@@ -138,9 +145,10 @@ class Story:
     def _take(self, reached: int) -> None:
         if reached > self.reached:
             advance, self.reached = reached - self.reached, reached
-            self._wake()
+            self.wake()
             self.took(advance)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Whoever waits here looks again."""
         self._news.set()
         self._news = asyncio.Event()

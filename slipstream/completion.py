@@ -191,7 +191,9 @@ async def _resumed(
     """Whether there was anything to resume."""
     try:
         await resume(lines, completion, hearing, patience, error)
-    except NotFound:
+    except NotFound as lost:
+        if lost.reason != "NO_SESSION":
+            raise
         return False
     return True
 
@@ -208,19 +210,22 @@ class _Hearing:
 
     def __init__(self, echo: Echo | None) -> None:
         self._echo = echo
-        self._said = self._text = ""
+        self._said = ""
+        self._at = 0
+        """Characters that were heard since the last beginning."""
 
     def again(self) -> None:
-        self._text = ""
+        self._at = 0
 
     def __call__(self, piece: str) -> None:
-        self._text += piece
-        if self._text.startswith(self._said):
-            fresh, self._said = self._text[len(self._said) :], self._text
-            if fresh and self._echo is not None:
-                self._echo(fresh)
-        elif not self._said.startswith(self._text):
+        known = self._said[self._at : self._at + len(piece)]
+        if not piece.startswith(known):
             raise Aborted("the session was lost, and its text is another one now; ask again.", reason="SESSION_LOST")
+        self._at += len(piece)
+        if fresh := piece[len(known) :]:
+            self._said += fresh
+            if self._echo is not None:
+                self._echo(fresh)
 
 
 async def resume(

@@ -26,22 +26,25 @@ class ModelThread:
     def __init__(self, threads: int = 1, name: str = "model") -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
+        self._door = threading.Lock()
         self._thread = threading.Thread(target=self._work, args=[threads], name=name, daemon=True)
         self._thread.start()
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
         """Starts the function; to be awaited for its result or exception. A cancelled caller stops waiting; a function
         that began still ends. Raises RuntimeError once closed."""
-        if self._closed:
-            raise RuntimeError("the model's thread is closed")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._jobs.put(_Job(partial(function, *args, **kwargs), future))
+        with self._door:  # nothing may stand behind the end
+            if self._closed:
+                raise RuntimeError("the model's thread is closed")
+            self._jobs.put(_Job(partial(function, *args, **kwargs), future))
         return future
 
     def close(self) -> None:
         """Waits for the running function; those not begun are cancelled. Closing twice is harmless."""
-        self._closed = True
-        self._jobs.put(None)
+        with self._door:
+            self._closed = True
+            self._jobs.put(None)
         self._thread.join()
 
     async def __aenter__(self) -> Self:

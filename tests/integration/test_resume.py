@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from gateway.store.memory import Memory, MemoryStore
+from gateway.tenant import Limits, Tenant
 from slipstream.client import channel, error_of
 from slipstream.completion import complete
 from slipstream.errors import Aborted, InvalidArgument, NotFound, OutOfRange, Unavailable
@@ -336,3 +337,71 @@ async def test_a_session_that_is_lost_is_said_again_and_heard_once(setting: Sett
             assert caught.value.reason == "SESSION_LOST"
     first, *_, last = front.verifiers[0].opens()
     assert first.sampling.seed == last.sampling.seed
+
+
+async def test_whatever_could_be_asked_for_can_be_resumed(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    others = [token for token in range(260) if token not in {*front.verifiers[0].script, setting.eos}][:64]
+    answer = await left_after(front, stop_token_ids=others)
+    front.verifiers[0].limit = None
+    await front.resume(answer.started.session_id, answer)
+    assert answer.tokens == front.verifiers[0].script[:40]
+    first, second = front.verifiers[0].opens()
+    assert list(first.stop_token_ids) == list(second.stop_token_ids) == [setting.eos, *others]
+
+
+async def test_what_follows_a_rollback_is_not_what_a_follower_elsewhere_goes_on_with(setting: Setting) -> None:
+    """Nothing was cut, but the seed is another one."""
+    memory = Memory()
+    front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
+    beside = await setting.beside(front, store(memory, "b"))
+    call, answer = await begun(front)
+    follower = asyncio.create_task(beside.resume(answer.started.session_id))
+    await asyncio.sleep(0.3)
+    await front.roll_back(answer.started.session_id, 9, seed=5)
+    with pytest.raises(Aborted):
+        await follower
+    assert len(front.verifiers[0].opens()) == 1
+    call.cancel()
+
+
+async def test_a_client_that_has_more_text_than_tokens_hears_the_rest_of_it(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    whole = await front.generate()
+    again = Answer(text=whole.text[:20])
+    await front.resume(whole.started.session_id, again, characters=20)
+    assert (again.tokens, again.text) == (whole.tokens, whole.text)
+
+
+async def test_an_idle_verifier_is_not_stuck_while_a_client_does_not_read(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(), credit_tokens=4, stall_s=0.2)
+    call, answer = front.call(), Answer()
+    answer.add(await call.read())
+    front.verifiers[0].frozen = True
+    await asyncio.sleep(0.7)
+    front.verifiers[0].frozen = False
+    await read_on(call, answer)
+    assert answer.tokens == front.verifiers[0].script[:40]
+
+
+async def test_what_was_paid_for_is_not_paid_for_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(tokens_per_minute=1000)
+    tenant = Tenant("", limits, lambda: 0.0)
+    monkeypatch.setattr("gateway.sessions.caller", lambda: tenant)
+    front = await setting.front(setting.verifier(limit=9))
+    answer = await left_after(front)
+    used = 8 + 9
+    assert left_of(tenant) == 1000 - used
+    for _ in range(3):
+        task = asyncio.create_task(front.resume(answer.started.session_id))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        async with asyncio.timeout(5):
+            while tenant.sessions:
+                await asyncio.sleep(0.01)
+        assert left_of(tenant) == 1000 - used
+
+
+def left_of(tenant: Tenant) -> int:
+    """Tokens that it may still use this minute."""
+    return next(tokens for tokens in range(1001, -1, -1) if not tenant._tokens.wait(tokens, 0.0) and tokens <= 1000)
