@@ -88,7 +88,10 @@ async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, ru
         )
         for seed, prompt in enumerate(held_out(60 if rule == "coupled" else 40, characters=120, seed=4))
     ]
-    load = await run_load(server, requests, 4)
+    for _ in range(4):  # on a busy machine hardly any candidate may come in time
+        load = await run_load(server, requests, 4)
+        if load.total("accepted") > 20:
+            break
     assert load.total("accepted") > 20
     model = AutoModelForCausalLM.from_pretrained(ROOT / "models/target", dtype=torch.float32).eval()
     chance = np.random.default_rng(1)

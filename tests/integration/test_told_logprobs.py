@@ -16,7 +16,7 @@ from slipstream.engine.opening import open_engine
 from slipstream.sampling import Sampling
 from slipstream.structure import Structure
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, drafter, gateway, until, verifier
+from tests.fleet import Decoded, Gateway, drafter, gateway, slowed, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, tokenizer
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
 
@@ -38,7 +38,7 @@ def model() -> torch.nn.Module:
 @pytest.fixture
 async def client() -> AsyncIterator[Gateway]:
     async with (
-        verifier(open_engine(TARGET, "float32", 8192), model=TARGET) as server,
+        verifier(slowed(open_engine(TARGET, "float32", 8192)), model=TARGET) as server,
         gateway(server.address) as client,
     ):
         yield client
