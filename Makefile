@@ -25,9 +25,9 @@ demo: setup
 serve: setup
 	$(BIN)/slipstream serve
 
-# Two files at a time: most tests wait for other processes, or for time to pass.
+# Two files at a time, slow ones first: most tests wait for other processes, or for time to pass.
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: setup
 	$(BIN)/python -m pytest -q
