@@ -37,7 +37,7 @@ chaos: setup
 
 SEEDS ?= 1000
 simulation: setup
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
 
 lint: setup
 	$(BIN)/ruff check .
