@@ -15,40 +15,16 @@ forgotten with their names; dead nodes lose theirs at once; one source has at mo
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
+from slipstream import choice
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from slipstream.frame import Frame, Grafted, Limits, check
-from slipstream.proposal import Proposal
+from slipstream.node import Node
 from slipstream.selection import ROOT, Selection
 
 __all__ = ["ROOT", "CandidateTree", "Frame", "Grafted", "Limits", "Selection", "check"]
-
-
-class _Node:
-    __slots__ = ("children", "distribution", "length", "log_prob", "names", "order", "parent", "sources", "token")
-
-    def __init__(self, token: int, length: int, parent: _Node | None = None, order: int = 0) -> None:
-        self.token = token
-        self.length = length  # tokens up to and including this one
-        self.parent = parent  # None once committed or dead
-        self.order = order  # of creation; breaks ties
-        self.log_prob = 0.0
-        self.distribution: Proposal | None = None
-        self.children: dict[int, _Node] = {}  # in order of creation
-        self.names: list[tuple[int, int]] = []
-        self.sources: tuple[int, ...] = ()  # of the names, each once, in order of coming
-
-    def name(self, source: int, number: int) -> None:
-        self.names.append((source, number))
-        if source not in self.sources:
-            self.sources += (source,)
-
-    def unname(self, source: int) -> None:
-        self.names = [name for name in self.names if name[0] != source]
-        self.sources = tuple(other for other in self.sources if other != source)
 
 
 class _Source:
@@ -59,7 +35,7 @@ class _Source:
     def __init__(self) -> None:
         self.generation = -1
         self.base = -1  # committed length at the generation's root; -1: no frame of it came yet
-        self.names: dict[int, _Node] = {}
+        self.names: dict[int, Node] = {}
 
 
 class CandidateTree:
@@ -73,13 +49,13 @@ class CandidateTree:
         self.admits: Callable[[tuple[int, ...], int], bool] | None = None
         """Whether a new candidate may stand below this path from the root; None: all may."""
         self._order = self._nodes = 0
-        self._dead: list[_Node] = []
+        self._dead: list[Node] = []
         """Roots of what fell off: still counted and named, until somebody asks. A commit stands between two steps, and
         the time to clear up is while the next one runs."""
         self._sources: dict[int, _Source] = {}
         start = max(0, len(committed) - self.limits.window)
-        self._trail = [_Node(-1, start)]  # committed nodes by length, oldest first; the last one is the root
-        self._trail += [_Node(token, start + index + 1) for index, token in enumerate(committed[start:])]
+        self._trail = [Node(-1, start)]  # committed nodes by length, oldest first; the last one is the root
+        self._trail += [Node(token, start + index + 1) for index, token in enumerate(committed[start:])]
 
     @property
     def base_length(self) -> int:
@@ -98,12 +74,12 @@ class CandidateTree:
 
     def holds(self, count: int) -> bool:
         """Whether there are so many live candidates; cheaper than to count them all."""
-        return count <= 0 or next(islice(_descendants(self._root), count - 1, None), None) is not None
+        return count <= 0 or next(islice(self._root.descendants(), count - 1, None), None) is not None
 
     @property
     def depth(self) -> int:
         """Of the deepest candidate; 0 when empty."""
-        return max((node.length for node in _descendants(self._root)), default=self.base_length) - self.base_length
+        return max((node.length for node in self._root.descendants()), default=self.base_length) - self.base_length
 
     def follows(self, source: int) -> bool:
         """Whether the last committed token was a candidate of this drafter: if not, its tree was left."""
@@ -146,7 +122,7 @@ class CandidateTree:
             diverged = diverged or (kept is None and bool(root.children))
             self._kill(root)
             if kept is None:
-                kept = _Node(token, root.length + 1)
+                kept = Node(token, root.length + 1)
             else:
                 self._nodes -= 1
                 kept.parent = None
@@ -174,7 +150,7 @@ class CandidateTree:
             source.generation += source.base >= 0
             source.base = -1
             source.names.clear()
-        self._trail = [node for node in self._trail if node.length <= length] or [_Node(-1, length)]
+        self._trail = [node for node in self._trail if node.length <= length] or [Node(-1, length)]
         for node in self._trail:
             node.names.clear()
             node.sources = ()
@@ -190,67 +166,20 @@ class CandidateTree:
             self._unname(source, gone)
 
     def select(self, budget: int, max_depth: int | None = None) -> Selection:
-        """The `budget` nodes of highest path probability; ties go to the earlier node. Connected, best first."""
-        deepest = self.base_length + (self.limits.depth if max_depth is None else max_depth)
-        picked: list[_Node] = []
-        parents: list[int] = []
-        scores: list[float] = []
-        frontier: list[tuple[float, int, _Node, int]] = []
-        node, score, index = self._root, 0.0, ROOT
-        while len(picked) < budget:
-            if node.length < deepest:
-                for child in node.children.values():
-                    heapq.heappush(frontier, (-(score + child.log_prob), child.order, child, index))
-            if not frontier:
-                break
-            cost, _, node, parent = heapq.heappop(frontier)
-            score, index = -cost, len(picked)
-            picked.append(node)
-            parents.append(parent)
-            scores.append(score)
-        return self._pack(picked, parents, scores)
+        """The likeliest: see `choice.likeliest`."""
+        return choice.likeliest(self._root, budget, self.limits.depth if max_depth is None else max_depth)
 
     def select_chain(self, budget: int, max_depth: int | None = None) -> Selection:
-        """First-created children only: a choice that does not look at tokens, as the ratio rules need it."""
-        length = budget if max_depth is None else min(budget, max_depth)
-        picked: list[_Node] = []
-        node = self._root
-        while len(picked) < length and node.children:
-            node = next(iter(node.children.values()))
-            picked.append(node)
-        return self._connect(picked)
+        """One after the other, as a ratio rule needs them: see `choice.first_children`."""
+        return choice.first_children(self._root, budget if max_depth is None else min(budget, max_depth))
 
     def select_drawn(self, budget: int) -> Selection:
-        """The `budget` nodes that were created first: of one drafter's tree, siblings in the order of drawing, and a
-        connected piece, cut by count alone. So whether a node is in it depends on what was created before it, never on
-        its own token or on what is below or after it.
-        """
-        return self._connect(sorted(_descendants(self._root), key=lambda node: node.order)[:budget])
+        """In the order of drawing, as a ratio rule needs them: see `choice.first_created`."""
+        return choice.first_created(self._root, budget)
 
     @property
-    def _root(self) -> _Node:
+    def _root(self) -> Node:
         return self._trail[-1]
-
-    def _connect(self, picked: list[_Node]) -> Selection:
-        """These nodes, parents before children."""
-        index = {id(node): number for number, node in enumerate(picked)}
-        parents = [index.get(id(node.parent), ROOT) for node in picked]
-        scores: list[float] = []
-        for node, parent in zip(picked, parents, strict=True):
-            scores.append(node.log_prob + (scores[parent] if parent != ROOT else 0.0))
-        return self._pack(picked, parents, scores)
-
-    def _pack(self, picked: list[_Node], parents: list[int], scores: list[float]) -> Selection:
-        base = self.base_length
-        return Selection(
-            tuple([node.token for node in picked]),
-            tuple(parents),
-            tuple([node.length - base for node in picked]),
-            tuple([node.log_prob for node in picked]),
-            tuple(scores),
-            tuple([node.distribution for node in picked]),
-            tuple([node.sources for node in picked]),
-        )
 
     def _graft_node(self, frame: Frame, index: int, token: int, source: _Source) -> str:
         """Places one node; returns its fate: added, merged, or why it was dropped."""
@@ -276,7 +205,7 @@ class CandidateTree:
         node.name(frame.source, number)
         return fate
 
-    def _child(self, parent: _Node, token: int, frame: Frame, index: int) -> tuple[_Node | None, str]:
+    def _child(self, parent: Node, token: int, frame: Frame, index: int) -> tuple[Node | None, str]:
         node = parent.children.get(token)
         if node is not None:
             node.log_prob = max(node.log_prob, frame.log_probs[index])
@@ -285,30 +214,22 @@ class CandidateTree:
             return None, "deep"
         if self._nodes >= self.limits.nodes:
             return None, "full"
-        if self.admits is not None and not self.admits(self._path(parent), token):
+        if self.admits is not None and not self.admits(parent.path(), token):
             return None, "forbidden"
         self._order += 1
         self._nodes += 1
-        node = parent.children[token] = _Node(token, parent.length + 1, parent, self._order)
+        node = parent.children[token] = Node(token, parent.length + 1, parent, self._order)
         node.log_prob = frame.log_probs[index]
         if frame.distributions:
             node.distribution = frame.distributions[index]
         return node, "added"
 
-    def _path(self, node: _Node) -> tuple[int, ...]:
-        """The tokens from below the root down to this node."""
-        tokens: list[int] = []
-        while node.parent is not None:
-            tokens.append(node.token)
-            node = node.parent
-        return tuple(reversed(tokens))
-
-    def _committed(self, length: int) -> _Node | None:
+    def _committed(self, length: int) -> Node | None:
         """The committed node at this length; None once it has left the window."""
         index = length - self._trail[0].length
         return self._trail[index] if 0 <= index < len(self._trail) else None
 
-    def _kill(self, node: _Node) -> None:
+    def _kill(self, node: Node) -> None:
         """Everything below this node dies."""
         if node.children:
             self._dead.extend(node.children.values())
@@ -323,7 +244,7 @@ class CandidateTree:
             dead.parent = None
             self._nodes -= 1
 
-    def _forget_names(self, node: _Node) -> None:
+    def _forget_names(self, node: Node) -> None:
         for source, number in node.names:
             del self._sources[source].names[number]
         node.names.clear()
@@ -340,11 +261,3 @@ class CandidateTree:
                 node.parent = None
                 self._nodes -= 1
         source.names.clear()
-
-
-def _descendants(node: _Node) -> Iterator[_Node]:
-    stack = list(node.children.values())
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.children.values())

@@ -1,0 +1,50 @@
+"""One node of a candidate tree: a guess, or a token that was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slipstream.proposal import Proposal
+
+
+class Node:
+    """A token in its place: below the path that leads to it."""
+
+    __slots__ = ("children", "distribution", "length", "log_prob", "names", "order", "parent", "sources", "token")
+
+    def __init__(self, token: int, length: int, parent: Node | None = None, order: int = 0) -> None:
+        self.token = token
+        self.length = length  # tokens up to and including this one
+        self.parent = parent  # None once committed or dead
+        self.order = order  # of creation; breaks ties
+        self.log_prob = 0.0
+        self.distribution: Proposal | None = None
+        self.children: dict[int, Node] = {}  # in order of creation
+        self.names: list[tuple[int, int]] = []
+        self.sources: tuple[int, ...] = ()  # of the names, each once, in order of coming
+
+    def name(self, source: int, number: int) -> None:
+        self.names.append((source, number))
+        if source not in self.sources:
+            self.sources += (source,)
+
+    def unname(self, source: int) -> None:
+        self.names = [name for name in self.names if name[0] != source]
+        self.sources = tuple(other for other in self.sources if other != source)
+
+    def descendants(self) -> Iterator[Node]:
+        """Everything below it, in no order that means anything."""
+        stack = list(self.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def path(self) -> tuple[int, ...]:
+        """The tokens from below the root down to it."""
+        tokens: list[int] = []
+        node = self
+        while node.parent is not None:
+            tokens.append(node.token)
+            node = node.parent
+        return tuple(reversed(tokens))
