@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.admission import Plan
 from gateway.affinity import beginnings
 from gateway.config import GatewayConfig
 from gateway.crew import Crew
 from gateway.log import SessionLog
+from gateway.plan import Plan
 from gateway.rounds import Ledger
 from gateway.routing import Router
 from gateway.seat import End, News, Seat
@@ -138,7 +138,7 @@ class Session:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
         seat = verifier.seat()
         self._verifier, self._seat = verifier, seat
-        self._router.affinity.note(self._beginnings(), verifier)
+        self._router.affinity.note(known, verifier)
         self._crew.moved()
         self._crew.look(self._length, hurry=True)
         try:

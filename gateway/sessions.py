@@ -6,30 +6,32 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakValueDictionary
 
-from gateway.admission import Admission, Plan, RandomBits
+from gateway.admission import Admission, RandomBits
+from gateway.claims import Claims
+from gateway.known import Known, rolled_back, suspended
 from gateway.log import Scribe, SessionLog
+from gateway.outcome import output_of
+from gateway.plan import Plan
 from gateway.rounds import Ledger
 from gateway.session import Session, Stage
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
 from gateway.story import Story
-from gateway.tenant import Grant, asked_of, caller
+from gateway.tenant import Grant, asked_of, caller, request_of
 from gateway.tokenizer import Tokenizer
 from gateway.transcript import Transcript, number_only
-from slipstream.errors import Aborted, Internal, OutOfRange, SlipstreamError, Unavailable
-from slipstream.v1 import gateway_pb2, verifier_pb2
+from slipstream.errors import Aborted, Internal, OutOfRange, SlipstreamError
+from slipstream.v1 import gateway_pb2
 
 log = logging.getLogger(__name__)
 
 MAX_ID_LENGTH = 64
 POLL_S = 0.2
 """How often the log of a session that another gateway runs is read while somebody follows it here."""
-ROLLED_BACK = "ROLLED_BACK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +40,6 @@ class Chance:
 
     random_bits: RandomBits
     clock: Callable[[], float] = time.monotonic
-
-
-@dataclass(slots=True, eq=False)
-class Known:
-    """A session that somebody here listens to."""
-
-    story: Story
-    owner: str
-    """The API key that it belongs to."""
-    params: bytes
-    """What it was asked for: another record is another session, even if it begins like this one."""
-    task: asyncio.Task[None] | None = None
-    """That feeds the story."""
-    session: Session | None = None
-    """Where it runs here."""
-    said: int = 0
-    """Tokens that were there before it ran here."""
-    stopping: bool = False
-
-    @property
-    def output_here(self) -> int:
-        """Tokens that were said here."""
-        return len(self.story.tokens) - self.said if self.session is not None else 0
-
-    def stop(self) -> None:
-        """The task ends soon, having let the session go. Once: what it does last must not be interrupted."""
-        if self.task is not None and not self.stopping and not (self.session is not None and self.session.ending):
-            self.stopping = True
-            self.task.cancel()
 
 
 class Sessions:
@@ -78,14 +51,12 @@ class Sessions:
         self._stage = stage
         self._tokenizer = tokenizer
         self._store = store
-        self._scribe = scribe
+        self._claims = Claims(store, scribe, stage.config.store_grace_s)
         self._chance = chance
         self._admission = Admission(stage.config, stage.router, tokenizer, chance.random_bits)
         self._known: dict[str, Known] = {}
         self._arriving = 0
         """Requests that may become a session."""
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Of those here that want to own a session: to the store all of them are one owner."""
         self._closing = False
 
     def running(self, name: str) -> Session | None:
@@ -102,7 +73,7 @@ class Sessions:
             grant = _admitted(plan, 0)
             try:
                 record = Record(self._name(), 1, plan.params(), len(plan.prompt), plan.prompt)
-                log = self._log(record)
+                log = self._claims.log(record)
                 await log.create()
                 self._check_open()
             except BaseException:
@@ -121,7 +92,7 @@ class Sessions:
         arrived_at = self._chance.clock()
         with self._arrival():
             record = await self.read(name)
-            plan = await self._admission.plan(_request(record), self._count)
+            plan = await self._admission.plan(request_of(record), self._count)
         self._check_open()
         if known := self._own(name):  # another client came first
             return known.story
@@ -137,24 +108,16 @@ class Sessions:
         said = len(output_of(record))
         if request.output_tokens > said:
             raise OutOfRange(f"The session has {said} output tokens; keep at most those.", reason="NO_OFFSET")
-        plan, edit = await self._admission.revise(_request(record), request)
+        plan, edit = await self._admission.revise(request_of(record), request)
         kept = record.prompt_length + request.output_tokens
         if request.branch:
             return await self._branch(plan, (*record.tokens[:kept], *edit)), 1
         if known := self._known.get(record.id):
-            known.story.fail(_rolled_back(request.output_tokens))
+            known.story.fail(rolled_back(request.output_tokens))
         await self._let_go(record.id)
         # A caller that leaves in the middle must not leave half of it.
-        return record.id, await asyncio.shield(asyncio.create_task(self._cut(record.id, kept, edit, plan.params())))
-
-    async def _cut(self, name: str, kept: int, edit: Sequence[int], params: bytes) -> int:
-        """The epoch under which nobody owns what is left."""
-        async with self._turn(name):
-            epoch = (await self._store.takeover(name, force=True)).epoch + 1
-            await self._store.truncate(name, epoch, kept, params)
-            await self._store.append(name, epoch, kept, edit)
-            await self._store.release(name, epoch)
-        return epoch
+        cutting = asyncio.create_task(self._claims.cut(record.id, kept, edit, plan.params()))
+        return record.id, await asyncio.shield(cutting)
 
     async def cancel(self, name: str) -> None:
         """The session ends, wherever it runs. Nothing happens to one that has ended."""
@@ -162,17 +125,7 @@ class Sessions:
             session.cancel()
             return
         if not (await self.read(name)).outcome:
-            await asyncio.shield(asyncio.create_task(self._cancel(name)))
-
-    async def _cancel(self, name: str) -> None:
-        async with self._turn(name):
-            record = await self._store.takeover(name, force=True)
-            if not record.outcome:
-                finished = gateway_pb2.Finished(
-                    reason=verifier_pb2.FINISH_REASON_CANCELLED, output_tokens=len(output_of(record))
-                )
-                record = replace(record, outcome=finished.SerializeToString())
-            await self._store.finish(name, record.epoch, record.outcome)
+            await asyncio.shield(asyncio.create_task(self._claims.cancel(name)))
 
     async def read(self, name: str) -> Record:
         """Raises NotFound for a session that never was, has expired, or is another's."""
@@ -199,18 +152,14 @@ class Sessions:
         self._closing = True
         tasks = [known.task for known in self._known.values() if known.task is not None]
         for known in list(self._known.values()):
-            known.story.fail(_suspended())
+            known.story.fail(suspended())
             known.stop()
         if tasks:
             await asyncio.wait(tasks, timeout=self._stage.config.store_grace_s + 1.0)
 
     def _check_open(self) -> None:
         if self._closing:
-            raise _suspended()
-
-    def _turn(self, name: str) -> asyncio.Lock:
-        """To be held by whoever takes the session over, until it runs or is let go."""
-        return self._turns.setdefault(name, asyncio.Lock())
+            raise suspended()
 
     # How sessions run and are followed.
 
@@ -223,7 +172,7 @@ class Sessions:
     async def _follow(self, record: Record, known: Known, plan: Plan, arrived_at: float) -> None:
         """Tells what the log says, until the session ends or nobody runs it: then it is taken up here."""
         epoch = record.epoch
-        while _told(known, record, epoch):
+        while known.hear(record, epoch):
             if not record.leased:
                 with contextlib.suppress(Aborted):  # somebody else was faster
                     log = await self._take_up(record.id, known, epoch)
@@ -236,11 +185,11 @@ class Sessions:
 
     async def _take_up(self, name: str, known: Known, epoch: int) -> SessionLog | None:
         """The log of a session that is ours now; None where there is nothing to go on with."""
-        async with self._turn(name):
-            record = await self._store.takeover(name)
-            log = self._log(record)
+        async with self._claims.turn(name):
+            record = await self._claims.take(name)
+            log = self._claims.log(record)
             try:
-                if _told(known, replace(record, epoch=record.epoch - 1), epoch):  # a takeover raises it by one
+                if known.hear(replace(record, epoch=record.epoch - 1), epoch):  # a takeover raises it by one
                     # A store that failed over may have lost what it had acknowledged, and a client has seen.
                     await log.append(known.story.tokens[len(output_of(record)) :])
                     return log
@@ -273,7 +222,7 @@ class Sessions:
             grant.end(known.output_here)
             if self._known.get(name) is known:
                 del self._known[name]
-            known.story.fail(_suspended())
+            known.story.fail(suspended())
 
         known.task = asyncio.create_task(feed())
         known.task.add_done_callback(gone)
@@ -295,16 +244,12 @@ class Sessions:
         story.deserted = known.stop
         return known
 
-    def _log(self, record: Record) -> SessionLog:
-        return SessionLog(self._store, record, scribe=self._scribe, grace_s=self._stage.config.store_grace_s)
-
     def _name(self) -> str:
         return f"{self._chance.random_bits(128):032x}"
 
     async def _branch(self, plan: Plan, tokens: tuple[int, ...]) -> str:
         record = Record(self._name(), 1, plan.params(), len(plan.prompt), tokens)
-        await self._store.create(record)
-        await self._store.release(record.id, 1)
+        await self._claims.branch(record)
         return record.id
 
     @contextlib.contextmanager
@@ -325,42 +270,3 @@ def _admitted(plan: Plan, said: int) -> Grant:
     """The caller's room for what is left of a session. What was said was paid for."""
     prompt = 0 if said else len(plan.prompt)
     return caller().admit(prompt, max(0, plan.max_length - len(plan.prompt) - said))
-
-
-def output_of(record: Record) -> tuple[int, ...]:
-    """The tokens that carry the session's text: of one that ended, none behind a stop string."""
-    output = record.tokens[record.prompt_length :]
-    return output[: gateway_pb2.Finished.FromString(record.outcome).output_tokens] if record.outcome else output
-
-
-def _request(record: Record) -> gateway_pb2.GenerateRequest:
-    """That would ask for the session again."""
-    request = asked_of(record)
-    request.prompt_token_ids.token_ids.extend(record.tokens[: record.prompt_length])
-    return request
-
-
-def _rolled_back(output_tokens: int) -> Aborted:
-    return Aborted(f"The session was rolled back to {output_tokens} output tokens; resume there.", reason=ROLLED_BACK)
-
-
-def _suspended() -> Unavailable:
-    return Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED")
-
-
-def _told(known: Known, record: Record, epoch: int) -> bool:
-    """Tells the story what the record has more; whether the session goes on. A log that is shorter than what was told
-    has lost it, or was rolled back: then its epoch is a later one than `epoch`."""
-    story, output = known.story, list(record.tokens[record.prompt_length :])
-    both = min(len(output), len(story.tokens))
-    shorter = both < len(story.tokens) and record.epoch > epoch
-    if output[:both] != story.tokens[:both] or shorter or record.params != known.params:
-        story.fail(_rolled_back(both))
-        return False
-    story.tell(output[both:])
-    if record.outcome:
-        story.conclude()
-        finished = gateway_pb2.Finished.FromString(record.outcome)
-        finished.output_tokens = min(finished.output_tokens, story.transcript.carrying())
-        story.finish(finished)
-    return not record.outcome

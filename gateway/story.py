@@ -48,10 +48,6 @@ class Story:
     def over(self) -> bool:
         return self._finished is not None or self._failure is not None
 
-    @property
-    def clients(self) -> int:
-        return self._clients
-
     def tell(self, tokens: Sequence[int], told: Sequence[types_pb2.TokenLogprobs] = ()) -> None:
         """More output, with the verifier's log-probabilities if they were asked for. It is in the log already."""
         self.tokens += tokens
