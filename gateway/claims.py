@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from gateway.log import Scribe, SessionLog
 from gateway.outcome import cancelled
 from gateway.store import SessionStore
-from gateway.store.record import Record
+from gateway.store.record import Record, refusal
+from slipstream.errors import SlipstreamError
 
 
 class Claims:
@@ -25,9 +26,16 @@ class Claims:
         one owner."""
         return self._turns.setdefault(name, asyncio.Lock())
 
-    async def take(self, name: str) -> Record:
-        """Raises Aborted while another owner's lease runs."""
-        return await self._store.takeover(name)
+    async def written(self, name: str) -> None:
+        """What was said of the session here is in its log. Raises Unavailable when the store is away for too long."""
+        if self._scribe is not None:
+            await self._scribe.written(self._grace_s, name)
+
+    async def take(self, name: str, *, force: bool = False) -> Record:
+        """What is still to be written comes first: the next epoch would fence it off. Raises Aborted while another
+        owner's lease runs, unless by `force`."""
+        await self.written(name)
+        return await self._store.takeover(name, force=force)
 
     def log(self, record: Record) -> SessionLog:
         """Of a new session, or of one that was taken."""
@@ -35,12 +43,17 @@ class Claims:
 
     async def cut(self, name: str, length: int, edit: Sequence[int], params: bytes) -> int:
         """Whoever owns it: its first `length` tokens and the edit are left, and nobody owns them. Returns the epoch."""
-        async with self.turn(name):
-            epoch = (await self._store.takeover(name, force=True)).epoch + 1
-            await self._store.truncate(name, epoch, length, params)
-            await self._store.append(name, epoch, length, edit)
-            await self._store.release(name, epoch)
-        return epoch
+        record = await self.take(name, force=True)
+        log = SessionLog(self._store, record, scribe=None, grace_s=self._grace_s)
+        try:
+            if length > record.length:  # somebody else was faster
+                raise refusal("MISMATCH", name, record.epoch, record.length)
+            await log.truncate(length, params)
+            await log.append(edit)
+        finally:
+            with contextlib.suppress(SlipstreamError):
+                await log.release()
+        return log.epoch
 
     async def branch(self, record: Record) -> None:
         """Another session, which nobody owns."""
@@ -49,8 +62,8 @@ class Claims:
 
     async def cancel(self, name: str) -> None:
         """Whoever owns it. One that has ended stays as it is."""
-        async with self.turn(name):
-            record = await self._store.takeover(name, force=True)
-            if not record.outcome:
-                record = replace(record, outcome=cancelled(record))
-            await self._store.finish(name, record.epoch, record.outcome)
+        await self.written(name)
+        if (await self._store.read(name)).outcome:
+            return
+        record = await self._store.takeover(name, force=True)
+        await self._store.finish(name, record.epoch, record.outcome or cancelled(record))

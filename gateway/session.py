@@ -59,6 +59,7 @@ class Session:
         self._cancelled = False
         self.ending = False
         """Whether nothing is left but to write down how it ended."""
+        self.ended = asyncio.Event()
         story.took = self._took
 
     def cancel(self) -> None:
@@ -81,11 +82,12 @@ class Session:
             pass
 
     async def run(self) -> None:
-        """Until the session ended. What its clients must be told is told by the story, an error too."""
+        """Until the session ended. What its clients must be told is told by the story, an error too; but where another
+        owner took the session, that one knows: raises Aborted."""
         try:
             reason = await self._decode()
             finished = self._conclude(reason)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Aborted):
             await self._suspend()
             raise
         except (Unavailable, ResourceExhausted) as error:  # others may go on with it
@@ -100,6 +102,8 @@ class Session:
         else:
             await self._record(finished)
             self._story.finish(finished)
+        finally:
+            self.ended.set()
 
     async def _decode(self) -> FinishReason:
         """Take rounds, on one verifier after the other if need be, until there is a reason to end."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ class Sessions:
                 grant.end(0)
                 raise
         known = self._tell(record, plan)
-        self._start(record.id, known, self._run(record.id, known, plan, log, arrived_at), grant)
+        self._start(record.id, known, self._begin(record.id, known, plan, log, arrived_at), grant)
         return known.story
 
     async def resume(self, name: str) -> Story:
@@ -112,25 +112,37 @@ class Sessions:
         kept = record.prompt_length + request.output_tokens
         if request.branch:
             return await self._branch(plan, (*record.tokens[:kept], *edit)), 1
-        if known := self._known.get(record.id):
-            known.story.fail(rolled_back(request.output_tokens))
-        await self._let_go(record.id)
         # A caller that leaves in the middle must not leave half of it.
-        cutting = asyncio.create_task(self._claims.cut(record.id, kept, edit, plan.params()))
+        cutting = asyncio.create_task(self._cut(record.id, request.output_tokens, kept, edit, plan.params()))
         return record.id, await asyncio.shield(cutting)
 
+    async def _cut(self, name: str, output: int, kept: int, edit: Sequence[int], params: bytes) -> int:
+        async with self._claims.turn(name):
+            if known := self._known.get(name):
+                known.story.fail(rolled_back(output))
+                await self._let_go(known)
+            return await self._claims.cut(name, kept, edit, params)
+
     async def cancel(self, name: str) -> None:
-        """The session ends, wherever it runs. Nothing happens to one that has ended."""
+        """The session has ended, wherever it ran. Nothing happens to one that had."""
         if session := self.running(name):
-            session.cancel()
-            return
-        if not (await self.read(name)).outcome:
-            await asyncio.shield(asyncio.create_task(self._claims.cancel(name)))
+            session.cancel()  # at once, whatever the store does
+        await self.read(name)
+        await asyncio.shield(asyncio.create_task(self._cancel(name)))
+
+    async def _cancel(self, name: str) -> None:
+        async with self._claims.turn(name):
+            known = self._known.get(name)
+            if known is not None and (session := known.session):
+                session.cancel()
+                await session.ended.wait()
+            await self._claims.cancel(name)
 
     async def read(self, name: str) -> Record:
-        """Raises NotFound for a session that never was, has expired, or is another's."""
+        """With all that was shown here. Raises NotFound for a session that never was, has expired, or is another's."""
         if not 1 <= len(name) <= MAX_ID_LENGTH:
             raise refusal("MISSING", name[:MAX_ID_LENGTH], 0, 0)
+        await self._claims.written(name)
         record = await self._store.read(name)
         asked_of(record)
         return record
@@ -163,33 +175,35 @@ class Sessions:
 
     # How sessions run and are followed.
 
+    async def _begin(self, name: str, known: Known, plan: Plan, log: SessionLog, arrived_at: float) -> None:
+        try:
+            await self._run(name, known, plan, log, arrived_at)
+        except Aborted:  # somebody rolled it back, cancelled it or took it up
+            await self._follow(await self._latest(name, known, plan), known, plan, arrived_at)
+
     async def _run(self, name: str, known: Known, plan: Plan, log: SessionLog, arrived_at: float) -> None:
         ledger = Ledger(self._chance.clock, arrived_at, plan.max_draft_tokens > 0, self._stage.router.predicts)
-        known.said = len(known.story.tokens)
-        known.session = Session(name, plan, self._stage, log, known.story, ledger)
-        await known.session.run()
+        await known.run(Session(name, plan, self._stage, log, known.story, ledger), log)
 
     async def _follow(self, record: Record, known: Known, plan: Plan, arrived_at: float) -> None:
         """Tells what the log says, until the session ends or nobody runs it: then it is taken up here."""
-        epoch = record.epoch
-        while known.hear(record, epoch):
+        while known.hear(record) and not known.stopping:
             if not record.leased:
-                with contextlib.suppress(Aborted):  # somebody else was faster
-                    log = await self._take_up(record.id, known, epoch)
+                with contextlib.suppress(Aborted):  # somebody else was faster, or took it later
+                    log = await self._take_up(record.id, known)
                     if log is not None:
                         await self._run(record.id, known, plan, log, arrived_at)
                     return
-            epoch = record.epoch
             await asyncio.sleep(POLL_S)
-            record = await self._latest(record, known)
+            record = await self._latest(record.id, known, plan)
 
-    async def _take_up(self, name: str, known: Known, epoch: int) -> SessionLog | None:
+    async def _take_up(self, name: str, known: Known) -> SessionLog | None:
         """The log of a session that is ours now; None where there is nothing to go on with."""
         async with self._claims.turn(name):
             record = await self._claims.take(name)
             log = self._claims.log(record)
             try:
-                if known.hear(replace(record, epoch=record.epoch - 1), epoch):  # a takeover raises it by one
+                if known.hear(replace(record, epoch=record.epoch - 1)):  # a takeover raises it by one
                     # A store that failed over may have lost what it had acknowledged, and a client has seen.
                     await log.append(known.story.tokens[len(output_of(record)) :])
                     return log
@@ -199,13 +213,13 @@ class Sessions:
             await log.release()
             return None
 
-    async def _latest(self, record: Record, known: Known) -> Record:
+    async def _latest(self, name: str, known: Known, plan: Plan) -> Record:
         """The record as it is now; what was told of it already is not read again."""
-        told = record.tokens[: record.prompt_length] + tuple(known.story.tokens)
-        tail = await self._store.read(record.id, len(told))
-        if tail.epoch == record.epoch and tail.start == len(told):
+        told = (*plan.prompt, *known.story.tokens)
+        tail = await self._store.read(name, len(told))
+        if tail.epoch == known.epoch and tail.start == len(told):
             return replace(tail, tokens=told + tail.tokens, start=0)
-        return await self._store.read(record.id)
+        return await self._store.read(name)
 
     def _start(self, name: str, known: Known, feeding: Coroutine[Any, Any, None], grant: Grant) -> None:
         async def feed() -> None:
@@ -227,11 +241,10 @@ class Sessions:
         known.task = asyncio.create_task(feed())
         known.task.add_done_callback(gone)
 
-    async def _let_go(self, name: str) -> None:
+    async def _let_go(self, known: Known) -> None:
         """Whatever runs or follows the session here ends; its record stays as it is."""
-        known = self._known.get(name)
-        if known is not None and known.task is not None:
-            known.stop()
+        known.stop()
+        if known.task is not None:
             await asyncio.wait([known.task])
 
     def _tell(self, record: Record, plan: Plan) -> Known:
@@ -240,7 +253,7 @@ class Sessions:
         )
         shown = number_only if plan.top_logprobs is None else self._tokenizer.shown
         story = Story(started, Transcript(self._tokenizer.detokenizer(), plan.stops, shown))
-        known = self._known[record.id] = Known(story, plan.owner, record.params)
+        known = self._known[record.id] = Known(story, plan.owner, record.params, record.epoch)
         story.deserted = known.stop
         return known
 

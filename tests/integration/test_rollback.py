@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from gateway.store.memory import Memory
 from slipstream.errors import Aborted, InvalidArgument, OutOfRange
 from slipstream.v1 import gateway_pb2, verifier_pb2
-from tests.calls import Shared, begun, broken_off, store
+from tests.calls import Shared, begun, broken_off, read_on, store
 from tests.front import Answer, Setting
 
 LENGTH = verifier_pb2.FINISH_REASON_LENGTH
@@ -38,7 +39,8 @@ async def test_a_running_session_is_rolled_back_wherever_it_runs(setting: Settin
         call, answer = await begun(front)
         await gateway.roll_back(answer.started.session_id, 4)
         front.verifiers[0].limit = None
-        assert isinstance(await broken_off(call, answer), Aborted)
+        error = await broken_off(call, answer)
+        assert isinstance(error, Aborted) and error.reason == "ROLLED_BACK"
         resumed = await gateway.resume(answer.started.session_id, Answer(tokens=answer.tokens[:4]))
         assert resumed.tokens == front.verifiers[0].script[:40]
         front.verifiers[0].limit = 9
@@ -85,17 +87,28 @@ async def test_a_rollback_that_cannot_be_changes_nothing(
     assert await front.store.read(whole.started.session_id) == before
 
 
-async def test_a_session_is_cancelled_from_another_gateway(setting: Setting) -> None:
-    memory = Memory()
-    front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
-    beside = await setting.beside(front, store(memory, "b"))
-    call, answer = await begun(front)
-    await beside.stub.Cancel(gateway_pb2.CancelRequest(session_id=answer.started.session_id))
-    front.verifiers[0].limit = None
-    assert isinstance(await broken_off(call, answer), Aborted)
-    record = await beside.record(answer.started.session_id)
+async def test_a_session_is_cancelled_from_another_gateway(shared: Shared) -> None:
+    await shared.beside.stub.Cancel(gateway_pb2.CancelRequest(session_id=shared.name))
+    shared.go_on()
+    for call, answer in ((shared.call, shared.answer), (shared.follower, shared.heard)):
+        await read_on(call, answer)
+        told = answer.finished.reason, answer.finished.output_tokens, answer.tokens
+        assert told == (verifier_pb2.FINISH_REASON_CANCELLED, 9, shared.text[:9])
+    record = await shared.beside.record(shared.name)
     assert record.finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
-    assert list(record.output_token_ids) == answer.tokens
+    assert list(record.output_token_ids) == shared.answer.tokens
+
+
+async def test_a_cancelled_session_has_ended_even_if_its_client_leaves_meanwhile(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    call, answer = await begun(front)
+    sessions, name = front.gateway.sessions, answer.started.session_id
+    cancelling = asyncio.create_task(sessions.cancel(name))
+    await asyncio.sleep(0)
+    sessions._known[name].stop()  # as its last client does
+    await cancelling
+    assert (await front.record(name)).finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
+    call.cancel()
 
 
 async def test_what_follows_a_rollback_is_not_what_a_follower_elsewhere_goes_on_with(shared: Shared) -> None:
