@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.admission import Plan
 from gateway.breaker import State
 from gateway.drafters import Drafter
+from gateway.plan import Plan
 from gateway.routing import Router, best_of_each_method
 from gateway.seat import News
 from slipstream.errors import LINK_LOST

@@ -24,6 +24,7 @@ from gateway.tokenizer import Tokenizer
 from gateway.verifiers import Verifier
 from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
+from slipstream.errors import Unavailable
 from slipstream.interpreter import tune
 from slipstream.server import Access, Server, until_signal
 from slipstream.tls import Certificates, certificates_from_env, server_credentials
@@ -176,7 +177,6 @@ async def _written(scribe: Scribe | None, grace_s: float) -> None:
     if scribe is None:
         return
     try:
-        async with asyncio.timeout(grace_s):
-            await scribe.idle()
-    except TimeoutError:
+        await scribe.written(grace_s)
+    except Unavailable:
         log.error("the session store is away; the last tokens of relaxed sessions are not in it")

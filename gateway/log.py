@@ -43,12 +43,28 @@ class SessionLog:
         self._scribe = scribe
         self._grace_s = grace_s
         self._behind: deque[_Write] = deque()
+        self.asked = 0
+        """Writes that were left behind, ever."""
         self._one_at_a_time = asyncio.Lock()
         self._broken: SlipstreamError | None = None
         self._given_up = False
         """Whether the store was away for too long: then nobody waits for it again."""
         self.epoch = record.epoch
         self.length = len(record.tokens)
+
+    @property
+    def id(self) -> str:
+        return self._written.id
+
+    @property
+    def epoch_written(self) -> int:
+        """The epoch that the store has, as far as anybody here knows."""
+        return self._written.epoch
+
+    @property
+    def done(self) -> int:
+        """Of `asked`: those that are written, or never will be, for another owner has the session."""
+        return self.asked - len(self._behind)
 
     async def create(self) -> None:
         await self._store.create(self._record())
@@ -91,9 +107,9 @@ class SessionLog:
             await self._carry_out(_Write(partial(self._store.renew, *self._last(), len(self._tokens))))
 
     async def catch_up(self) -> bool:
-        """Write what was left behind; whether all of it is written. Not for two callers at once."""
+        """Write what was left behind until now; whether the store took it. Not for two callers at once."""
         async with self._one_at_a_time:
-            while self._behind:
+            for _ in range(len(self._behind)):
                 try:
                     await self._carry_out(self._behind[0])
                 except Unavailable:
@@ -110,6 +126,7 @@ class SessionLog:
             raise self._broken
         if self._scribe is not None:
             self._behind.append(write)
+            self.asked += 1
             self._scribe.mark(self)
             return
         async with self._one_at_a_time:
@@ -125,9 +142,7 @@ class SessionLog:
                     await asyncio.sleep(RETRY_S)
         except TimeoutError as error:
             self._given_up = True
-            raise Unavailable(
-                "The session store is away; what was streamed stays valid, retry.", reason="STORE_UNAVAILABLE"
-            ) from error
+            raise _away() from error
 
     async def _done(self, write: _Write) -> bool:
         try:
@@ -169,34 +184,50 @@ class SessionLog:
         return replace(self._written, tokens=tuple(self._tokens))
 
 
+def _away() -> Unavailable:
+    return Unavailable("The session store is away; what was streamed stays valid, retry.", reason="STORE_UNAVAILABLE")
+
+
 class Scribe:
     """Writes what relaxed sessions left behind: one task for all of them, each session in its own order."""
 
     def __init__(self) -> None:
         self._marked: dict[SessionLog, None] = {}
+        """Of which something is left behind."""
         self._filled = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._news = asyncio.Event()
 
     def mark(self, log: SessionLog) -> None:
         self._marked[log] = None
-        self._idle.clear()
         self._filled.set()
 
-    async def idle(self) -> None:
-        """Wait until nothing is left behind."""
-        await self._idle.wait()
+    async def written(self, grace_s: float, session: str | None = None) -> None:
+        """Wait until all that was left behind so far is written, of one session or of all. Raises Unavailable when it
+        takes longer."""
+        due = {log: log.asked for log in self._marked if session in (None, log.id)}
+        try:
+            async with asyncio.timeout(grace_s):
+                while any(log.done < asked for log, asked in due.items()):
+                    await self._news.wait()
+        except TimeoutError as error:
+            raise _away() from error
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            if not self._marked:
-                self._idle.set()
+            while not self._marked:
                 self._filled.clear()
                 await self._filled.wait()
-            logs, self._marked = list(self._marked), {}
             async with asyncio.TaskGroup() as tasks:
-                written = [tasks.create_task(log.catch_up()) for log in logs]
-            if late := [log for log, task in zip(logs, written, strict=True) if not task.result()]:
-                self._marked |= dict.fromkeys(late)
+                taken = [tasks.create_task(self._write(log)) for log in self._marked]
+            if not all(task.result() for task in taken):
                 await asyncio.sleep(RETRY_S)
+
+    async def _write(self, log: SessionLog) -> bool:
+        """Whether the store took it."""
+        taken = await log.catch_up()
+        if log.done == log.asked:
+            del self._marked[log]
+        self._news.set()
+        self._news = asyncio.Event()
+        return taken

@@ -8,8 +8,9 @@ from typing import Any
 import grpc
 
 from gateway.admission import check_name
+from gateway.outcome import finished_of, output_of
 from gateway.session import Stage
-from gateway.sessions import Sessions, output_of
+from gateway.sessions import Sessions
 from gateway.story import Event
 from gateway.tenant import asked_of
 from gateway.tokenizer import Tokenizer
@@ -56,7 +57,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.GetSessionResponse:
         record = await self._sessions.read(request.session_id)
         asked = asked_of(record)
-        finished = gateway_pb2.Finished.FromString(record.outcome)
+        finished = finished_of(record)
         running = self._sessions.running(record.id)
         return gateway_pb2.GetSessionResponse(
             key=types_pb2.SessionKey(id=record.id, epoch=record.epoch),
@@ -74,7 +75,6 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         return self._stage.router.served()
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
-        check_name(request.model)
         check_name(request.model)
         self._stage.router.model(request.model)
         return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text))

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.admission import Plan
 from gateway.affinity import beginnings
 from gateway.config import GatewayConfig
 from gateway.crew import Crew
 from gateway.log import SessionLog
+from gateway.plan import Plan
 from gateway.rounds import Ledger
 from gateway.routing import Router
 from gateway.seat import End, News, Seat
@@ -59,6 +59,7 @@ class Session:
         self._cancelled = False
         self.ending = False
         """Whether nothing is left but to write down how it ended."""
+        self.ended = asyncio.Event()
         story.took = self._took
 
     def cancel(self) -> None:
@@ -81,11 +82,12 @@ class Session:
             pass
 
     async def run(self) -> None:
-        """Until the session ended. What its clients must be told is told by the story, an error too."""
+        """Until the session ended. What its clients must be told is told by the story, an error too; but where another
+        owner took the session, that one knows: raises Aborted."""
         try:
             reason = await self._decode()
             finished = self._conclude(reason)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Aborted):
             await self._suspend()
             raise
         except (Unavailable, ResourceExhausted) as error:  # others may go on with it
@@ -100,6 +102,8 @@ class Session:
         else:
             await self._record(finished)
             self._story.finish(finished)
+        finally:
+            self.ended.set()
 
     async def _decode(self) -> FinishReason:
         """Take rounds, on one verifier after the other if need be, until there is a reason to end."""
@@ -138,7 +142,7 @@ class Session:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
         seat = verifier.seat()
         self._verifier, self._seat = verifier, seat
-        self._router.affinity.note(self._beginnings(), verifier)
+        self._router.affinity.note(known, verifier)
         self._crew.moved()
         self._crew.look(self._length, hurry=True)
         try:

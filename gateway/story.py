@@ -34,7 +34,7 @@ class Story:
         self._tail = ""
         """Text that became final at the end."""
         self._bare = 0
-        """Tokens without log-probabilities, which no record keeps: those told before this gateway ran the session."""
+        """Tokens without log-probabilities, which no record keeps: up to the last one that another gateway said."""
         self._logprobs: list[gateway_pb2.Logprob] = []
         """Of the others."""
         self._shown = 0
@@ -48,10 +48,6 @@ class Story:
     def over(self) -> bool:
         return self._finished is not None or self._failure is not None
 
-    @property
-    def clients(self) -> int:
-        return self._clients
-
     def tell(self, tokens: Sequence[int], told: Sequence[types_pb2.TokenLogprobs] = ()) -> None:
         """More output, with the verifier's log-probabilities if they were asked for. It is in the log already."""
         self.tokens += tokens
@@ -62,7 +58,7 @@ class Story:
         if told:
             self._logprobs += self.transcript.likelihoods(fresh, told[: len(fresh)])
         else:
-            self._bare = self._shown
+            self._bare, self._logprobs = self._shown, []
         self.wake()
 
     def conclude(self) -> None:

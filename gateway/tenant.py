@@ -148,5 +148,12 @@ def asked_of(record: Record) -> gateway_pb2.GenerateRequest:
     return asked
 
 
+def request_of(record: Record) -> gateway_pb2.GenerateRequest:
+    """That would ask for the caller's session again. Raises NotFound as `asked_of` does."""
+    request = asked_of(record)
+    request.prompt_token_ids.token_ids.extend(record.tokens[: record.prompt_length])
+    return request
+
+
 def _exhausted(what: str, reason: str, wait_s: float) -> ResourceExhausted:
     return ResourceExhausted(f"{what}; retry in {wait_s:.1f} s.", reason=reason, retry_s=wait_s)

@@ -1,15 +1,9 @@
 -- The end of a run: with an outcome it is finished, without one it is suspended.
-local shown, outcome = tonumber(ARGV[5]), ARGV[6]
-if missing() then
-  return reply('MISSING')
+local refused = refusal(ARGV[5])
+if refused then
+  return refused
 end
-if fenced() then
-  return reply('FENCED')
-end
-if ahead(false) or (shown and shown > length()) then
-  return reply('MISMATCH')
-end
-if outcome then
-  redis.call('HSET', meta, 'outcome', outcome)
+if ARGV[6] then
+  redis.call('HSET', meta, 'outcome', ARGV[6])
 end
 return own(epoch, true)

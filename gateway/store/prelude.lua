@@ -48,6 +48,19 @@ local function ahead(raises)
   return epoch > stored() + (raises and mine and 1 or 0)
 end
 
+-- Of a write that leaves the log as it is, by an owner that knows it to be so long; nil where nothing is wrong with it.
+local function refusal(shown)
+  if missing() then
+    return reply('MISSING')
+  end
+  if fenced() then
+    return reply('FENCED')
+  end
+  if ahead(false) or (tonumber(shown) or 0) > length() then
+    return reply('MISMATCH')
+  end
+end
+
 -- Whether the log holds exactly these packed tokens from a byte on.
 local function holds(at, tokens)
   return #tokens == 0 or redis.call('GETRANGE', log, at, at + #tokens - 1) == tokens

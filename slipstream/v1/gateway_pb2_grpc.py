@@ -90,7 +90,7 @@ class GatewayServiceServicer:
         write what structured_output asks for: the message says why.
         UNAVAILABLE          no verifier or no session store: retry with backoff.
         DEADLINE_EXCEEDED    the caller's deadline passed; what was streamed stays valid.
-        ABORTED              another gateway took the session over: follow it there.
+        ABORTED              the session was rolled back (ROLLED_BACK) meanwhile: resume at what it was rolled back to.
         CANCELLED            the caller, or somebody by Cancel, gave the session up.
         INTERNAL             broken numbers or a bug: report it.
         """
@@ -106,7 +106,6 @@ class GatewayServiceServicer:
         Status codes: those of Generate, and
         NOT_FOUND     no such session, it never was or its record has expired.
         OUT_OF_RANGE  the session ended with fewer tokens than the offset.
-        ABORTED       the session was rolled back (ROLLED_BACK) meanwhile: resume at what it was rolled back to.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,16 +117,18 @@ class GatewayServiceServicer:
         stays as it is, and a new one is made.
 
         Status codes: NOT_FOUND: no such session; OUT_OF_RANGE: it has fewer output tokens; INVALID_ARGUMENT: change the request;
-        UNAVAILABLE: the store is away, retry.
+        ABORTED: somebody else changed it meanwhile, try again; UNAVAILABLE: the store is away, retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a running session; its Generate stream ends with FINISH_REASON_CANCELLED. Cancelling an ended session does nothing.
+        """Ends a session, wherever it runs; its streams end with FINISH_REASON_CANCELLED. It has ended when this returns. Cancelling
+        an ended session does nothing.
 
-        Status codes: NOT_FOUND: no such session, it never was or its record has expired; UNAVAILABLE: the store is away.
+        Status codes: NOT_FOUND: no such session, it never was or its record has expired; ABORTED: somebody else took it over
+        meanwhile, try again; UNAVAILABLE: the store is away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

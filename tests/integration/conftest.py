@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.calls import Shared, shared_session
 from tests.front import Setting
 from tests.toy_tokenizer import toy_tokenizer
 
@@ -19,3 +20,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def setting(folder: Path) -> AsyncIterator[Setting]:
     async with AsyncExitStack() as stack:
         yield Setting(folder, stack)
+
+
+@pytest.fixture
+async def shared(setting: Setting) -> Shared:
+    return await shared_session(setting)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Encoder
 from tokenizers import models
 
-from gateway.admission import Admission, Plan
+from gateway.admission import Admission
 from gateway.config import GatewayConfig
+from gateway.plan import Plan
 from gateway.routing import Router
 from gateway.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted

@@ -69,7 +69,7 @@ async def test_relaxed_writes_wait_for_the_store_in_order() -> None:
         await write(SessionLog(there, RECORD, scribe=scribe, grace_s=5))
         assert (await there.read("s")).tokens == (1, 2)
         there.down = False
-        await scribe.idle()
+        await scribe.written(5)
         loop.cancel()
     read = await there.read("s")
     assert (read.tokens, read.epoch, read.outcome) == ((1, 2, 3, 4, 7), 3, b"done")
@@ -84,7 +84,7 @@ async def test_a_relaxed_session_hears_that_it_was_fenced() -> None:
     async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(scribe.run())
         await log.append([3])
-        await scribe.idle()
+        await scribe.written(5)
         loop.cancel()
     with pytest.raises(Aborted):
         await log.append([4])

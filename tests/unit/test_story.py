@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.story import Event, Story
 from gateway.transcript import Transcript
 from slipstream.errors import OutOfRange, Unavailable
-from slipstream.v1 import gateway_pb2, verifier_pb2
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 WORDS = ["a", "b", "ab", "", "X", "XY", "Z", "é"]
 STOP = "XYZ"
@@ -157,6 +157,17 @@ async def test_followers_hear_of_a_failure_after_what_was_said() -> None:
     with pytest.raises(Unavailable):
         await client.follow(story)
     assert client.tokens == [0, 1]
+
+
+async def test_log_probabilities_stay_with_their_tokens_when_another_gateway_went_on_meanwhile() -> None:
+    """No record has any."""
+    story, likely = new_story(), [types_pb2.TokenLogprobs(logprob=-float(token)) for token in range(3)]
+    for tokens, told in (([0], likely[:1]), ([1], []), ([2], likely[2:])):
+        story.tell(tokens, told)
+    end(story)
+    deltas = [event async for event in story.follow() if isinstance(event, gateway_pb2.Delta)]
+    assert [list(delta.token_ids) for delta in deltas] == [[0, 1], [2]]
+    assert [[each.logprob for each in delta.logprobs] for delta in deltas] == [[], [-2.0]]
 
 
 async def test_the_fastest_of_several_clients_sets_the_pace_and_the_last_one_is_noticed() -> None:

@@ -1,0 +1,69 @@
+"""A gateway's claims on sessions: whoever wants to own one here takes it over through this."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from gateway.log import Scribe, SessionLog
+from gateway.outcome import cancelled
+from gateway.store import SessionStore
+from gateway.store.record import Record, refusal
+from slipstream.errors import SlipstreamError
+
+
+class Claims:
+    def __init__(self, store: SessionStore, scribe: Scribe | None, grace_s: float) -> None:
+        self._store = store
+        self._scribe = scribe
+        self._grace_s = grace_s
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def turn(self, name: str) -> asyncio.Lock:
+        """To be held by whoever takes the session over, until it runs or is let go: to the store all who are here are
+        one owner."""
+        return self._turns.setdefault(name, asyncio.Lock())
+
+    async def written(self, name: str) -> None:
+        """What was said of the session here is in its log. Raises Unavailable when the store is away for too long."""
+        if self._scribe is not None:
+            await self._scribe.written(self._grace_s, name)
+
+    async def take(self, name: str, *, force: bool = False) -> Record:
+        """What is still to be written comes first: the next epoch would fence it off. Raises Aborted while another
+        owner's lease runs, unless by `force`."""
+        await self.written(name)
+        return await self._store.takeover(name, force=force)
+
+    def log(self, record: Record) -> SessionLog:
+        """Of a new session, or of one that was taken."""
+        return SessionLog(self._store, record, scribe=self._scribe, grace_s=self._grace_s)
+
+    async def cut(self, name: str, length: int, edit: Sequence[int], params: bytes) -> int:
+        """Whoever owns it: its first `length` tokens and the edit are left, and nobody owns them. Returns the epoch."""
+        record = await self.take(name, force=True)
+        log = SessionLog(self._store, record, scribe=None, grace_s=self._grace_s)
+        try:
+            if length > record.length:  # somebody else was faster
+                raise refusal("MISMATCH", name, record.epoch, record.length)
+            await log.truncate(length, params)
+            await log.append(edit)
+        finally:
+            with contextlib.suppress(SlipstreamError):
+                await log.release()
+        return log.epoch
+
+    async def branch(self, record: Record) -> None:
+        """Another session, which nobody owns."""
+        await self._store.create(record)
+        await self._store.release(record.id, record.epoch)
+
+    async def cancel(self, name: str) -> None:
+        """Whoever owns it. One that has ended stays as it is."""
+        await self.written(name)
+        if (await self._store.read(name)).outcome:
+            return
+        record = await self._store.takeover(name, force=True)
+        await self._store.finish(name, record.epoch, record.outcome or cancelled(record))

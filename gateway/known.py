@@ -1,0 +1,78 @@
+"""A session that somebody here listens to, whoever runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from gateway.log import SessionLog
+from gateway.outcome import finished_of
+from gateway.session import Session
+from gateway.store.record import Record
+from gateway.story import Story
+from slipstream.errors import Aborted, Unavailable
+from slipstream.v1.verifier_pb2 import FINISH_REASON_CANCELLED
+
+ROLLED_BACK = "ROLLED_BACK"
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    story: Story
+    owner: str
+    """The API key that it belongs to."""
+    params: bytes
+    """What it was asked for: another record is another session, even if it begins like this one."""
+    epoch: int
+    """Of the record as it was last seen or written here."""
+    task: asyncio.Task[None] | None = None
+    """That feeds the story."""
+    session: Session | None = None
+    """While it runs here."""
+    output_here: int = 0
+    """Tokens that were said here."""
+    stopping: bool = False
+
+    def stop(self) -> None:
+        """The task ends soon, having let the session go. Once: what it does last must not be interrupted."""
+        if self.task is not None and not self.stopping:
+            self.stopping = True
+            if self.session is None or not self.session.ending:
+                self.task.cancel()
+
+    async def run(self, session: Session, log: SessionLog) -> None:
+        """Until the session ended, or another owner has it: raises Aborted then."""
+        before, self.session = len(self.story.tokens), session
+        try:
+            await session.run()
+        finally:
+            self.session = None
+            self.output_here += len(self.story.tokens) - before
+            self.epoch = log.epoch_written
+
+    def hear(self, record: Record) -> bool:
+        """Tells the story what the record has more; whether the session goes on. A log that is shorter than what was
+        told has lost it, or was rolled back: then its epoch is a later one."""
+        story, output, finished = self.story, list(record.tokens[record.prompt_length :]), finished_of(record)
+        both = min(len(output), len(story.tokens))
+        cut = both < len(story.tokens) and record.epoch > self.epoch
+        # Whoever cancels a session knows of its log alone: what its owner had shown besides is of no account.
+        cut = cut and finished.reason != FINISH_REASON_CANCELLED
+        if output[:both] != story.tokens[:both] or cut or record.params != self.params:
+            story.fail(rolled_back(both))
+            return False
+        self.epoch = record.epoch
+        story.tell(output[both:])
+        if record.outcome:
+            story.conclude()
+            finished.output_tokens = min(finished.output_tokens, story.transcript.carrying())
+            story.finish(finished)
+        return not record.outcome
+
+
+def rolled_back(output_tokens: int) -> Aborted:
+    return Aborted(f"The session was rolled back to {output_tokens} output tokens; resume there.", reason=ROLLED_BACK)
+
+
+def suspended() -> Unavailable:
+    return Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED")

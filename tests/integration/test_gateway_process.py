@@ -1,0 +1,119 @@
+"""A gateway as a process: when it serves, how it ends, and what it says of its settings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.config import GatewayConfig
+from gateway.gateway import World, running
+from gateway.sessions import Chance
+from gateway.store.client import connect
+from gateway.store.redis import RedisStore
+from slipstream.client import channel, error_of
+from slipstream.errors import (
+    SlipstreamError,
+    Unavailable,
+)
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.front import Answer, Setting
+from tests.scripted_verifier import served
+
+
+@asynccontextmanager
+async def lonely(setting: Setting, folder: Path) -> AsyncIterator[Any]:
+    """A gateway whose verifier cannot be reached."""
+    config = GatewayConfig(verifiers=("127.0.0.1:1",), tokenizer=str(folder), listen="127.0.0.1:0", grace_s=0.0)
+    world = World(Chance(random.Random(7).getrandbits))
+    async with running(config, world) as gateway, channel(gateway.address) as line:
+        yield gateway_pb2_grpc.GatewayServiceStub(line)
+
+
+async def test_without_any_verifier_requests_are_unavailable(setting: Setting, folder: Path) -> None:
+    async with lonely(setting, folder) as stub:
+        for call in (
+            stub.ListModels(gateway_pb2.ListModelsRequest()),
+            stub.Tokenize(gateway_pb2.TokenizeRequest(text="a")),
+            stub.Generate(gateway_pb2.GenerateRequest(prompt="a")).read(),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                await call
+            error: SlipstreamError = error_of(caught.value)
+            assert isinstance(error, Unavailable) and error.reason == "NO_VERIFIER"
+
+
+async def announced(process: asyncio.subprocess.Process) -> str:
+    """The address in the line that a process prints when it can serve."""
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode()
+    assert line.startswith("ready grpc=127.0.0.1:"), line
+    return line.strip().removeprefix("ready grpc=")
+
+
+@asynccontextmanager
+async def gateway_process(folder: Path, verifier: str, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    environ |= {"GATEWAY_TOKENIZER": str(folder), "GATEWAY_VERIFIERS": verifier, "GATEWAY_LISTEN": "127.0.0.1:0"}
+    environ |= {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", env=environ, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_process_says_when_it_is_ready_and_finishes_its_sessions_on_sigterm(
+    setting: Setting, folder: Path, redis_url: str
+) -> None:
+    verifier = setting.verifier(limit=9)
+    async with served(verifier) as (address, _), gateway_process(folder, address, store=redis_url) as process:
+        target = await announced(process)
+        async with channel(target) as line:
+            stub = gateway_pb2_grpc.GatewayServiceStub(line)
+            health = health_pb2_grpc.HealthStub(line)
+            told = await health.Check(health_pb2.HealthCheckRequest())
+            assert told.status == health_pb2.HealthCheckResponse.SERVING
+            answer = Answer()
+            async for event in stub.Generate(gateway_pb2.GenerateRequest(prompt="x", max_tokens=40)):
+                answer.add(event)
+                if len(answer.tokens) == 9 and event.HasField("delta"):
+                    process.terminate()
+                    verifier.limit = None
+        assert answer.tokens == verifier.script[:40]
+        assert await process.wait() == 0
+    store = RedisStore(connect(redis_url), owner="reader", ttl_s=60, lease_s=60)
+    assert list((await store.read(answer.started.session_id)).tokens[1:]) == answer.tokens
+    await store.close()
+
+
+async def test_a_process_that_waits_for_its_verifier_is_not_serving_and_ends_on_sigterm(folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    async with gateway_process(folder, "127.0.0.1:1", listen=listen) as process:
+        async with channel(listen) as line:
+            check = health_pb2.HealthCheckRequest()
+            told = await health_pb2_grpc.HealthStub(line).Check(check, wait_for_ready=True, timeout=30)
+        assert told.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        process.terminate()
+        assert await process.wait() == 0
+
+
+async def test_a_process_with_a_wrong_setting_says_which(folder: Path) -> None:
+    async with gateway_process(folder, "127.0.0.1:1", durability="sometimes") as process:
+        assert await process.wait() == 1

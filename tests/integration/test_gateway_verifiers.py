@@ -1,0 +1,178 @@
+"""Verifiers that die, come back, are full, stuck or wrong: sessions go on and no token changes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.store.memory import Memory, MemoryStore
+from slipstream.client import error_of
+from slipstream.errors import (
+    Internal,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from slipstream.v1 import types_pb2, verifier_pb2
+from tests.front import Answer, Setting
+from tests.scripted_verifier import served
+
+
+async def test_a_dead_verifiers_sessions_go_on_elsewhere_token_by_token_the_same(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9), setting.verifier(limit=9))
+    answer = Answer()
+    async for event in front.call():
+        answer.add(event)
+        if len(answer.tokens) == 9 and event.HasField("delta"):
+            dead = next(index for index, verifier in enumerate(front.verifiers) if verifier.sessions)
+            front.verifiers[1 - dead].limit = None
+            await front.servers[dead].stop(0)
+    assert answer.tokens == front.verifiers[0].script[:40]
+    assert answer.finished.statistics.rehomed == 1
+    (opened,) = front.verifiers[1 - dead].opens()
+    assert list(opened.prefix.token_ids[opened.prefix.prompt_length :]) == answer.tokens[:9]
+    assert opened.key.epoch == 2
+    assert (await front.record(answer.started.session_id)).key.epoch == 2
+
+
+async def test_a_verifier_that_comes_back_gets_its_sessions_again(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    reborn = setting.verifier()
+    answer = Answer()
+    async with AsyncExitStack() as stack:
+        async for event in front.call():
+            answer.add(event)
+            if len(answer.tokens) == 9 and event.HasField("delta"):
+                await front.servers[0].stop(0)
+                await stack.enter_async_context(served(reborn, front.addresses[0]))
+    assert answer.tokens == reborn.script[:40]
+    assert answer.finished.statistics.rehomed == 1
+
+
+async def test_a_session_whose_last_token_came_needs_no_verifier_to_end(setting: Setting) -> None:
+    stopping = setting.verifier([*setting.tokenizer.encode("end").ids, setting.eos], mute=True)
+    for verifier, reason in (
+        (setting.verifier(mute=True), verifier_pb2.FINISH_REASON_LENGTH),
+        (stopping, verifier_pb2.FINISH_REASON_STOP),
+    ):
+        front = await setting.front(verifier)
+        answer = Answer()
+        async for event in front.call(max_tokens=9):
+            answer.add(event)
+            if len(answer.tokens) in (4, 9) and event.HasField("delta"):
+                await front.servers[0].stop(0)
+        assert (answer.finished.reason, answer.finished.statistics.rehomed) == (reason, 0)
+
+
+async def test_without_a_verifier_a_session_fails_typed_after_a_bounded_wait(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9), rehoming_wait_s=0.2)
+    answer = Answer()
+    with pytest.raises(grpc.RpcError) as caught:
+        async for event in front.call():
+            answer.add(event)
+            if len(answer.tokens) == 9 and event.HasField("delta"):
+                await front.servers[0].stop(0)
+    assert isinstance(error_of(caught.value), Unavailable)
+    record = await front.record(answer.started.session_id)
+    assert (record.finish_reason, list(record.output_token_ids)) == (0, answer.tokens)
+
+
+async def test_failures_of_a_session_reach_its_client_with_their_own_code(setting: Setting) -> None:
+    for failure in (Internal("numbers", reason="BROKEN_NUMBERS"), ResourceExhausted("no room", reason="KV")):
+        front = await setting.front(setting.verifier(refuse=failure))
+        with pytest.raises(type(failure)) as caught:
+            await front.generate()
+        assert caught.value.reason == failure.reason
+
+
+async def test_a_full_verifier_is_passed_over_for_another(setting: Setting) -> None:
+    full, free = setting.verifier(refuse=ResourceExhausted("no room")), setting.verifier()
+    front = await setting.front(full, free)
+    for _ in range(2):
+        assert len((await front.generate()).tokens) == 40
+    assert full.opens()
+
+
+def repeated(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+    stale = verifier_pb2.Round()
+    stale.CopyFrom(done)
+    stale.epoch -= 1
+    return [stale, done, done]
+
+
+async def test_repeated_and_stale_rounds_change_nothing(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(mangle=repeated))
+    assert (await front.generate()).tokens == front.verifiers[0].script[:40]
+
+
+async def test_a_verifier_that_ends_a_text_before_its_end_costs_a_rehoming_and_no_token(setting: Setting) -> None:
+    def forgetful(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        return [done] if done.epoch > 1 or done.base_length < 20 else []
+
+    front = await setting.front(setting.verifier(mangle=forgetful))
+    answer = await front.generate()
+    assert answer.tokens == front.verifiers[0].script[:40]
+    assert answer.finished.statistics.rehomed == 1
+
+
+async def test_a_verifier_that_breaks_the_protocol_costs_a_rehoming_and_no_token(setting: Setting) -> None:
+    def faulty(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        if done.epoch == 1:
+            done.base_length += 1
+        elif done.epoch == 2:
+            done.token_ids[0] = 260
+        return [done]
+
+    front = await setting.front(setting.verifier(mangle=faulty))
+    answer = await front.generate()
+    assert answer.tokens == front.verifiers[0].script[:40]
+    assert answer.finished.statistics.rehomed == 2
+
+
+async def test_a_verifier_commits_no_more_than_its_credit_ahead(setting: Setting) -> None:
+    class Waiting(MemoryStore):
+        """A store that is slow, so that the session takes nothing meanwhile."""
+
+        gate = asyncio.Event()
+
+        async def append(self, *arguments: Any) -> None:
+            await self.gate.wait()
+            await super().append(*arguments)
+
+    store = Waiting(Memory(), owner="me", ttl_s=60, lease_s=60)
+    front = await setting.front(setting.verifier(per_round=4), store=store, credit_tokens=8)
+    (verifier,) = front.verifiers
+    call = asyncio.create_task(front.generate())
+    await verifier.until(lambda: any(session.output >= 8 for session in verifier.sessions.values()))
+    steps = verifier.steps
+    await verifier.until(lambda: verifier.steps > steps + 5)
+    assert [session.output for session in verifier.sessions.values()] == [8]
+    store.gate.set()
+    assert (await call).tokens == verifier.script[:40]
+
+
+async def test_a_verifier_with_another_vocabulary_is_never_used(setting: Setting) -> None:
+    odd = setting.verifier()
+    odd.model = types_pb2.ModelInfo(name="odd", vocabulary_fingerprint="f00d", vocabulary_size=260, max_length=200)
+    front = await setting.front(odd, setting.verifier())
+    with pytest.raises(NotFound):
+        await front.generate(model="odd")
+    assert len((await front.generate()).tokens) == 40
+    assert odd.commands == []
+
+
+async def test_a_stuck_verifier_loses_its_sessions_to_another(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9), setting.verifier(limit=9), stall_s=0.3)
+    answer = Answer()
+    async for event in front.call():
+        answer.add(event)
+        if len(answer.tokens) == 9 and event.HasField("delta"):
+            stuck = next(index for index, verifier in enumerate(front.verifiers) if verifier.sessions)
+            front.verifiers[stuck].frozen = True
+            front.verifiers[1 - stuck].limit = None
+    assert answer.tokens == front.verifiers[0].script[:40]
+    assert answer.finished.statistics.rehomed == 1

@@ -1,0 +1,119 @@
+"""Sessions are rolled back, edited, branched and cancelled, wherever they run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.store.memory import Memory
+from slipstream.errors import Aborted, InvalidArgument, OutOfRange
+from slipstream.v1 import gateway_pb2, verifier_pb2
+from tests.calls import Shared, begun, broken_off, read_on, store
+from tests.front import Answer, Setting
+
+LENGTH = verifier_pb2.FINISH_REASON_LENGTH
+
+
+async def test_a_session_rolled_back_says_another_thing_from_there(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    whole = await front.generate()
+    name = whole.started.session_id
+    rolled = await front.roll_back(name, 10, token_ids=gateway_pb2.TokenIds(token_ids=[1, 2]), seed=99)
+    assert (rolled.key.id, rolled.key.epoch, rolled.output_tokens) == (name, 3, 10)
+    assert (await front.record(name)).finish_reason == 0
+    answer = await front.resume(name, Answer(tokens=whole.tokens[:10]))
+    assert answer.tokens[:12] == [*whole.tokens[:10], 1, 2]
+    assert answer.tokens[12:] == front.verifiers[0].script[12:40]
+    opened = front.verifiers[0].opens()[-1]
+    assert (opened.sampling.seed, opened.key.epoch) == (99, 4)
+    assert (await front.record(name)).seed == 99
+
+
+async def test_a_running_session_is_rolled_back_wherever_it_runs(setting: Setting) -> None:
+    memory = Memory()
+    front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
+    beside = await setting.beside(front, store(memory, "b"))
+    for gateway in (front, beside):
+        call, answer = await begun(front)
+        await gateway.roll_back(answer.started.session_id, 4)
+        front.verifiers[0].limit = None
+        error = await broken_off(call, answer)
+        assert isinstance(error, Aborted) and error.reason == "ROLLED_BACK"
+        resumed = await gateway.resume(answer.started.session_id, Answer(tokens=answer.tokens[:4]))
+        assert resumed.tokens == front.verifiers[0].script[:40]
+        front.verifiers[0].limit = 9
+
+
+async def test_followers_elsewhere_hear_of_a_rollback(shared: Shared) -> None:
+    await shared.front.roll_back(shared.name, 4)
+    error = await broken_off(shared.follower, shared.heard)
+    assert isinstance(error, Aborted) and error.reason == "ROLLED_BACK"
+    record = await shared.front.store.read(shared.name)
+    assert (len(record.tokens) - record.prompt_length, record.leased) == (4, False)
+    shared.call.cancel()
+
+
+async def test_a_branch_leaves_its_session_alone(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    whole = await front.generate()
+    branch = (await front.roll_back(whole.started.session_id, 5, branch=True, max_tokens=60)).key
+    assert branch.id != whole.started.session_id and branch.epoch == 1
+    answer = await front.resume(branch.id)
+    assert answer.tokens == front.verifiers[0].script[:60]
+    record = await front.record(whole.started.session_id)
+    assert (list(record.output_token_ids), record.key.epoch, record.finish_reason) == (whole.tokens, 1, LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("error", "keep", "change"),
+    [
+        (OutOfRange, 41, {}),
+        (InvalidArgument, 20, {"max_tokens": 10}),
+        (InvalidArgument, 20, {"token_ids": gateway_pb2.TokenIds(token_ids=[9999])}),
+        (InvalidArgument, 30, {"token_ids": gateway_pb2.TokenIds(token_ids=[1] * 11)}),
+        (InvalidArgument, 30, {"text": "much more than ten bytes"}),
+    ],
+)
+async def test_a_rollback_that_cannot_be_changes_nothing(
+    setting: Setting, error: type[Exception], keep: int, change: dict[str, Any]
+) -> None:
+    front = await setting.front(setting.verifier())
+    whole = await front.generate()
+    before = await front.store.read(whole.started.session_id)
+    with pytest.raises(error):
+        await front.roll_back(whole.started.session_id, keep, **change)
+    assert await front.store.read(whole.started.session_id) == before
+
+
+async def test_a_session_is_cancelled_from_another_gateway(shared: Shared) -> None:
+    await shared.beside.stub.Cancel(gateway_pb2.CancelRequest(session_id=shared.name))
+    shared.go_on()
+    for call, answer in ((shared.call, shared.answer), (shared.follower, shared.heard)):
+        await read_on(call, answer)
+        told = answer.finished.reason, answer.finished.output_tokens, answer.tokens
+        assert told == (verifier_pb2.FINISH_REASON_CANCELLED, 9, shared.text[:9])
+    record = await shared.beside.record(shared.name)
+    assert record.finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
+    assert list(record.output_token_ids) == shared.answer.tokens
+
+
+async def test_a_cancelled_session_has_ended_even_if_its_client_leaves_meanwhile(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    call, answer = await begun(front)
+    sessions, name = front.gateway.sessions, answer.started.session_id
+    cancelling = asyncio.create_task(sessions.cancel(name))
+    await asyncio.sleep(0)
+    sessions._known[name].stop()  # as its last client does
+    await cancelling
+    assert (await front.record(name)).finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
+    call.cancel()
+
+
+async def test_what_follows_a_rollback_is_not_what_a_follower_elsewhere_goes_on_with(shared: Shared) -> None:
+    """Nothing was cut, but the seed is another one."""
+    await shared.front.roll_back(shared.name, 9, seed=5)
+    assert isinstance(await broken_off(shared.follower, shared.heard), Aborted)
+    assert len(shared.front.verifiers[0].opens()) == 1
+    shared.call.cancel()

@@ -1,0 +1,42 @@
+"""What a gateway does to sessions that it does not run leaves nothing half done behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.claims import Claims
+from gateway.log import Scribe
+from gateway.store.memory import Memory, MemoryStore
+from gateway.store.record import Record
+from slipstream.errors import OutOfRange
+
+RECORD = Record(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
+
+
+def store(owner: str = "me") -> MemoryStore:
+    return MemoryStore(Memory(), owner=owner, ttl_s=60, lease_s=60)
+
+
+async def test_whoever_takes_a_session_over_has_what_was_still_to_be_written() -> None:
+    scribe = Scribe()
+    claims = Claims(store(), scribe, 5.0)
+    log = claims.log(RECORD)
+    await log.create()
+    await log.append([3])
+    await log.release()
+    async with asyncio.TaskGroup() as tasks:
+        writing = tasks.create_task(scribe.run())
+        taken = await claims.take("s")
+        writing.cancel()
+    assert (taken.tokens, taken.epoch) == ((1, 2, 3), 2)
+
+
+async def test_a_cut_that_cannot_be_leaves_the_session_to_everybody() -> None:
+    there = store()
+    await there.create(RECORD)
+    with pytest.raises(OutOfRange):
+        await Claims(there, None, 5.0).cut("s", 3, (), b"q")
+    record = await there.read("s")
+    assert (record.tokens, record.params, record.leased) == ((1, 2), b"p", False)
