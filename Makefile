@@ -10,7 +10,7 @@ SERVICES := $(filter-out %/types.proto,$(PROTOS))
 export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
-.PHONY: setup demo serve test test-all chaos simulation lint audit format protos bench equality clean
+.PHONY: setup demo serve test test-all chaos simulation images lint audit format protos bench equality clean
 
 setup: $(READY)
 
@@ -38,6 +38,14 @@ chaos: setup
 SEEDS ?= 1000
 simulation: setup
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
+
+ENGINE ?= docker
+VERSION ?= 0.1.0
+BUILD ?=
+images:
+	for role in gateway drafter verifier; do \
+		$(ENGINE) build $(BUILD) --target $$role -t slipstream/$$role:$(VERSION) -f docker/Dockerfile . || exit 1; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .

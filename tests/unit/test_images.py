@@ -1,0 +1,100 @@
+"""The Dockerfile and compose.yaml as data: what they promise about users, privileges, settings and signals."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from drafter_svc.config import DrafterConfig
+from gateway.config import GatewayConfig
+from slipstream.config import from_env
+from verifier_svc.config import VerifierConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+ROLES: dict[str, type[Any]] = {"gateway": GatewayConfig, "drafter": DrafterConfig, "verifier": VerifierConfig}
+OURS = {name: service for name, service in COMPOSE.items() if "build" in service}
+
+
+def stages(dockerfile: str) -> dict[str, str]:
+    """The instructions of each stage by its name."""
+    found = re.split(r"^FROM +(\S+) +AS +(\S+)$", dockerfile, flags=re.MULTILINE)
+    return dict(zip(found[2::3], found[3::3], strict=True))
+
+
+def settings(stage: str) -> dict[str, str]:
+    return dict(
+        re.findall(r"\b([A-Z][A-Z_]*)=(\S+)", "\n".join(re.findall(r"^ENV(?:.*\\\n)*.*$", stage, re.MULTILINE)))
+    )
+
+
+def environment(name: str) -> dict[str, str]:
+    """What the service's process sees: the image's settings, then compose's."""
+    service = OURS[name]
+    return settings(stages(DOCKERFILE)[service["build"]["target"]]) | service["environment"]
+
+
+def test_the_dockerfile_is_lint_free() -> None:
+    done = subprocess.run(["hadolint", ROOT / "docker" / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_runs_without_root_and_hears_signals_itself(role: str) -> None:
+    found = stages(DOCKERFILE)
+    assert "USER 10001:10001" in found["role"] and "USER" not in found[role]
+    assert re.search(r'^ENTRYPOINT \["python", "-m", "\w+"\]$', found[role], re.MULTILINE)
+    assert re.search(r'^HEALTHCHECK .*CMD \["python", "-m", "slipstream.health",', found[role], re.MULTILINE)
+    assert "apt-get" not in found["role"] + found[role]  # no compiler, no more than the base has
+
+
+def test_the_gateways_image_is_made_without_torch() -> None:
+    found = stages(DOCKERFILE)
+    assert "--from=gateway-venv" in found["gateway"] and "--from=worker-venv" not in found["gateway"]
+    assert "torch" not in found["gateway-venv"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_of_ours_can_read_its_settings(name: str) -> None:
+    """Unknown names are errors, as are values that make no sense."""
+    target = OURS[name]["build"]["target"]
+    config = from_env(ROLES[target], f"{target.upper()}_", environment(name))
+    port = config.health_listen.rpartition(":")[2]
+    assert f'"127.0.0.1:{port}"' in stages(DOCKERFILE)[target]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_of_ours_has_time_to_end(name: str) -> None:
+    config = from_env(
+        ROLES[OURS[name]["build"]["target"]], OURS[name]["build"]["target"].upper() + "_", environment(name)
+    )
+    least = config.grace_s + (config.store_grace_s if isinstance(config, GatewayConfig) else 0.0)
+    assert float(OURS[name]["stop_grace_period"].removesuffix("s")) > least
+
+
+def test_the_gateway_asks_for_services_that_are_there() -> None:
+    given = environment("gateway")
+    named = [*given["GATEWAY_VERIFIERS"].split(","), *re.findall(r"=([^,]+)", given["GATEWAY_DRAFTERS"])]
+    for host, port in (address.split(":") for address in named):
+        assert environment(host)[f"{OURS[host]['build']['target'].upper()}_LISTEN"].endswith(f":{port}")
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_every_service_runs_with_as_little_as_it_can(name: str) -> None:
+    service = COMPOSE[name]
+    assert service["read_only"] and service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert re.search(r":v?\d", service["image"].replace("${SLIPSTREAM_VERSION:-0.1.0}", "0.1.0"))  # never `latest`
+
+
+def test_every_file_that_is_mounted_is_there() -> None:
+    mounts = [volume for service in COMPOSE.values() for volume in service.get("volumes", [])]
+    missing = [volume for volume in mounts if volume.startswith("./") and not (ROOT / volume.split(":")[0]).exists()]
+    assert not missing
