@@ -182,7 +182,7 @@ def _add_drafters(router: Router, config: GatewayConfig, world: World) -> None:
         return drafter(replica(pool, address), address)
 
     pools = [entry.partition("=")[0] for entry in config.drafters]
-    router.pools = tuple(pools)
+    router.pools = {pool: pool in config.trusted_drafters for pool in pools}
     for entry in config.drafters:
         pool, _, target = entry.partition("=")
         if by_name(target):

@@ -45,8 +45,8 @@ class Router:
         self.drafters: list[Drafter] = []
         self.discoveries: list[Discovery[Verifier] | Discovery[Drafter]] = []
         """What adds to these lists, and takes from them."""
-        self.pools: tuple[str, ...] = ()
-        """Names of drafters that may be there later."""
+        self.pools: dict[str, bool] = {}
+        """Names of drafters, which may be there later, and whether they are trusted."""
         self.affinity: Affinity[Verifier] = Affinity()
         self._news = asyncio.Event()
 
@@ -123,8 +123,7 @@ class Router:
                     reason="NO_PREDICTION",
                 )
             return named
-        able = [drafter for drafter in self.drafters if drafter.trusted or not need_trust]
-        if need_trust and not able:
+        if need_trust and not any([*self.pools.values(), *(drafter.trusted for drafter in self.drafters)]):
             raise PermissionDenied(
                 "This acceptance rule believes the drafter's q, and no drafter here is trusted; choose the rule "
                 "coupled or have the operator list one in GATEWAY_TRUSTED_DRAFTERS.",
@@ -197,14 +196,14 @@ class Router:
             known = ", ".join(sorted(self._names())) or "none at all"
             raise NotFound(f"There is no drafter {name!r}; known are {known}.", reason="NO_DRAFTER")
         drafter = self._best(name, target)
-        if drafter is None:
-            return None
-        if need_trust and not drafter.trusted:
+        if need_trust and not (self.pools.get(name, False) if drafter is None else drafter.trusted):
             raise PermissionDenied(
                 f"Drafter {name} is not trusted, and this acceptance rule believes the drafter's q; choose the rule "
                 "coupled or have the operator list the drafter in GATEWAY_TRUSTED_DRAFTERS.",
                 reason="NO_TRUSTED_DRAFTER",
             )
+        if drafter is None:
+            return None
         if need_trust and drafter.method not in ("", DRAWS):  # empty: not reached yet
             raise FailedPrecondition(
                 f"Drafter {name} draws nothing, as this acceptance rule needs it; choose the rule coupled, which "

@@ -13,7 +13,7 @@ from gateway.drafters import Drafter, replica
 from gateway.rounds import Ledger
 from gateway.routing import Drafting, Router
 from gateway.seat import News
-from slipstream.errors import NotFound
+from slipstream.errors import NotFound, PermissionDenied
 from slipstream.v1 import types_pb2, verifier_pb2, worker_pb2
 
 TARGET = types_pb2.ModelInfo(name="target", vocabulary_fingerprint="f", vocabulary_size=9, max_length=99)
@@ -26,7 +26,7 @@ class Fleet:
     def __init__(self) -> None:
         self.now = 0.0
         self.router = Router(lambda: self.now)
-        self.router.pools = ("model", "ngram", "later")
+        self.router.pools = {"model": True, "ngram": False, "later": True}
 
     def add(self, number: int, *, pool: str = "model", sessions: int = 0, present: bool = True) -> Drafter:
         address = f"10.0.0.{number}:1"
@@ -37,8 +37,8 @@ class Fleet:
         self.router.drafters.append(drafter)
         return drafter
 
-    def pair(self, *names: str) -> list[Drafter]:
-        return self.router.pair(TARGET, names, need_trust=False)
+    def pair(self, *names: str, need_trust: bool = False) -> list[Drafter]:
+        return self.router.pair(TARGET, names, need_trust=need_trust)
 
     def crew(self, *names: str) -> Crew:
         drafters = tuple(drafter.as_address() for drafter in self.pair(*names))
@@ -72,6 +72,12 @@ def test_a_named_pool_whose_replicas_are_all_away_is_dialled_and_an_empty_one_wa
     assert fleet.pair("later") == []
     with pytest.raises(NotFound, match="known are later, model, ngram"):
         fleet.pair(away.name)
+
+
+def test_trust_belongs_to_the_name_while_nobody_has_it(fleet: Fleet) -> None:
+    assert fleet.pair(need_trust=True) == fleet.pair("later", need_trust=True) == []
+    with pytest.raises(PermissionDenied, match="ngram is not trusted"):
+        fleet.pair("ngram", need_trust=True)
 
 
 def test_a_replica_that_fails_all_comers_is_not_the_one_a_name_stands_for(fleet: Fleet) -> None:
