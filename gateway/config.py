@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.discovery import by_name
+from gateway.drafters import REPLICA
 from gateway.rules import Rule, parse
 from gateway.store.address import parse as parse_store
+from slipstream.config import require_positive
 from slipstream.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
     verifiers: tuple[str, ...]
-    """HOST:PORT of each, or a name that gRPC resolves."""
+    """HOST:PORT of each, or `dns:///HOST:PORT` for one at every address of the name, as of a headless Service."""
     tokenizer: str
     """A local folder or a hub id; the same vocabulary as the verifiers' model."""
     listen: str = "127.0.0.1:50051"
@@ -23,7 +26,9 @@ class GatewayConfig:
     api_keys: str = ""
     """A file of hashed API keys (`gateway.keyring`); empty: whoever reaches the port may use it."""
     drafters: tuple[str, ...] = ()
-    """NAME=HOST:PORT of each."""
+    """NAME=HOST:PORT of each, or NAME=dns:///HOST:PORT. All of one name are replicas to requests."""
+    discovery_s: float = 2.0
+    """How often the names of `dns:///` are looked up."""
     trusted_drafters: tuple[str, ...] = ()
     """Names of drafters whose q is believed; the ratio rules need one."""
     store: str = "memory"
@@ -70,6 +75,9 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if not self.verifiers:
             raise InvalidArgument("GATEWAY_VERIFIERS names no verifier; give HOST:PORT,....")
+        for verifier in self.verifiers:
+            by_name(verifier, "GATEWAY_VERIFIERS")  # raises for half a name
+        require_positive(self, "discovery_s")
         if self.durability not in ("strict", "relaxed"):
             raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
         self._check_store()
@@ -92,8 +100,10 @@ class GatewayConfig:
 
     def _check_drafters(self) -> None:
         for drafter in self.drafters:
-            if not all(drafter.partition("=")):
-                raise InvalidArgument(f"GATEWAY_DRAFTERS holds {drafter!r}; write NAME=HOST:PORT.")
+            name, _, target = drafter.partition("=")
+            if not (name and target) or REPLICA in name:
+                raise InvalidArgument(f"GATEWAY_DRAFTERS holds {drafter!r}; write NAME=HOST:PORT, no {REPLICA} in it.")
+            by_name(target, "GATEWAY_DRAFTERS")
         if unknown := set(self.trusted_drafters) - {drafter.partition("=")[0] for drafter in self.drafters}:
             raise InvalidArgument(f"GATEWAY_TRUSTED_DRAFTERS names {sorted(unknown)}, which GATEWAY_DRAFTERS does not.")
         self.parsed_rules()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gateway.breaker import State
 from gateway.drafters import Drafter
 from gateway.plan import Plan
-from gateway.routing import Router, best_of_each_method
+from gateway.routing import Router, best_of_each, method, pool
 from gateway.seat import News
 from slipstream.errors import LINK_LOST
 from slipstream.v1 import verifier_pb2
@@ -77,7 +77,8 @@ class Crew:
         if not self._wants or not (hurry or now - self._looked_at >= LOOK_S):
             return False
         self._looked_at = now
-        working = [m for m in self._members if m not in self._broken and not m.draining and m.holds(length)]
+        present = [member for member in self._members if not member.closed]
+        working = [m for m in present if m not in self._broken and not m.draining and m.holds(length)]
         others = [
             drafter
             for drafter in self._router.able(self._model, self._drafting)
@@ -85,7 +86,7 @@ class Crew:
         ]
         crew = self._fill(working, others)
         # A member that cannot work now is better than none: its link may come back, it may drain for long.
-        crew = self._fill(crew, [m for m in self._members if m not in working and self._may(m, length, now)])
+        crew = self._fill(crew, [m for m in present if m not in working and self._may(m, length, now)])
         if set(crew) == set(self._members):
             return False
         for member in list(self._members):
@@ -107,10 +108,9 @@ class Crew:
 
     def _fill(self, crew: Sequence[Drafter], others: Sequence[Drafter]) -> list[Drafter]:
         """The crew and the least loaded other for everything that it lacks: a named drafter, or a method."""
-        if self._drafting.names:
-            return [*crew, *others]
-        methods = {member.method for member in crew}
-        return [*crew, *best_of_each_method(other for other in others if other.method not in methods)]
+        kind = pool if self._drafting.names else method
+        filled = {kind(member) for member in crew}
+        return [*crew, *best_of_each(kind, (other for other in others if kind(other) not in filled))]
 
     def _may(self, drafter: Drafter, length: int, now: float) -> bool:
         absence = self._absent.get(drafter)

@@ -10,6 +10,21 @@ from gateway.breaker import Breaker, Tolerance
 from gateway.presence import Presence
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
+REPLICA = "@"
+
+
+def replica(pool: str, address: str) -> str:
+    """The name of one of several drafters that requests know by one name."""
+    return f"{pool}{REPLICA}{address}"
+
+
+def pool_of(name: str) -> str:
+    return name.partition(REPLICA)[0]
+
+
+def unreached_yet(pool: str) -> str:
+    return f"Drafter {pool} has not been reached yet."
+
 
 class Drafter:
     """A worker as it says it is, and whether sessions may have it."""
@@ -23,12 +38,17 @@ class Drafter:
         changed: Callable[[], None],
         tolerance: Tolerance | None = None,
     ) -> None:
+        """`name`: what verifiers call it, one of its own; of one that was found behind a DNS name, `replica`."""
         self.name = name
+        self.pool = pool_of(name)
+        """What requests, rules and clients call it, and its replicas."""
         self.address = address
         self.trusted = trusted
         self._channel = channel
         self._presence = Presence(address, channel, changed)
         self.breaker = Breaker(tolerance)
+        self.closed = False
+        """Whether it was let go: nobody is at its address, and nobody is expected there."""
         self.users = 0
         """Sessions of this gateway that have the drafter now."""
 
@@ -49,6 +69,15 @@ class Drafter:
     def draining(self) -> bool:
         return self._presence.load.draining
 
+    @property
+    def away(self) -> bool:
+        return not self.present
+
+    @property
+    def burden(self) -> tuple[bool, bool, int]:
+        """Of replicas the one with the least comes first."""
+        return not self.present, self.draining, self.sessions
+
     def holds(self, length: int) -> bool:
         """Whether a session of so many tokens is not too long for it."""
         model = self._presence.model
@@ -60,7 +89,7 @@ class Drafter:
         if mine is None or mine.vocabulary_fingerprint in ("", target.vocabulary_fingerprint):
             return ""
         return (
-            f"Drafter {self.name} ({mine.name}) has vocabulary {mine.vocabulary_fingerprint}, the model {target.name} "
+            f"Drafter {self.pool} ({mine.name}) has vocabulary {mine.vocabulary_fingerprint}, the model {target.name} "
             f"has {target.vocabulary_fingerprint}; name another drafter or none."
         )
 
@@ -68,13 +97,14 @@ class Drafter:
         return verifier_pb2.DrafterAddress(address=self.address, name=self.name, trusted=self.trusted)
 
     def as_served(self, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:
-        unreached = "" if self._presence.model else f"Drafter {self.name} has not been reached yet."
+        unreached = "" if self._presence.model else unreached_yet(self.pool)
         return gateway_pb2.ServedDrafter(
-            name=self.name, model=self._presence.model, mismatch=self.mismatch(target) or unreached
+            name=self.pool, model=self._presence.model, mismatch=self.mismatch(target) or unreached
         )
 
     async def run(self) -> None:
         await self._presence.run()
 
     async def close(self) -> None:
+        self.closed = True
         await self._channel.close()

@@ -8,10 +8,12 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.breaker import Tolerance
 from gateway.config import GatewayConfig
-from gateway.drafters import Drafter
+from gateway.discovery import Discovery, Resolve, by_name, resolve
+from gateway.drafters import Drafter, pool_of, replica
 from gateway.keyring import Keyring
 from gateway.log import Scribe
 from gateway.routing import Router
@@ -51,6 +53,7 @@ class World:
     """None: plaintext to the workers."""
     store: SessionStore | None = None
     """None: the one that the configuration names."""
+    resolve: Resolve = resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
         server = Server([service.register], _access(config, world), _options(config))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
+            loops += [tasks.create_task(each.run(world.resolve, config.discovery_s)) for each in router.discoveries]
             loops.append(tasks.create_task(sessions.keep_leases()))
             if scribe is not None:
                 loops.append(tasks.create_task(scribe.run()))
@@ -153,15 +157,42 @@ def _options(config: GatewayConfig) -> dict[str, int]:
 
 def _router(config: GatewayConfig, world: World, fingerprint: str) -> Router:
     router = Router(world.chance.clock)
-    dial = world.dial or dialling(VERIFIER, world.certificates)
-    router.verifiers = [Verifier(address, dial, fingerprint, router.changed) for address in config.verifiers]
-    dial = world.dial or dialling(DRAFTER, world.certificates)
-    tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
-    for entry in config.drafters:
-        name, _, address = entry.partition("=")
-        trusted = name in config.trusted_drafters
-        router.drafters.append(Drafter(name, address, trusted, dial(address), router.changed, tolerance))
+    reach = world.dial or dialling(VERIFIER, world.certificates)
+
+    def verifier(address: str) -> Verifier:
+        return Verifier(address, reach, fingerprint, router.changed)
+
+    for target in config.verifiers:
+        if by_name(target):
+            router.discoveries.append(Discovery(target, verifier, router.verifiers, router.changed))
+        else:
+            router.verifiers.append(verifier(target))
+    _add_drafters(router, config, world)
     return router
+
+
+def _add_drafters(router: Router, config: GatewayConfig, world: World) -> None:
+    reach = world.dial or dialling(DRAFTER, world.certificates)
+    tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
+
+    def drafter(name: str, address: str) -> Drafter:
+        trusted = pool_of(name) in config.trusted_drafters
+        return Drafter(name, address, trusted, reach(address), router.changed, tolerance)
+
+    def replicated(pool: str, address: str) -> Drafter:
+        return drafter(replica(pool, address), address)
+
+    pools = [entry.partition("=")[0] for entry in config.drafters]
+    router.pools = {pool: pool in config.trusted_drafters for pool in pools}
+    for entry in config.drafters:
+        pool, _, target = entry.partition("=")
+        if by_name(target):
+            found = partial(replicated, pool)
+            router.discoveries.append(Discovery(target, found, router.drafters, router.changed))
+        elif pools.count(pool) > 1:
+            router.drafters.append(replicated(pool, target))
+        else:
+            router.drafters.append(drafter(pool, target))
 
 
 async def _drained(server: Server, sessions: Sessions, grace_s: float) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gateway.drafters import pool_of
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 MISSES = {
@@ -39,7 +40,7 @@ class Ledger:
     hits: int = 0
     misses: Counter[str] = field(default_factory=Counter)
     shares: dict[str, gateway_pb2.DrafterStatistics] = field(default_factory=dict)
-    """By the name of the drafter."""
+    """By the name that clients know; its replicas together."""
     first_token_at: float | None = None
     ended_at: float | None = None
 
@@ -56,7 +57,8 @@ class Ledger:
         if self.speculates:
             self._find(done)
         for share in done.drafters:
-            known = self.shares.setdefault(share.drafter, gateway_pb2.DrafterStatistics(name=share.drafter))
+            name = pool_of(share.drafter)
+            known = self.shares.setdefault(name, gateway_pb2.DrafterStatistics(name=name))
             known.drafted += share.drafted
             known.accepted += share.accepted
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from gateway.affinity import Affinity
 from gateway.breaker import State
-from gateway.drafters import Drafter
+from gateway.discovery import Discovery
+from gateway.drafters import Drafter, unreached_yet
 from gateway.verifiers import Verifier
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -42,6 +43,10 @@ class Router:
         self.clock = clock
         self.verifiers: list[Verifier] = []
         self.drafters: list[Drafter] = []
+        self.discoveries: list[Discovery[Verifier] | Discovery[Drafter]] = []
+        """What adds to these lists, and takes from them."""
+        self.pools: dict[str, bool] = {}
+        """Names of drafters, which may be there later, and whether they are trusted."""
         self.affinity: Affinity[Verifier] = Affinity()
         self._news = asyncio.Event()
 
@@ -110,16 +115,15 @@ class Router:
                 "This acceptance rule takes one drafter; name one, or use the rule coupled.", reason="SEVERAL_DRAFTERS"
             )
         if names:
-            named = [self._named(name, target, need_trust) for name in dict.fromkeys(names)]
+            named = [found for name in dict.fromkeys(names) if (found := self._named(name, target, need_trust))]
             if not predicted and (idle := next((drafter for drafter in named if drafter.method == PREDICTS), None)):
                 raise InvalidArgument(
-                    f"Drafter {idle.name} guesses from a prediction, and the request has none; send `prediction`, "
+                    f"Drafter {idle.pool} guesses from a prediction, and the request has none; send `prediction`, "
                     "or name another drafter.",
                     reason="NO_PREDICTION",
                 )
             return named
-        able = [drafter for drafter in self.drafters if drafter.trusted or not need_trust]
-        if need_trust and not able:
+        if need_trust and not any([*self.pools.values(), *(drafter.trusted for drafter in self.drafters)]):
             raise PermissionDenied(
                 "This acceptance rule believes the drafter's q, and no drafter here is trusted; choose the rule "
                 "coupled or have the operator list one in GATEWAY_TRUSTED_DRAFTERS.",
@@ -127,30 +131,33 @@ class Router:
             )
         now = self.clock()
         able = self.able(target, Drafting((), need_trust, predicted, tuple(among)))
-        return best_of_each_method(drafter for drafter in able if drafter.breaker.state(now) is State.CLOSED)
+        return best_of_each(method, (drafter for drafter in able if drafter.breaker.state(now) is State.CLOSED))
 
     def able(self, target: types_pb2.ModelInfo, drafting: Drafting) -> list[Drafter]:
         """Who could draft for a session now, whatever their breakers say. Those that it named need not be there yet:
-        the verifier goes on dialling them."""
+        the verifier goes on dialling them, where no replica is."""
         fit = [drafter for drafter in self.drafters if not drafter.mismatch(target)]
         if drafting.names:
-            return [drafter for drafter in fit if drafter.name in drafting.names]
+            named = [d for d in fit if d.pool in drafting.names and (d.trusted or not drafting.need_trust)]
+            least = {best.pool: best.burden[:2] for best in best_of_each(pool, named)}
+            return [drafter for drafter in named if drafter.burden[:2] == least[drafter.pool]]
         return [
             drafter
             for drafter in fit
             if drafter.present
             and not drafter.draining
-            and (not drafting.among or drafter.name in drafting.among)
+            and (not drafting.among or drafter.pool in drafting.among)
             and (drafting.predicted or drafter.method != PREDICTS)
             and (not drafting.need_trust or (drafter.trusted and drafter.method == DRAWS))
         ]
 
     def drafter(self, name: str) -> Drafter | None:
+        """By the name that verifiers know."""
         return next((drafter for drafter in self.drafters if drafter.name == name), None)
 
     def predicts(self, name: str) -> bool:
         """Whether the drafter of this name guesses from predictions."""
-        return any(drafter.name == name and drafter.method == PREDICTS for drafter in self.drafters)
+        return any(drafter.pool == name and drafter.method == PREDICTS for drafter in self.drafters)
 
     def served(self) -> gateway_pb2.ListModelsResponse:
         """Raises Unavailable while no verifier is known."""
@@ -159,23 +166,44 @@ class Router:
                 gateway_pb2.ServedModel(
                     model=model,
                     verifiers=sum(1 for known in self.verifiers if known.model and known.model.name == name),
-                    drafters=[drafter.as_served(model) for drafter in self.drafters],
+                    drafters=[self._served(name, model) for name in self._names()],
                 )
                 for name, model in sorted(self.models().items())
             ]
         )
 
-    def _named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> Drafter:
-        drafter = self.drafter(name)
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys([*self.pools, *(drafter.pool for drafter in self.drafters)]))
+
+    def _best(self, name: str, target: types_pb2.ModelInfo) -> Drafter | None:
+        """The replica to choose; one that does not fit only if none does."""
+        now = self.clock()
+        return min(
+            (drafter for drafter in self.drafters if drafter.pool == name),
+            key=lambda each: (bool(each.mismatch(target)), each.breaker.state(now) is not State.CLOSED, each.burden),
+            default=None,
+        )
+
+    def _served(self, name: str, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:
+        drafter = self._best(name, target)
         if drafter is None:
-            known = ", ".join(sorted(drafter.name for drafter in self.drafters)) or "none at all"
+            return gateway_pb2.ServedDrafter(name=name, mismatch=unreached_yet(name))
+        return drafter.as_served(target)
+
+    def _named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> Drafter | None:
+        """None where nobody of the name is there at present."""
+        if name not in self._names():
+            known = ", ".join(sorted(self._names())) or "none at all"
             raise NotFound(f"There is no drafter {name!r}; known are {known}.", reason="NO_DRAFTER")
-        if need_trust and not drafter.trusted:
+        drafter = self._best(name, target)
+        if need_trust and not (self.pools.get(name, False) if drafter is None else drafter.trusted):
             raise PermissionDenied(
                 f"Drafter {name} is not trusted, and this acceptance rule believes the drafter's q; choose the rule "
                 "coupled or have the operator list the drafter in GATEWAY_TRUSTED_DRAFTERS.",
                 reason="NO_TRUSTED_DRAFTER",
             )
+        if drafter is None:
+            return None
         if need_trust and drafter.method not in ("", DRAWS):  # empty: not reached yet
             raise FailedPrecondition(
                 f"Drafter {name} draws nothing, as this acceptance rule needs it; choose the rule coupled, which "
@@ -187,11 +215,19 @@ class Router:
         return drafter
 
 
-def best_of_each_method(drafters: Iterable[Drafter]) -> list[Drafter]:
-    """Replicas of one method share the load; different methods feed the same tree."""
+def method(drafter: Drafter) -> str:
+    return drafter.method
+
+
+def pool(drafter: Drafter) -> str:
+    return drafter.pool
+
+
+def best_of_each(kind: Callable[[Drafter], str], drafters: Iterable[Drafter]) -> list[Drafter]:
+    """Those of one kind share the load; different methods feed the same tree."""
     best: dict[str, Drafter] = {}
     for drafter in drafters:
-        known = best.get(drafter.method)
-        if known is None or drafter.sessions < known.sessions:
-            best[drafter.method] = drafter
+        known = best.get(kind(drafter))
+        if known is None or drafter.burden < known.burden:
+            best[kind(drafter)] = drafter
     return list(best.values())

@@ -59,6 +59,10 @@ class Verifier:
         return self.model is not None and self._link.up and not self._presence.load.draining
 
     @property
+    def away(self) -> bool:
+        return not self._link.up
+
+    @property
     def sessions(self) -> int:
         """Sessions here, counting those of other gateways as far as known."""
         return max(len(self._seats), self._presence.load.sessions)

@@ -63,6 +63,9 @@ Authorise = Callable[[str, Context], None]
 """(method, context): returns where the call may go on, else raises a typed error. Asked before anything is read."""
 
 HEALTH = "grpc.health.v1.Health"
+LIVENESS = "liveness"
+"""What health checks name that would restart the process: it serves for as long as its loop answers, whatever its load
+and its peers. Those without a name ask whether to send work."""
 
 
 def anybody(method: str, context: Context) -> None:
@@ -93,6 +96,7 @@ class Server:
         )
         self._probes: grpc.aio.Server | None = None
         self._health = HealthServicer()
+        self._ending = False
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for register in services:
             register(self._server)
@@ -104,6 +108,7 @@ class Server:
         `health_listen`: one more address, in plaintext, for the health service alone: probes have no certificates.
         """
         await self.serving(False)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self.address = _bind(self._server, listen, self._credentials)
         if health_listen:
             self._probes = grpc.aio.server(options=SERVER_OPTIONS)
@@ -120,11 +125,13 @@ class Server:
 
     async def serving(self, ready: bool) -> None:
         """Tell health checks whether to send work here."""
+        ready = ready and not self._ending
         state = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", state)
 
     async def stop(self, grace_s: float) -> None:
-        await self._health.enter_graceful_shutdown()
+        self._ending = True
+        await self.serving(False)
         await self._server.stop(grace_s)
         if self._probes is not None:
             await self._probes.stop(None)

@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 
 from slipstream.client import channel, error_of
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.server import ERROR_DOMAIN, Access, Server
+from slipstream.server import ERROR_DOMAIN, LIVENESS, Access, Server
 from slipstream.v1 import drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from slipstream.worker import Identity, WorkerService
 
@@ -92,6 +92,30 @@ async def test_a_failed_call_of_the_handler_itself_keeps_its_text_to_itself() ->
         for error in await failures(line):
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             assert "password" not in repr(error)
+
+
+async def test_who_would_restart_the_process_hears_that_it_lives_from_its_start_to_its_end() -> None:
+    server = Server([])
+    await server.start("127.0.0.1:0", "127.0.0.1:0")
+    async with channel(server.health_address) as line:
+        health, waiting = health_pb2_grpc.HealthStub(line), channel(server.address)
+
+        async def states() -> list[bool]:
+            answers = [await health.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", LIVENESS)]
+            return [answer.status == health_pb2.HealthCheckResponse.SERVING for answer in answers]
+
+        assert await states() == [False, True]
+        await server.serving(True)
+        assert await states() == [True, True]
+        watch = health_pb2_grpc.HealthStub(waiting).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        stopping = asyncio.create_task(server.stop(30))  # a stream keeps it waiting
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await server.serving(True)  # too late
+        assert await states() == [False, True]
+        watch.cancel()
+        await stopping
+        await waiting.close()
 
 
 async def test_health_says_not_serving_until_told_otherwise_and_after_stop_nothing() -> None:

@@ -1,0 +1,108 @@
+"""Workers that come and go behind one DNS name, such as a headless Service: each of its addresses is one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from typing import Generic, Protocol, TypeVar
+
+from slipstream.errors import InvalidArgument
+
+log = logging.getLogger(__name__)
+
+SCHEME = "dns:///"
+Resolve = Callable[[str], Awaitable[Collection[str]]]
+"""HOST:PORT -> every ADDRESS:PORT that it stands for now. Raises OSError where nobody can say."""
+
+
+class Worker(Protocol):
+    @property
+    def away(self) -> bool:
+        """Whether nobody answers at its address, and nothing is under way there."""
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+W = TypeVar("W", bound=Worker)
+
+
+def by_name(target: str, setting: str = "") -> bool:
+    """Whether to look for all addresses of a name, `dns:///HOST:PORT`. Raises InvalidArgument for half of that, and
+    names the `setting`."""
+    if not target.startswith(SCHEME):
+        return False
+    host, _, port = target.removeprefix(SCHEME).rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidArgument(f"{setting} holds {target!r}; write {SCHEME}HOST:PORT, with a number as the port.")
+    return True
+
+
+async def resolve(target: str) -> Collection[str]:
+    """As this machine resolves names. A host with addresses of both kinds has one worker: IPv4 is taken then."""
+    host, _, port = target.rpartition(":")
+    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    four = {f"{address[0]}:{port}" for family, *_, address in found if family == socket.AF_INET}
+    return four or {f"[{address[0]}]:{port}" for family, *_, address in found if family == socket.AF_INET6}
+
+
+class Discovery(Generic[W]):
+    """Keeps `roster` up to date with what a name stands for.
+
+    DNS says who is there to be found, not who works: a Service forgets a pod that drains, and servers of names fail.
+    So a worker is let go once its name has forgotten it *and* it does not answer, and an answer that fails changes
+    nothing.
+    """
+
+    def __init__(self, target: str, make: Callable[[str], W], roster: list[W], changed: Callable[[], None]) -> None:
+        """`make` gets ADDRESS:PORT. `changed` is called when the roster is another one."""
+        self._target = target.removeprefix(SCHEME)
+        self._make = make
+        self._roster = roster
+        self._changed = changed
+        self._known: dict[str, tuple[W, asyncio.Task[None]]] = {}
+        self._complaint = ""
+
+    async def run(self, resolve: Resolve, period_s: float) -> None:
+        """Ask every `period_s`, and run whoever is found, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    try:
+                        self._update(set(await resolve(self._target)), tasks)
+                        self._complaint = ""
+                    except OSError as error:
+                        self._complain(f"{self._target} cannot be resolved: {error}")
+                    await asyncio.sleep(period_s)
+        finally:
+            for worker, _ in self._known.values():
+                await worker.close()
+
+    def _update(self, found: set[str], tasks: asyncio.TaskGroup) -> None:
+        for address in sorted(found - self._known.keys()):
+            worker = self._make(address)
+            self._known[address] = worker, tasks.create_task(worker.run())
+            self._roster.append(worker)
+            log.info("%s is at %s", self._target, address)
+        for address in sorted(self._known.keys() - found):
+            worker, task = self._known[address]
+            if worker.away:
+                del self._known[address]
+                self._roster.remove(worker)
+                tasks.create_task(_dismiss(worker, task))
+                log.info("%s is no longer at %s", self._target, address)
+        self._changed()
+
+    def _complain(self, sentence: str) -> None:
+        if sentence != self._complaint:
+            log.warning("%s", sentence)
+        self._complaint = sentence
+
+
+async def _dismiss(worker: Worker, task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    await worker.close()

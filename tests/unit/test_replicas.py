@@ -1,0 +1,151 @@
+"""Drafters that requests know by one name: who is chosen, and what their clients and verifiers are told."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock
+
+import pytest
+
+from gateway.admission import Plan
+from gateway.breaker import State
+from gateway.crew import LOOK_S, Crew
+from gateway.drafters import Drafter, replica
+from gateway.rounds import Ledger
+from gateway.routing import Drafting, Router
+from gateway.seat import News
+from slipstream.errors import NotFound, PermissionDenied
+from slipstream.v1 import types_pb2, verifier_pb2, worker_pb2
+
+TARGET = types_pb2.ModelInfo(name="target", vocabulary_fingerprint="f", vocabulary_size=9, max_length=99)
+LENGTH = 5
+
+
+class Fleet:
+    """Replicas of a pool `model`, and of one `ngram`, on a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.router = Router(lambda: self.now)
+        self.router.pools = {"model": True, "ngram": False, "later": True}
+
+    def add(self, number: int, *, pool: str = "model", sessions: int = 0, present: bool = True) -> Drafter:
+        address = f"10.0.0.{number}:1"
+        drafter = Drafter(replica(pool, address), address, True, MagicMock(), self.router.changed)
+        presence = drafter._presence
+        presence.method, presence.present = pool, present
+        presence.load = worker_pb2.WatchResponse(sessions=sessions)
+        self.router.drafters.append(drafter)
+        return drafter
+
+    def pair(self, *names: str, need_trust: bool = False) -> list[Drafter]:
+        return self.router.pair(TARGET, names, need_trust=need_trust)
+
+    def crew(self, *names: str) -> Crew:
+        drafters = tuple(drafter.as_address() for drafter in self.pair(*names))
+        plan = MagicMock(Plan, drafters=drafters, max_draft_tokens=8, model=TARGET, drafting=Drafting(names))
+        return Crew(plan, self.router)
+
+    def look(self, crew: Crew) -> list[str]:
+        """The addresses that the session's verifier is told from now on."""
+        self.now += LOOK_S
+        crew.look(LENGTH, hurry=False)
+        return [address.address for address in crew.addresses]
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+@pytest.mark.parametrize("names", [(), ("model",)])
+def test_of_replicas_the_least_loaded_that_is_there_drafts(fleet: Fleet, names: tuple[str, ...]) -> None:
+    fleet.add(1, sessions=1)
+    fleet.add(2, sessions=9)
+    fleet.add(3, present=False)
+    fleet.add(4)._presence.load.draining = True
+    assert [drafter.address for drafter in fleet.pair(*names)] == ["10.0.0.1:1"]
+
+
+def test_a_named_pool_whose_replicas_are_all_away_is_dialled_and_an_empty_one_waited_for(fleet: Fleet) -> None:
+    away = fleet.add(1, present=False)
+    assert fleet.pair("model") == [away]
+    assert fleet.pair("later") == []
+    with pytest.raises(NotFound, match="known are later, model, ngram"):
+        fleet.pair(away.name)
+
+
+def test_trust_belongs_to_the_name_while_nobody_has_it(fleet: Fleet) -> None:
+    assert fleet.pair(need_trust=True) == fleet.pair("later", need_trust=True) == []
+    with pytest.raises(PermissionDenied, match="ngram is not trusted"):
+        fleet.pair("ngram", need_trust=True)
+
+
+def test_a_replica_that_fails_all_comers_is_not_the_one_a_name_stands_for(fleet: Fleet) -> None:
+    broken, good = fleet.add(1), fleet.add(2, sessions=9)
+    broken.breaker.failed(object(), types_pb2.Failure(reason="PROTOCOL"), 0.0)
+    assert broken.breaker.state(0.0) is State.OPEN
+    assert fleet.pair("model") == [good]
+
+
+def test_one_with_another_vocabulary_is_passed_over(fleet: Fleet) -> None:
+    odd, good = fleet.add(1), fleet.add(2, sessions=9)
+    odd._presence.model = types_pb2.ModelInfo(name="odd", vocabulary_fingerprint="other")
+    assert fleet.pair("model") == [good]
+    served = {one.name: one.mismatch for one in (fleet.router._served(name, TARGET) for name in fleet.router.pools)}
+    assert list(served) == ["model", "ngram", "later"] and "not been reached" in served["later"]
+
+
+@pytest.mark.parametrize("names", [(), ("model",)])
+def test_a_session_takes_one_of_each_and_another_when_its_own_drains(fleet: Fleet, names: tuple[str, ...]) -> None:
+    first = fleet.add(1)
+    fleet.add(2, sessions=1)
+    crew = fleet.crew(*names)
+    assert fleet.look(crew) == ["10.0.0.1:1"]
+    first._presence.load.draining = True
+    assert fleet.look(crew) == ["10.0.0.2:1"]
+    assert first.users == 0
+
+
+@pytest.mark.parametrize("names", [(), ("model",)])
+def test_a_drafter_that_drains_is_not_left_for_a_dead_one(fleet: Fleet, names: tuple[str, ...]) -> None:
+    first = fleet.add(1)
+    crew = fleet.crew(*names)
+    fleet.add(2, present=False)
+    first._presence.load.draining = True
+    assert fleet.look(crew) == ["10.0.0.1:1"]
+
+
+@pytest.mark.parametrize("names", [(), ("model",)])
+async def test_one_that_was_let_go_is_left_even_for_nobody(fleet: Fleet, names: tuple[str, ...]) -> None:
+    only = fleet.add(1)
+    only._channel.close = MagicMock(side_effect=noop)  # type: ignore[method-assign]
+    crew = fleet.crew(*names)
+    only._presence.present = False
+    assert fleet.look(crew) == ["10.0.0.1:1"]  # it may come back
+    await only.close()
+    fleet.router.drafters.remove(only)
+    assert fleet.look(crew) == []
+    fleet.add(2)
+    assert fleet.look(crew) == ["10.0.0.2:1"]
+
+
+async def noop() -> None:
+    return None
+
+
+def test_what_a_verifier_says_of_one_replica_is_not_said_of_another(fleet: Fleet) -> None:
+    bad, good = fleet.add(1), fleet.add(2, sessions=1)
+    crew = fleet.crew()
+    (told,) = crew.addresses
+    event = verifier_pb2.DrafterEvent(drafter=told.name, failure=types_pb2.Failure(reason="PROTOCOL"))
+    crew.learn(News([], [event], None))
+    assert (bad.breaker.state(fleet.now), good.breaker.state(fleet.now)) == (State.OPEN, State.CLOSED)
+    assert fleet.look(crew) == ["10.0.0.2:1"]
+
+
+def test_clients_are_told_of_replicas_as_of_one(fleet: Fleet) -> None:
+    ledger = Ledger(lambda: 0.0, 0.0)
+    for number in (1, 2):
+        share = verifier_pb2.DrafterShare(drafter=fleet.add(number).name, drafted=3, accepted=2)
+        ledger.add(verifier_pb2.Round(drafters=[share]))
+    assert [(one.name, one.drafted, one.accepted) for one in ledger.statistics().drafters] == [("model", 6, 4)]
