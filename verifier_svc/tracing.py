@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry.trace import SpanContext
 
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     from verifier_svc.planner import Plan
     from verifier_svc.scheduler import Result, Timing
     from verifier_svc.step import Turn
+
+
+class Frame(NamedTuple):
+    """Candidates that came."""
+
+    at_s: float
+    size: int
+    """Bytes."""
+    draft: SpanContext | None
+    """Whose; None: of a drafter that traces nothing."""
+    wire_s: float | None
 
 
 class SessionTrace:
@@ -31,11 +43,10 @@ class SessionTrace:
         self._cached = 0
         self._told: dict[int, tuple[int, float]] = {}
         """When each drafter, by its number, was told of which length; until its candidates on it came."""
-        self._came: list[SpanContext] = []
-        """Whose candidates came since the last step."""
-        self._latest: tuple[SpanContext, ...] = ()
-        self._frames = self._bytes = 0
-        self._wire_s: float | None = None
+        self._frames: list[Frame] = []
+        """That came since the last step began."""
+        self._drafts: list[SpanContext] = []
+        """Whose candidates were the last to come before it."""
 
     def told(self, number: int, length: int, now: float) -> None:
         """A drafter is told of the committed prefix."""
@@ -43,18 +54,15 @@ class SessionTrace:
 
     def arrived(self, number: int, candidates: types_pb2.Candidates, now: float) -> None:
         """A drafter's frame was grafted."""
-        self._frames += 1
-        self._bytes += candidates.ByteSize()
-        if not candidates.HasField("mark"):  # a drafter that traces nothing
-            return
-        mark = candidates.mark
-        draft = self.trace.draft(candidates.epoch, number, mark.length)
-        if draft not in self._came:
-            self._came.append(draft)
-        length, told_s = self._told.get(number, (0, 0.0))
-        if mark.length == length:
-            del self._told[number]
-            self._wire_s = max(0.0, now - told_s - mark.held_us / 1e6)
+        draft = wire_s = None
+        if candidates.HasField("mark"):
+            mark = candidates.mark
+            draft = self.trace.draft(candidates.epoch, number, mark.length)
+            length, told_s = self._told.get(number, (-1, 0.0))
+            if mark.length == length:
+                del self._told[number]
+                wire_s = max(0.0, now - told_s - mark.held_us / 1e6)
+        self._frames.append(Frame(now, candidates.ByteSize(), draft, wire_s))
 
     def read(self, turn: Turn, timing: Timing) -> None:
         """A step took in a piece of the prompt."""
@@ -71,19 +79,21 @@ class SessionTrace:
             self.read(turn, timing)
             self._prefilled(turn, timing)
         chosen = turn.selection
-        drafts = self._came or self._latest if len(chosen) else ()
+        came = [frame for frame in self._frames if frame.at_s <= timing.started]
+        self._frames = self._frames[len(came) :]
+        drafts = {frame.draft.span_id: frame.draft for frame in came if frame.draft is not None}
+        self._drafts = [*drafts.values()] or self._drafts
         attributes: dict[str, Value] = {
             spans.DRAFTED: len(chosen),
             spans.ACCEPTED: min(len(verdict.path), len(result.token_ids)),
             spans.DEPTH: max(chosen.depths, default=0),
             spans.BUDGET: turn.session.max_draft_tokens,
-            spans.FRAMES: self._frames,
-            spans.BYTES: self._bytes,
-            spans.WIRE: self._wire_s,
+            spans.FRAMES: len(came),
+            spans.BYTES: sum(frame.size for frame in came),
+            spans.WIRE: min((frame.wire_s for frame in came if frame.wire_s is not None), default=None),
         }
-        self._emit(timing, attributes, step, self.trace.round(turn.session.epoch, turn.base), drafts)
-        self._latest = tuple(self._came) or self._latest
-        self._came, self._frames, self._bytes, self._wire_s = [], 0, 0, None
+        round = self.trace.round(turn.session.epoch, turn.base)
+        self._emit(timing, attributes, step, round, self._drafts if len(chosen) else ())
         return self.trace.at(timing.ended)
 
     def void(self, turn: Turn, timing: Timing, step: int) -> None:
@@ -100,7 +110,7 @@ class SessionTrace:
         attributes: dict[str, Value],
         step: int,
         parent: SpanContext | None = None,
-        links: tuple[SpanContext, ...] | list[SpanContext] = (),
+        links: Sequence[SpanContext] = (),
     ) -> None:
         step_span = self.trace.tracing.step(step)
         self.trace.emit(
