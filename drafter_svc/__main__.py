@@ -7,11 +7,16 @@ from drafter_svc.drafter import running
 from slipstream.config import from_env
 from slipstream.interpreter import tune
 from slipstream.server import run, until_signal
+from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.tls import certificates_from_env
 
 
 async def main() -> None:
-    async with running(from_env(DrafterConfig, "DRAFTER_"), certificates=certificates_from_env()) as drafter:
+    config = from_env(DrafterConfig, "DRAFTER_")
+    async with (
+        tracing_from_env("slipstream-drafter") as tracing,
+        running(config, certificates=certificates_from_env(), tracing=tracing) as drafter,
+    ):
         await drafter.server.serving(True)
         print(drafter.server.announcement, flush=True)
         tune()

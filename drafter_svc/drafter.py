@@ -16,6 +16,7 @@ from slipstream.callers import between_roles
 from slipstream.engine.cores import threads_for
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
+from slipstream.telemetry.tracing import Tracing
 from slipstream.tls import Certificates
 from slipstream.v1 import types_pb2, worker_pb2
 from slipstream.worker import Identity, WorkerService
@@ -34,13 +35,17 @@ class Drafter:
 
 @asynccontextmanager
 async def running(
-    config: DrafterConfig, opening: Opening = open_proposer, certificates: Certificates | None = None
+    config: DrafterConfig,
+    opening: Opening = open_proposer,
+    certificates: Certificates | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Drafter]:
     """A drafter that listens; `opening` runs on the model's thread. At the end sessions have `grace_s` to finish."""
     async with ModelThread(threads_for(config.threads), "draft-model") as thread:
         model, proposer = await thread.run(opening, config)
         scheduler = Scheduler(proposer, thread, config.step_tokens, config.expand)
-        service = DrafterService(scheduler, Bounds(model, config.max_sessions, config.max_nodes, proposer.draws))
+        bounds = Bounds(model, config.max_sessions, config.max_nodes, proposer.draws, tracing)
+        service = DrafterService(scheduler, bounds)
         worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
         server = Server([service.register, worker.register], between_roles(certificates))
         async with asyncio.TaskGroup() as tasks:

@@ -68,6 +68,8 @@ class Scheduler:
 
     def remove(self, session: Session) -> None:
         session.closed = True
+        if session.trace is not None:
+            session.trace.end()
         if self._subscribers.pop(id(session), None) is not None:
             self._closing.append(session)
             self.wake()
@@ -89,9 +91,12 @@ class Scheduler:
             if not turns and not closing:
                 self._work.clear()
                 continue
+            began = self._clock()
             answers = await self._thread.run(self._step, turns, closing)
             self.steps += 1
             for turn, answer in zip(turns, answers, strict=True):
+                if turn.session.trace is not None and not isinstance(answer, SlipstreamError):
+                    turn.session.trace.passed(began, self._clock(), len(answer))
                 self._deliver(turn, answer)
 
     def _turns(self) -> list[Turn]:

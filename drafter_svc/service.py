@@ -13,9 +13,11 @@ import grpc
 
 from drafter_svc.scheduler import Scheduler, Subscriber
 from drafter_svc.session import Policy, Session
+from drafter_svc.tracing import SessionTrace
 from drafter_svc.tree import ROOT, Node
 from slipstream import links, wire
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ class Bounds:
     max_nodes: int
     draws: bool = True
     """Whether guesses can be drawn from a distribution that is sent along."""
+    tracing: Tracing | None = None
+    """None: no session is traced here."""
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
@@ -135,9 +139,12 @@ class Peer:
             self._scheduler.remove(self._sessions.pop(number))  # what it learned belongs to another text, or tenant
             known = None
         if known is not None:
+            if known.trace is not None:
+                known.trace.end()
             known.epoch, known.policy = epoch, self._policy(request.policy)
             known.sampling, known.prompt_length = sampling, request.prefix.prompt_length
             known.replace(tokens)
+            known.trace = self._trace(known, request)
             self._scheduler.wake()
             return
         if len(self._scheduler) >= self._bounds.max_sessions:
@@ -154,9 +161,15 @@ class Peer:
             structure=structure,
             number=number,
         )
+        session.trace = self._trace(session, request)
         self._sessions[number] = session
         candidates, failed = partial(self._candidates, number, session), partial(self._failed, number, session)
         self._scheduler.add(Subscriber(session, candidates, failed))
+
+    def _trace(self, session: Session, request: drafter_pb2.DraftOpen) -> SessionTrace | None:
+        tracing = self._bounds.tracing
+        trace = tracing.join(request.trace) if tracing is not None and request.HasField("trace") else None
+        return None if trace is None else SessionTrace(trace, session, request.trace.receiver)
 
     def _check(self, request: drafter_pb2.DraftOpen) -> None:
         """Everything that can be told without a copy."""
@@ -202,6 +215,8 @@ class Peer:
         for node in told:
             if node.proposal is not None:
                 frame.distributions.add(token_ids=node.proposal.token_ids, weights=node.proposal.weights)
+        if session.trace is not None:
+            session.trace.told(frame)
         self._say(frame)
 
     def _failed(self, number: int, session: Session, error: SlipstreamError) -> None:

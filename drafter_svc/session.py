@@ -6,6 +6,7 @@ import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from drafter_svc.tracing import SessionTrace
 from drafter_svc.tree import DraftTree, Node
 from slipstream import noise
 from slipstream.engine.sequence import Sequence
@@ -68,6 +69,8 @@ class Session:
     """Monotonic seconds: since when guesses that are worth telling wait for others; None while there are none."""
     closed: bool = False
     sequence: Sequence | None = None
+    trace: SessionTrace | None = None
+    """Where the request is traced."""
     tree: DraftTree = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,6 +116,8 @@ class Session:
         """The verifier committed `token_ids` after `base_length` tokens. Raises OutOfRange for a gap."""
         if base_length != len(self.tokens):
             raise OutOfRange(f"a commit on {base_length} tokens finds {len(self.tokens)} here; open again.")
+        if self.trace is not None:
+            self.trace.commits(token_ids)
         self.tokens.extend(token_ids)
         self.tree.commit(token_ids)
         self.held_since = -math.inf

@@ -29,6 +29,8 @@ from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
 from slipstream.errors import Unavailable
 from slipstream.interpreter import tune
 from slipstream.server import Access, Server, until_signal
+from slipstream.telemetry.exporting import tracing_from_env
+from slipstream.telemetry.tracing import Tracing
 from slipstream.tls import Certificates, certificates_from_env, server_credentials
 from slipstream.vocabulary import load_tokenizer
 
@@ -54,6 +56,8 @@ class World:
     store: SessionStore | None = None
     """None: the one that the configuration names."""
     resolve: Resolve = resolve
+    tracing: Tracing | None = None
+    """None: nothing is traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         scribe = Scribe() if config.durability == "relaxed" else None
-        stage = Stage(config, router)
+        stage = Stage(config, router, world.tracing)
         sessions = Sessions(stage, tokenizer, store, scribe, world.chance)
         service = GatewayService(stage, tokenizer, sessions)
         server = Server([service.register], _access(config, world), _options(config))
@@ -108,8 +112,12 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
 
 async def serve(config: GatewayConfig) -> None:
     """Until SIGTERM or SIGINT; says on standard output when it can serve."""
-    world = World(Chance(secrets.randbits), certificates=certificates_from_env())
-    async with running(config, world) as gateway, asyncio.TaskGroup() as tasks:
+    certificates = certificates_from_env()
+    async with (
+        tracing_from_env("slipstream-gateway") as tracing,
+        running(config, World(Chance(secrets.randbits), certificates=certificates, tracing=tracing)) as gateway,
+        asyncio.TaskGroup() as tasks,
+    ):
         ready = tasks.create_task(_announce(gateway))
         tune()
         await until_signal()

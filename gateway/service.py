@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -14,6 +15,8 @@ from gateway.sessions import Sessions
 from gateway.story import Event
 from gateway.tenant import asked_of
 from gateway.tokenizer import Tokenizer
+from gateway.tracing import Request, traced
+from slipstream.telemetry import spans
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,17 +34,17 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     # Streams are written instead of yielded: when a client leaves, its story hears of it at once.
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
-        story = await self._sessions.begin(request)
-        async with aclosing(story.follow()) as events:
-            async for event in events:
-                await context.write(gateway_pb2.GenerateResponse(**_named(event)))
+        with traced(self._stage.tracing, spans.GENERATE, context) as trace:
+            if trace is not None:
+                trace.asks(request)
+            story = await self._sessions.begin(request)
+            await _tell(story.follow(), context, gateway_pb2.GenerateResponse, trace)
 
     async def Resume(self, request: gateway_pb2.ResumeRequest, context: Context) -> None:
-        story = await self._sessions.resume(request.session_id)
-        characters = request.characters if request.HasField("characters") else None
-        async with aclosing(story.follow(request.offset, characters)) as events:
-            async for event in events:
-                await context.write(gateway_pb2.ResumeResponse(**_named(event)))
+        with traced(self._stage.tracing, spans.RESUME, context) as trace:
+            story = await self._sessions.resume(request.session_id)
+            characters = request.characters if request.HasField("characters") else None
+            await _tell(story.follow(request.offset, characters), context, gateway_pb2.ResumeResponse, trace)
 
     async def Rollback(self, request: gateway_pb2.RollbackRequest, context: Context) -> gateway_pb2.RollbackResponse:
         name, epoch = await self._sessions.roll_back(request)
@@ -80,6 +83,11 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text))
 
 
-def _named(event: Event) -> dict[str, Any]:
-    """As the field of a response."""
-    return {type(event).__name__.lower(): event}
+async def _tell(
+    said: AsyncGenerator[Event, None], context: Context, response: Callable[..., Any], trace: Request | None
+) -> None:
+    async with aclosing(said) as events:
+        async for event in events:
+            if trace is not None:
+                trace.saw(event)
+            await context.write(response(**{type(event).__name__.lower(): event}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from gateway.affinity import beginnings
@@ -16,9 +17,11 @@ from gateway.rounds import Ledger
 from gateway.routing import Router
 from gateway.seat import End, News, Seat
 from gateway.story import Story
+from gateway.tracing import session_trace
 from gateway.verifiers import Verifier
 from slipstream import wire
 from slipstream.errors import Aborted, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_CANCELLED,
@@ -36,6 +39,8 @@ class Stage:
 
     config: GatewayConfig
     router: Router
+    tracing: Tracing | None = None
+    """None: no request is traced."""
 
 
 class Session:
@@ -54,6 +59,7 @@ class Session:
         self._verifier: Verifier | None = None
         self._seat: Seat | None = None
         self._opened = False
+        self._trace = session_trace()
         self._avoid: set[Verifier] = set()
         """Verifiers that failed this session or had no room for it: others come first."""
         self._cancelled = False
@@ -117,6 +123,8 @@ class Session:
                 continue
             news = await self._hear(seat)
             self._crew.learn(news)
+            if self._trace is not None:
+                self._trace.heard(news.events)
             if self._crew.look(self._length, hurry=bool(news.events)):
                 seat.attach(self._crew.addresses)
             await self._show(news.rounds)
@@ -174,7 +182,8 @@ class Session:
             self.ledger.add(done)
         tokens = [token for done in rounds for token in done.token_ids]
         if tokens:
-            await self._log.append(tokens)
+            with nullcontext() if self._trace is None else self._trace.committing(rounds):
+                await self._log.append(tokens)
             self._story.tell(tokens, [each for done in rounds for each in done.logprobs])
 
     def _took(self, tokens: int) -> None:
@@ -191,6 +200,8 @@ class Session:
         error = end.error or Unavailable("The verifier ended the session before its text did.", reason="PROTOCOL")
         if self._verifier is not None:
             self._avoid.add(self._verifier)
+        if self._trace is not None:
+            self._trace.lost(error)
         self._leave()
         mendable = isinstance(error, (Unavailable, ResourceExhausted))
         if not mendable or self.ledger.rehomed >= self._config.rehomings:
@@ -222,6 +233,8 @@ class Session:
             self._router.affinity.note(self._beginnings(), self._verifier)
         if self._seat is not None:
             self._seat.close()
+            if self._trace is not None and not self._complete():
+                self._trace.left()
         self._seat = self._verifier = None
 
     async def _suspend(self) -> None:
@@ -246,7 +259,7 @@ class Session:
 
     def _opening(self, lag: int) -> verifier_pb2.DecodeOpen:
         """`lag`: tokens that no client has taken yet."""
-        plan = self._plan
+        plan, address = self._plan, self._verifier.address if self._verifier is not None else ""
         return verifier_pb2.DecodeOpen(
             key=types_pb2.SessionKey(id=self.id, epoch=self._log.epoch),
             prefix=types_pb2.Prefix(token_ids=[*plan.prompt, *self._story.tokens], prompt_length=len(plan.prompt)),
@@ -262,4 +275,5 @@ class Session:
             priority=plan.priority,
             structured_output=wire.structure_to_wire(plan.structure),
             top_logprobs=plan.top_logprobs,
+            trace=None if self._trace is None else self._trace.opened(address, self._log.epoch, self._length),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
 
 Event = gateway_pb2.GenerateResponse | gateway_pb2.ResumeResponse
 Echo = Callable[[str], None]
+TRACE_ID = "trace-id"
+"""The trailing metadata by which a gateway says that it traces the request, and under which name."""
 PAUSE_S = 0.2
 """Before another gateway is asked."""
 Call = Any
@@ -47,6 +49,10 @@ def _explained(error: SlipstreamError) -> SlipstreamError:
     return error
 
 
+def _trace_id(metadata: Iterable[tuple[str, Any]] | None) -> str:
+    return next((value for key, value in metadata or () if key == TRACE_ID), "")
+
+
 def _token(told: gateway_pb2.TokenText, logprob: float) -> dict[str, object]:
     return {"token_id": told.token_id, "token": told.text, "bytes": list(told.bytes), "logprob": logprob}
 
@@ -66,6 +72,8 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
     """One for each token, if the request asked for them."""
+    trace_id: str = ""
+    """Of the latest request that was made for it; empty where the gateway does not trace it."""
 
     def take(self, response: Event) -> str:
         """Fold one event in; returns the text it added. Raises Unavailable where something before it is missing."""
@@ -110,6 +118,7 @@ class Completion:
             "finish_reason": FINISH_REASONS.get(self.finished.reason, "unknown"),
             "stop": self.finished.stop or None,
             "session_id": self.started.session_id,
+            "trace_id": self.trace_id or None,
             "model": self.started.model,
             "seed": self.started.seed,
             "rounds": told.rounds,
@@ -268,7 +277,9 @@ async def _fold(completion: Completion, call: Call, echo: Echo | None, patience:
             text = completion.take(event)
             if echo is not None and text:
                 echo(text)
+        completion.trace_id = _trace_id(await call.trailing_metadata())
     except grpc.aio.AioRpcError as error:
+        completion.trace_id = _trace_id(error.trailing_metadata())
         raise error_of(error) from error
     except TimeoutError as error:
         raise Unavailable(f"the gateway said nothing for {patience.stall_s} s.", reason="STALLED") from error

@@ -23,13 +23,16 @@ class Door:
     tls: bool = False
     ca: str = ""
     """PEM file of the CA that signed the gateway's certificate; empty: those the system trusts. Implies TLS."""
+    traceparent: str = ""
+    """W3C's name of a span that requests are part of; empty: none."""
 
     def channel(self) -> grpc.aio.Channel:
         """Raises InvalidArgument for a CA that cannot be read or a key that can be none; FailedPrecondition where the
         key would be readable on its way."""
         if not (self.key.isascii() and self.key.isprintable()):
             raise InvalidArgument("an API key is one line of ASCII; give it as `slipstream key` printed it.")
-        interceptors = _bearing(self.key) if self.key else ()
+        said = {"authorization": f"Bearer {self.key}" if self.key else "", "traceparent": self.traceparent}
+        interceptors = _saying(tuple((name, value) for name, value in said.items() if value))
         if self.tls or self.ca:
             credentials = grpc.ssl_channel_credentials(self._authorities())
             return grpc.aio.secure_channel(self.address, credentials, CHANNEL_OPTIONS, interceptors=interceptors)
@@ -53,25 +56,29 @@ def _here(address: str) -> bool:
         return False
 
 
-def _bearing(key: str) -> tuple[grpc.aio.ClientInterceptor, ...]:
-    return _BearingUnary(key), _BearingStream(key)
+Metadata = tuple[tuple[str, str], ...]
 
 
-class _BearingUnary(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self, key: str) -> None:
-        self._key = key
+def _saying(metadata: Metadata) -> tuple[grpc.aio.ClientInterceptor, ...]:
+    """With every call."""
+    return (_Unary(metadata), _Stream(metadata)) if metadata else ()
+
+
+class _Unary(grpc.aio.UnaryUnaryClientInterceptor):
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
 
     async def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        return await continuation(_with(details, self._key), request)
+        return await continuation(_with(details, self._metadata), request)
 
 
-class _BearingStream(grpc.aio.UnaryStreamClientInterceptor):
-    def __init__(self, key: str) -> None:
-        self._key = key
+class _Stream(grpc.aio.UnaryStreamClientInterceptor):
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
 
     async def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        return await continuation(_with(details, self._key), request)
+        return await continuation(_with(details, self._metadata), request)
 
 
-def _with(details: Any, key: str) -> Any:
-    return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {key}")))
+def _with(details: Any, metadata: Metadata) -> Any:
+    return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), *metadata))

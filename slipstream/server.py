@@ -259,7 +259,10 @@ async def _abort(context: Context, error: Exception) -> None:
     if not isinstance(error, SlipstreamError):
         log.error("unexpected exception in a handler", exc_info=error)
         error = Internal("an internal error happened; please report it with the time it happened at.")
-    await context.abort_with_status(rpc_status.to_status(_status(error)))
+    status = rpc_status.to_status(_status(error))
+    await context.abort_with_status(
+        status._replace(trailing_metadata=(*(context.trailing_metadata() or ()), *status.trailing_metadata))
+    )
 
 
 def _status(error: SlipstreamError) -> status_pb2.Status:

@@ -24,6 +24,7 @@ from slipstream.engine.step import Segment
 from slipstream.grammar import Grammars
 from slipstream.sampling import Sampling
 from slipstream.structure import Structure
+from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import Parts, Verifier
@@ -38,6 +39,7 @@ async def drafter(
     max_nodes: int = 32,
     listen: str = "127.0.0.1:0",
     grammars: Grammars | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[str]:
     """The address of a running drafter; with `grammars` it guesses inside of them."""
     config = DrafterConfig(model="given", max_sessions=max_sessions, max_nodes=max_nodes, listen=listen, grace_s=0.0)
@@ -48,12 +50,13 @@ async def drafter(
         proposal_tokens=config.proposal_tokens,
         grammars=grammars,
     )
-    async with drafter_running(config, lambda _: (wire.model_to_wire(engine.model), proposer)) as running:
+    opening = (wire.model_to_wire(engine.model), proposer)
+    async with drafter_running(config, lambda _: opening, tracing=tracing) as running:
         yield running.address
 
 
 @asynccontextmanager
-async def verifier(engine: Engine, **settings: Any) -> AsyncIterator[Verifier]:
+async def verifier(engine: Engine, tracing: Tracing | None = None, **settings: Any) -> AsyncIterator[Verifier]:
     """A running verifier with `settings` of its configuration; its cost curve starts from nothing."""
     defaults: dict[str, Any] = {
         "model": "given",
@@ -64,7 +67,7 @@ async def verifier(engine: Engine, **settings: Any) -> AsyncIterator[Verifier]:
         "grace_s": 0.0,
     }
     config = VerifierConfig(**(defaults | settings))
-    async with verifier_running(config, Parts(opening=lambda _: engine)) as running:
+    async with verifier_running(config, Parts(opening=lambda _: engine, tracing=tracing)) as running:
         yield running
 
 

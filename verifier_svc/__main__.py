@@ -8,6 +8,7 @@ from slipstream.config import from_env
 from slipstream.engine.group import LEADER, Place
 from slipstream.interpreter import tune
 from slipstream.server import explained, run, until_signal
+from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.tls import certificates_from_env
 from verifier_svc.config import VerifierConfig
 from verifier_svc.target import follow
@@ -15,8 +16,11 @@ from verifier_svc.verifier import Parts, running
 
 
 async def serve(place: Place) -> None:
-    config, parts = from_env(VerifierConfig, "VERIFIER_"), Parts(certificates=certificates_from_env())
-    async with running(config, parts) as verifier:
+    config, certificates = from_env(VerifierConfig, "VERIFIER_"), certificates_from_env()
+    async with (
+        tracing_from_env("slipstream-verifier") as tracing,
+        running(config, Parts(certificates=certificates, tracing=tracing)) as verifier,
+    ):
         await asyncio.wrap_future(verifier.service.grammars.prepare())
         await verifier.server.serving(True)
         print(verifier.server.announcement, flush=True)

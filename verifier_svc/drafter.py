@@ -101,6 +101,8 @@ class Drafter:
             return
         if not session.tree.follows(attachment.number):
             self._expect(attachment)
+        if session.trace is not None:
+            session.trace.told(attachment.number, base + len(token_ids), self._pool.clock())
         self._send(attachment, commit=drafter_pb2.DraftCommit(base_length=base, token_ids=token_ids))
 
     def policy(self, session: Session) -> None:
@@ -177,6 +179,8 @@ class Drafter:
         if not tree.graft(frame).added:
             return False
         attachment.arrived(self._pool.clock())
+        if attachment.session.trace is not None:
+            attachment.session.trace.arrived(attachment.number, candidates, self._pool.clock())
         return True
 
     def _refused(self, attachment: Attachment, error: SlipstreamError) -> None:
@@ -214,6 +218,8 @@ class Drafter:
         attachment = Attachment(session, self.pace, name, number, now, reopens=reopens, opened=now)
         self._attached[number] = self._by_session[session] = attachment
         session.name_source(number, name)
+        if session.trace is not None:
+            session.trace.told(number, len(session.tokens), now)
         self._send(attachment, open=self._open_request(session))
         self._expect(attachment)
 
@@ -272,6 +278,7 @@ class Drafter:
             prediction_token_ids=session.prediction,
             cache_salt=session.cache_salt,
             structured_output=wire.structure_to_wire(session.structure),
+            trace=None if session.trace is None else session.trace.trace.context(self._by_session[session].name),
         )
 
     def _policy(self, session: Session) -> drafter_pb2.DraftPolicy:

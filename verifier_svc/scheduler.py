@@ -17,6 +17,7 @@ from slipstream.engine.group import GroupLost
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError
 from slipstream.selection import Selection
+from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.verdict import Verdict
 from verifier_svc.drafters import Drafters
@@ -24,6 +25,7 @@ from verifier_svc.memory import Memory
 from verifier_svc.planner import Plan, Planner
 from verifier_svc.session import Rewind, Session
 from verifier_svc.step import Outcome, Turn, perform
+from verifier_svc.tracing import stepped
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Scheduler:
         """Of the last step, not learned from yet."""
         self.steps = self.tokens = 0
         """Steps taken, tokens committed."""
+        self.tracing: Tracing | None = None
         drafters.arrived = self.wake
 
     def __len__(self) -> int:
@@ -163,6 +166,8 @@ class Scheduler:
     def _finish(self, turn: Turn, outcome: Outcome, timing: Timing) -> None:
         session = turn.session
         session.in_step = False
+        if session.trace is not None and (session.closed or session.rewind is not None):
+            session.trace.void(turn, timing, self.steps)
         if session.closed:
             return
         if session.rewind is not None:
@@ -171,6 +176,8 @@ class Scheduler:
             self.end(session, verifier_pb2.FINISH_REASON_ERROR, outcome)
         elif outcome is None:
             session.computed = turn.computed + len(turn.pending)
+            if session.trace is not None:
+                session.trace.read(turn, timing)
         else:
             self._commit(turn, outcome, timing)
 
@@ -198,6 +205,8 @@ class Scheduler:
         if self._took is not None:
             plan, timing = self._took
             self._planner.timed(plan, timing.ended - timing.started, timing.waited)
+            if self.tracing is not None:
+                stepped(self.tracing, self.steps, plan, timing)
             self._took = None
         results, self._results = self._results, []
         for result in results:
@@ -218,6 +227,7 @@ class Scheduler:
                     bubble_us=int(min(result.timing.waited, result.idle_s) * 1e6),
                     drafters=_shares(session, chosen, verdict.path),
                     logprobs=map(wire.logprobs_to_wire, verdict.logprobs[: len(result.token_ids)]),
+                    ended_unix_nano=None if session.trace is None else session.trace.verified(result, self.steps),
                 )
             )
             self._planner.judged(turn, verdict)

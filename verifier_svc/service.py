@@ -25,6 +25,7 @@ from slipstream.errors import (
 )
 from slipstream.grammar import Grammar, Grammars
 from slipstream.sampling import Sampling
+from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.compiling import Compiling, Listener
@@ -33,6 +34,7 @@ from verifier_svc.drafters import Drafters
 from verifier_svc.places import Places
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.session import Reply, Rewind, Session
+from verifier_svc.tracing import SessionTrace
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class Bounds:
     kv_tokens: int
     places: Places = field(default_factory=Places)
     """Where drafters may be."""
+    tracing: Tracing | None = None
+    """None: no session is traced here."""
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -215,7 +219,13 @@ class Peer:
             cache_salt=request.cache_salt,
             priority=request.priority,
             top_logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
+            trace=self._trace(request),
         )
+
+    def _trace(self, request: verifier_pb2.DecodeOpen) -> SessionTrace | None:
+        tracing = self._service.bounds.tracing
+        trace = tracing.join(request.trace) if tracing is not None and request.HasField("trace") else None
+        return None if trace is None else SessionTrace(trace, trace.now())
 
     def _fence(self, session_id: str, epoch: int) -> None:
         """Of two claims on one session the higher epoch wins. Raises Aborted for the other."""

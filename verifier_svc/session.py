@@ -12,6 +12,7 @@ from slipstream.sampling import Sampling
 from slipstream.structure import Structure
 from slipstream.v1 import verifier_pb2
 from verifier_svc.constraint import Constraint
+from verifier_svc.tracing import SessionTrace
 
 MOST_SOURCES = 64
 """Whose names are remembered: every open on a drafter is a source of its own."""
@@ -92,6 +93,8 @@ class Session:
     """Of how many likeliest tokens the gateway wants log-probabilities with each token's own; None: not even that."""
     offer: Offered | None = None
     """What the planner made of the tree the last time it looked."""
+    trace: SessionTrace | None = None
+    """Where the request is traced."""
     _sources: dict[int, str] = field(default_factory=dict)
     _labels: dict[tuple[int, ...], str] = field(default_factory=dict)
     """What `label` said, until a name changes."""

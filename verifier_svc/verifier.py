@@ -16,6 +16,7 @@ from slipstream.engine.heartbeat import leading
 from slipstream.engine.thread import ModelThread
 from slipstream.grammar import Grammars
 from slipstream.server import Server
+from slipstream.telemetry.tracing import Tracing
 from slipstream.tls import Certificates
 from slipstream.v1 import worker_pb2
 from slipstream.worker import Identity, WorkerService
@@ -39,6 +40,8 @@ class Parts:
     planner: type[Planner] = Planner
     certificates: Certificates | None = None
     """None: plaintext."""
+    tracing: Tracing | None = None
+    """None: nothing is traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,15 @@ async def _serving(
     await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
     limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
     scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
-    kv_tokens = engine.blocks_total * engine.block_size
-    bounds = Bounds(model, config.max_sessions, config.max_draft_tokens, kv_tokens, Places(config.drafters_allowed))
+    scheduler.tracing = parts.tracing
+    bounds = Bounds(
+        model,
+        config.max_sessions,
+        config.max_draft_tokens,
+        engine.blocks_total * engine.block_size,
+        Places(config.drafters_allowed),
+        parts.tracing,
+    )
     service = VerifierService(scheduler, drafters, bounds, Grammars.of(config.model, engine.model))
     worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
     server = Server([service.register, worker.register], between_roles(parts.certificates))

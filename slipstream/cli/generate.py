@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -52,6 +53,7 @@ def generate(
     ] = None,
     model: Annotated[str, typer.Option(help="Model name; default: the only one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Have it traced; its trace's id is told at the end.")] = False,
 ) -> None:
     """Complete PROMPT and stream the text."""
     try:
@@ -81,7 +83,8 @@ def generate(
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
         )
-        doors = [Door(each, api_key, tls, ca) for each in server or [LOCAL]]
+        parent = _traceparent() if trace else ""
+        doors = [Door(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
         completion = asyncio.run(_run(doors, request, echo=not as_json))
     except ValueError as error:  # protobuf's own range checks: a negative or too large number
         raise typer.BadParameter(str(error)) from error
@@ -89,6 +92,14 @@ def generate(
         typer.echo(f"slipstream generate: {error.message} [{error.reason}]", err=True)
         raise typer.Exit(1) from error
     typer.echo(json.dumps(completion.report()) if as_json else "")
+    if trace:
+        told = f"slipstream trace {completion.trace_id}" if completion.trace_id else "this gateway traces nothing"
+        typer.echo(told, err=True)
+
+
+def _traceparent() -> str:
+    """Of a span that is nobody's, so that whoever hears it samples the request."""
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
 
 
 def _prediction(text: str | None, file: Path | None) -> gateway_pb2.Prediction | None:

@@ -81,18 +81,22 @@ class Fleet:
         target_quantisation: str = "",
         draft_quantisation: str = "",
         translate: bool = False,
+        traces: Path | None = None,
     ) -> None:
+        self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
         both = {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
         verifier = both | {"MODEL": target, "THREADS": str(threads), "QUANTISATION": target_quantisation}
         self._target = target
-        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier))
+        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing)
         drafter = both | {"MODEL": draft, "QUANTISATION": draft_quantisation}
         methods = {kind: drafter | {"METHOD": kind} for kind in kinds}
         if "suffix" in methods:
             methods["suffix"] |= {name: os.environ.get(f"DRAFTER_{name}", value) for name, value in OWN_CORPUS.items()}
         if translate and "model" in methods:
             methods["model"]["TRANSLATE_FOR"] = target
-        self.drafters = {kind: Role("drafter_svc", _prefixed("DRAFTER_", methods[kind])) for kind in kinds}
+        self.drafters = {
+            kind: Role("drafter_svc", _prefixed("DRAFTER_", methods[kind]) | self._tracing) for kind in kinds
+        }
         self._addresses: dict[str, str] = {}
         self.gateway: Role | None = None
 
@@ -109,7 +113,7 @@ class Fleet:
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
         }
-        self.gateway = Role("gateway", settings)
+        self.gateway = Role("gateway", settings | self._tracing)
         return await self.gateway.start()
 
     async def tend(self, kind: str) -> None:
@@ -203,6 +207,7 @@ def serve(
     target_quantisation: Annotated[str, typer.Option(help="int8 or int4; the text is then that model's.")] = "",
     draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; changes the speed alone.")] = "",
     translate: Annotated[bool, typer.Option("--translate", help="The draft model has another tokenizer.")] = False,
+    traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT` when they can serve."""
     kinds = drafter or ["model"]
@@ -218,6 +223,7 @@ def serve(
         target_quantisation,
         draft_quantisation,
         translate,
+        traces,
     )
     try:
         asyncio.run(run(fleet, listen, store))

@@ -30,7 +30,7 @@ class DraftCommand(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[DraftOpen, _Mapping]] = ..., commit: _Optional[_Union[DraftCommit, _Mapping]] = ..., policy: _Optional[_Union[DraftPolicy, _Mapping]] = ..., close: _Optional[_Union[DraftClose, _Mapping]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("key", "prefix", "sampling", "target", "policy", "max_length", "prediction_token_ids", "cache_salt", "structured_output")
+    __slots__ = ("key", "prefix", "sampling", "target", "policy", "max_length", "prediction_token_ids", "cache_salt", "structured_output", "trace")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class DraftOpen(_message.Message):
     PREDICTION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.SessionKey
     prefix: _types_pb2.Prefix
     sampling: _types_pb2.Sampling
@@ -49,7 +50,8 @@ class DraftOpen(_message.Message):
     prediction_token_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_salt: str
     structured_output: _types_pb2.StructuredOutput
-    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., policy: _Optional[_Union[DraftPolicy, _Mapping]] = ..., max_length: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ...) -> None: ...
+    trace: _types_pb2.TraceContext
+    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., policy: _Optional[_Union[DraftPolicy, _Mapping]] = ..., max_length: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class DraftCommit(_message.Message):
     __slots__ = ("base_length", "token_ids")

@@ -98,7 +98,7 @@ class Distribution(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Candidates(_message.Message):
-    __slots__ = ("session", "epoch", "base_length", "generation", "first_node", "token_ids", "parents", "confidences", "distributions")
+    __slots__ = ("session", "epoch", "base_length", "generation", "first_node", "token_ids", "parents", "confidences", "distributions", "mark")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class Candidates(_message.Message):
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     base_length: int
@@ -117,7 +118,28 @@ class Candidates(_message.Message):
     parents: _containers.RepeatedScalarFieldContainer[int]
     confidences: bytes
     distributions: _containers.RepeatedCompositeFieldContainer[Distribution]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., generation: _Optional[int] = ..., first_node: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., confidences: _Optional[bytes] = ..., distributions: _Optional[_Iterable[_Union[Distribution, _Mapping]]] = ...) -> None: ...
+    mark: DraftMark
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., generation: _Optional[int] = ..., first_node: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., confidences: _Optional[bytes] = ..., distributions: _Optional[_Iterable[_Union[Distribution, _Mapping]]] = ..., mark: _Optional[_Union[DraftMark, _Mapping]] = ...) -> None: ...
+
+class TraceContext(_message.Message):
+    __slots__ = ("trace_id", "span_id", "sent_unix_nano", "receiver")
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENT_UNIX_NANO_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    trace_id: bytes
+    span_id: int
+    sent_unix_nano: int
+    receiver: str
+    def __init__(self, trace_id: _Optional[bytes] = ..., span_id: _Optional[int] = ..., sent_unix_nano: _Optional[int] = ..., receiver: _Optional[str] = ...) -> None: ...
+
+class DraftMark(_message.Message):
+    __slots__ = ("length", "held_us")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    HELD_US_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    held_us: int
+    def __init__(self, length: _Optional[int] = ..., held_us: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "revision", "vocabulary_size", "vocabulary_fingerprint", "max_length", "eos_token_ids", "parameter_count", "dtype")

@@ -63,7 +63,7 @@ class DecodeCommand(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[DecodeOpen, _Mapping]] = ..., attach: _Optional[_Union[DecodeAttach, _Mapping]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., rollback: _Optional[_Union[DecodeRollback, _Mapping]] = ..., credit: _Optional[_Union[DecodeCredit, _Mapping]] = ..., close: _Optional[_Union[DecodeClose, _Mapping]] = ...) -> None: ...
 
 class DecodeOpen(_message.Message):
-    __slots__ = ("key", "prefix", "sampling", "max_length", "stop_token_ids", "policy", "drafters", "credit", "prediction_token_ids", "cache_salt", "workload", "priority", "structured_output", "top_logprobs")
+    __slots__ = ("key", "prefix", "sampling", "max_length", "stop_token_ids", "policy", "drafters", "credit", "prediction_token_ids", "cache_salt", "workload", "priority", "structured_output", "top_logprobs", "trace")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class DecodeOpen(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.SessionKey
     prefix: _types_pb2.Prefix
     sampling: _types_pb2.Sampling
@@ -92,7 +93,8 @@ class DecodeOpen(_message.Message):
     priority: int
     structured_output: _types_pb2.StructuredOutput
     top_logprobs: int
-    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., max_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterAddress, _Mapping]]] = ..., credit: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., workload: _Optional[str] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    trace: _types_pb2.TraceContext
+    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., max_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterAddress, _Mapping]]] = ..., credit: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., workload: _Optional[str] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class DrafterAddress(_message.Message):
     __slots__ = ("address", "name", "trusted")
@@ -143,7 +145,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., drafter_events: _Optional[_Iterable[_Union[DrafterEvent, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs")
+    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs", "ended_unix_nano")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +158,7 @@ class Round(_message.Message):
     BUBBLE_US_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_UNIX_NANO_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     base_length: int
@@ -168,7 +171,8 @@ class Round(_message.Message):
     bubble_us: int
     drafters: _containers.RepeatedCompositeFieldContainer[DrafterShare]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    ended_unix_nano: int
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., ended_unix_nano: _Optional[int] = ...) -> None: ...
 
 class DrafterShare(_message.Message):
     __slots__ = ("drafter", "drafted", "accepted")

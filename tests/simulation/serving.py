@@ -71,6 +71,9 @@ class Serving:
     async def send_initial_metadata(self, metadata: Any) -> None:
         self._send(Parcel("headers"))
 
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
     async def write(self, message: Any) -> None:
         if self._over:
             raise grpc.aio.InternalError("the peer is gone")

@@ -1,0 +1,105 @@
+"""What a drafter tells of a traced session: a `draft` span for the time in which it knew of one committed length.
+
+That is the round during which it drafted, not the one that verifies its candidates: what it does while its verifier is
+busy stands beside that verification, and the commit that ends the round says what became of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import SpanContext
+
+from drafter_svc.tree import DraftTree, Node
+from slipstream.telemetry import spans
+from slipstream.telemetry.tracing import Span, Trace, Value
+from slipstream.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from drafter_svc.session import Session
+
+
+class SessionTrace:
+    """Of one opening of a session."""
+
+    def __init__(self, trace: Trace, session: Session, drafter: str) -> None:
+        """`drafter`: the name that requests know it by."""
+        self._trace = trace
+        self._session = session
+        self._drafter = drafter
+        self._epoch = session.epoch
+        self._begin(len(session.tokens))
+
+    def passed(self, began_s: float, ended_s: float, guesses: int) -> None:
+        """A pass made so many guesses; it may have begun before the last commit."""
+        self._happened(max(began_s, self._since_s), ended_s)
+        self._passes += 1
+        self._drafted += guesses
+        self._computing_s += ended_s - began_s
+
+    def told(self, candidates: types_pb2.Candidates) -> None:
+        """Candidates go out. Marks them, so that their verifier knows where they come from."""
+        now = self._trace.now()
+        candidates.mark.length = self._length
+        candidates.mark.held_us = int(1e6 * (now - self._since_s))
+        self._happened(now, now)
+        self._told += len(candidates.token_ids)
+        self._bytes += candidates.ByteSize()
+
+    def commits(self, token_ids: Sequence[int]) -> None:
+        """The tree is about to move along these tokens: the round is over."""
+        tree = self._session.tree
+        agreed, left = _outlook(tree, token_ids)
+        dropped = tree.node_count - agreed - left
+        self._send(dropped, dropped > 0 and not left, self._trace.round(self._epoch, self._length))
+        self._begin(self._length + len(token_ids))
+
+    def end(self) -> None:
+        """The session is closed, or opened again on other tokens: no round takes what there is."""
+        self._send(self._session.tree.node_count, True)
+        self._begin(self._length)
+
+    def _begin(self, length: int) -> None:
+        self._length = length
+        self._since_s = self._last_s = self._trace.now()
+        self._first_s = math.inf
+        self._passes = self._drafted = self._told = self._bytes = 0
+        self._computing_s = 0.0
+
+    def _happened(self, began_s: float, ended_s: float) -> None:
+        self._first_s = min(self._first_s, began_s)
+        self._last_s = max(self._last_s, ended_s)
+
+    def _send(self, dropped: int, discarded: bool, parent: SpanContext | None = None) -> None:
+        if self._first_s == math.inf:
+            return
+        attributes: dict[str, Value] = {
+            spans.DRAFTER: self._drafter,
+            spans.EPOCH: self._epoch,
+            spans.LENGTH: self._length,
+            spans.PASSES: self._passes,
+            spans.DRAFTED: self._drafted,
+            spans.TOLD: self._told,
+            spans.BYTES: self._bytes,
+            spans.DROPPED: dropped,
+            spans.DISCARDED: discarded,
+            spans.COMPUTE: self._computing_s,
+        }
+        context = self._trace.draft(self._epoch, self._session.number, self._length)
+        self._trace.emit(Span(spans.DRAFT, self._first_s, self._last_s, attributes, context, parent))
+
+
+def _outlook(tree: DraftTree, token_ids: Sequence[int]) -> tuple[int, int]:
+    """How many of the tokens the tree has on its way, and how many nodes it keeps behind all of them."""
+    node: Node | None = tree.root
+    for agreed, token in enumerate(token_ids):
+        node = node.children.get(token) if node is not None else None
+        if node is None:
+            return agreed, 0
+    below, waiting = 0, [node]
+    while waiting:
+        children = [child for each in waiting if each is not None for child in each.children.values()]
+        below, waiting = below + len(children), list(children)
+    return len(token_ids), below

@@ -1,0 +1,251 @@
+"""What a gateway tells of a request that is traced: the request itself, and its session's rounds and writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+from opentelemetry.sdk.trace import Event
+from opentelemetry.trace import NonRecordingSpan, SpanKind, use_span
+
+from gateway.rounds import MISSES
+from gateway.story import Event as Said
+from slipstream.completion import FINISH_REASONS, TRACE_ID
+from slipstream.errors import SlipstreamError
+from slipstream.telemetry import spans
+from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+
+OURS = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+"""Statuses that are a server's errors, as OpenTelemetry's conventions have it; the others are its caller's."""
+
+_request: ContextVar[Request | None] = ContextVar("request", default=None)
+
+
+@contextmanager
+def traced(tracing: Tracing | None, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Request | None]:
+    """Around the handler of an RPC; None where the request is not traced. What is started inside inherits it."""
+    metadata = () if tracing is None else context.invocation_metadata() or ()
+    carrier = {key: value for key, value in metadata if isinstance(value, str)}
+    trace = None if tracing is None else tracing.begin(name, carrier)
+    if trace is None:
+        yield None
+        return
+    request = Request(trace, name)
+    context.set_trailing_metadata(((TRACE_ID, trace.id),))
+    token = _request.set(request)
+    try:
+        with use_span(NonRecordingSpan(trace.root)):  # what is logged meanwhile names it
+            yield request
+    except BaseException as error:
+        request.failed(error)
+        raise
+    finally:
+        _request.reset(token)
+        request.end()
+
+
+class Request:
+    """One RPC of a client, from its arrival to its end."""
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self.trace = trace
+        self._name = name
+        self._began_s = trace.now()
+        self._error = False
+        self._events: list[Event] = []
+        self._attributes: dict[str, Value] = {
+            spans.OPERATION: "text_completion",
+            spans.PROVIDER: "slipstream",
+            spans.METHOD: f"slipstream.v1.GatewayService/{name.capitalize()}",
+            spans.STATUS: "OK",
+        }
+
+    def asks(self, request: gateway_pb2.GenerateRequest) -> None:
+        sampling = request.sampling
+        for key, message, field in (
+            (spans.MAX_TOKENS, request, "max_tokens"),
+            (spans.TEMPERATURE, sampling, "temperature"),
+            (spans.TOP_P, sampling, "top_p"),
+            (spans.TOP_K, sampling, "top_k"),
+        ):
+            self._attributes[key] = getattr(message, field) if message.HasField(field) else None
+        # Unchecked as yet: no more of a name than a name has.
+        self._attributes[spans.REQUEST_MODEL] = request.model[:64] or None
+        self._attributes[spans.WORKLOAD] = request.workload[:64] or None
+
+    def saw(self, event: Said) -> None:
+        """The client is told this."""
+        if isinstance(event, gateway_pb2.Started):
+            self._attributes |= {
+                spans.CONVERSATION: event.session_id,
+                spans.RESPONSE_MODEL: event.model,
+                spans.SEED: str(event.seed),  # 64 bits, where an attribute has 63
+                spans.INPUT_TOKENS: len(event.prompt_token_ids),
+            }
+        elif isinstance(event, gateway_pb2.Finished):
+            self._finished(event)
+        elif spans.FIRST_CHUNK not in self._attributes:
+            self._attributes[spans.FIRST_CHUNK] = self.trace.now() - self._began_s
+
+    def note(self, name: str, attributes: Mapping[str, str | int]) -> None:
+        """Something happened to its session."""
+        self._events.append(Event(name, attributes, self.trace.at(self.trace.now())))
+
+    def failed(self, error: BaseException) -> None:
+        if isinstance(error, SlipstreamError):
+            status, reason = error.code, error.reason
+        elif isinstance(error, asyncio.CancelledError):
+            status, reason = grpc.StatusCode.CANCELLED, "CANCELLED"
+        else:
+            status, reason = grpc.StatusCode.INTERNAL, type(error).__name__
+        self._attributes |= {spans.STATUS: status.name, spans.ERROR: reason}
+        self._error = status in OURS
+
+    def end(self) -> None:
+        self.trace.emit(
+            Span(
+                self._name,
+                self._began_s,
+                self.trace.now(),
+                self._attributes,
+                context=self.trace.root,
+                events=self._events,
+                kind=SpanKind.SERVER,
+                error=self._error,
+            )
+        )
+
+    def _finished(self, finished: gateway_pb2.Finished) -> None:
+        told = finished.statistics
+        lost = told.drafted - told.accepted
+        self._attributes |= {
+            spans.FINISH_REASONS: (FINISH_REASONS.get(finished.reason, "unknown"),),
+            spans.OUTPUT_TOKENS: finished.output_tokens,
+            spans.ROUNDS: told.rounds,
+            spans.DRAFTED: told.drafted,
+            spans.ACCEPTED: told.accepted,
+            spans.ROLLED_BACK: lost,
+            spans.ROLLED_BACK_PERCENT: 100 * lost // told.drafted if told.drafted else 0,
+            spans.REHOMED: told.rehomed,
+            spans.WAIT: told.wait_s,
+            spans.BUBBLE: told.bubble_s,
+            spans.COMPUTE: told.verify_s,
+        }
+
+
+class SessionTrace:
+    """The session that a traced request runs; it may outlive the request while others follow it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._trace = request.trace
+        self._verifier = ""
+        self._epoch = 0
+        self._length = 0
+        self._rounds = 0
+        self._since_s = 0.0
+        """When the last round ended, or the session was opened."""
+        self._fresh = True
+        """Whether no round came since it was opened."""
+
+    def opened(self, verifier: str, epoch: int, length: int) -> types_pb2.TraceContext:
+        """On a verifier, which is told of the trace."""
+        self._verifier, self._epoch, self._length = verifier, epoch, length
+        self._since_s, self._fresh = self._trace.now(), True
+        self._request.note(spans.OPENED, {spans.ADDRESS: verifier, spans.EPOCH: epoch, spans.LENGTH: length})
+        return self._trace.context()
+
+    def lost(self, error: SlipstreamError) -> None:
+        """Its verifier, or its place there."""
+        what: dict[str, str | int] = {
+            spans.ADDRESS: self._verifier,
+            spans.EPOCH: self._epoch,
+            spans.ERROR: error.reason,
+        }
+        self._request.note(spans.LOST, what)
+
+    def heard(self, events: Iterable[verifier_pb2.DrafterEvent]) -> None:
+        for event in events:
+            if event.HasField("failure"):
+                attributes = {spans.DRAFTER: event.drafter, spans.ERROR: event.failure.reason}
+                self._request.note(spans.DRAFTER_LOST, attributes)
+            else:
+                self._request.note(spans.DRAFTER_BACK, {spans.DRAFTER: event.drafter})
+
+    @contextmanager
+    def committing(self, rounds: Sequence[verifier_pb2.Round]) -> Iterator[None]:
+        """Around the write of some rounds, which are over when it is."""
+        began, error = self._trace.now(), None
+        try:
+            yield
+        except BaseException as failure:
+            error = failure.reason if isinstance(failure, SlipstreamError) else type(failure).__name__
+            raise
+        finally:
+            self._committed(rounds, began, error)
+
+    def left(self) -> None:
+        """The session leaves its verifier in the middle of a round."""
+        attributes: dict[str, Value] = {spans.INDEX: self._rounds, spans.EPOCH: self._epoch, spans.LENGTH: self._length}
+        context = self._trace.round(self._epoch, self._length)
+        self._trace.emit(
+            Span(spans.ROUND, self._since_s, self._trace.now(), attributes | {spans.DISCARDED: True}, context)
+        )
+
+    def _committed(self, rounds: Sequence[verifier_pb2.Round], began_s: float, error: str | None) -> None:
+        ended_s = self._trace.now()
+        contexts = [self._trace.round(done.epoch, done.base_length) for done in rounds]
+        for done, context in zip(rounds, contexts, strict=True):
+            verified_s = min(self._trace.moment(done.ended_unix_nano), began_s) if done.ended_unix_nano else began_s
+            waited_s = 0.0 if self._fresh else done.wait_us / 1e6
+            attributes = self._told(done) | {spans.WIRE: began_s - verified_s, spans.COMMITTING: ended_s - began_s}
+            self._trace.emit(
+                Span(spans.ROUND, verified_s - done.verify_us / 1e6 - waited_s, ended_s, attributes, context)
+            )
+            self._rounds, self._fresh, self._since_s = self._rounds + 1, False, verified_s
+            self._length = done.base_length + len(done.token_ids)
+        tokens = sum(len(done.token_ids) for done in rounds)
+        written: dict[str, Value] = {spans.ROUNDS: len(rounds), spans.TOKENS: tokens, spans.ERROR: error}
+        self._trace.emit(
+            Span(spans.COMMIT, began_s, ended_s, written, None, contexts[-1], contexts[:-1], error=error is not None)
+        )
+
+    def _told(self, done: verifier_pb2.Round) -> dict[str, Value]:
+        """What the verifier says of a round."""
+        waits: dict[str, Value] = {}
+        if not self._fresh:  # else it is the prompt that was waited for
+            wait_s, bubble_s = done.wait_us / 1e6, done.bubble_us / 1e6
+            waits = {spans.WAIT: wait_s, spans.BUBBLE: bubble_s, spans.QUEUE: wait_s - bubble_s}
+        return waits | {
+            spans.INDEX: self._rounds,
+            spans.EPOCH: done.epoch,
+            spans.LENGTH: done.base_length,
+            spans.TOKENS: len(done.token_ids),
+            spans.DRAFTED: done.drafted,
+            spans.ACCEPTED: done.accepted,
+            spans.MISS: "not_wanted"
+            if done.miss == verifier_pb2.MISS_CAUSE_NOT_WANTED
+            else MISSES.get(done.miss) or None,
+            spans.DRAFTERS: tuple(share.drafter for share in done.drafters) or None,
+            spans.COMPUTE: done.verify_us / 1e6,
+        }
+
+
+def session_trace() -> SessionTrace | None:
+    """Of the session that the present request begins or takes up; None where it is not traced."""
+    request = _request.get()
+    return None if request is None else SessionTrace(request)

@@ -1,0 +1,1 @@
+"""What the services tell of themselves: traces, metrics, logs."""

@@ -1,0 +1,106 @@
+"""Where spans go: to an OpenTelemetry collector, or to files on this machine, or nowhere."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from slipstream.config import from_env
+from slipstream.errors import InvalidArgument
+from slipstream.telemetry.tracing import Tracing
+
+EXPORT_TIMEOUT_S = 1.5
+"""Of one batch, tries included: the library's 10 s would keep a process that ends for as long."""
+SEND_EVERY_MS = 1000
+FILE_BYTES = 64 << 20
+"""Of one file of spans; then it becomes the old one, in place of the one before."""
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+TIMEOUTS = ("OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceConfig:
+    """What every role reads from its environment (`SLIPSTREAM_TRACE_*`), besides the standard `OTEL_*`."""
+
+    folder: str = ""
+    """Spans are written to files here, for `slipstream trace`; empty: they are not."""
+
+
+@asynccontextmanager
+async def tracing_from_env(service: str) -> AsyncIterator[Tracing | None]:
+    """None: nothing is traced. At the end what is left is sent, within a second.
+
+    Raises InvalidArgument for what this process cannot do.
+    """
+    every_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", SEND_EVERY_MS))
+    batches = [BatchSpanProcessor(each, schedule_delay_millis=every_ms) for each in _exporters(service, os.environ)]
+    tracing = Tracing(service, batches) if batches else None
+    try:
+        yield tracing
+    finally:
+        if tracing is not None:
+            tracing.close()
+
+
+def _exporters(service: str, environ: Mapping[str, str]) -> Iterator[SpanExporter]:
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return
+    wanted = environ.get("OTEL_TRACES_EXPORTER", "").strip()
+    if wanted not in ("", "otlp", "none"):
+        raise InvalidArgument(f"OTEL_TRACES_EXPORTER={wanted!r}; choose otlp or none.")
+    if wanted == "otlp" or (not wanted and any(environ.get(name) for name in ENDPOINTS)):
+        if other := {environ[name] for name in PROTOCOLS if name in environ} - {"grpc"}:
+            raise InvalidArgument(f"OTLP over {other.pop()!r} is not spoken here; name a collector's port for grpc.")
+        timed = any(name in environ for name in TIMEOUTS)
+        yield OTLPSpanExporter(timeout=None if timed else EXPORT_TIMEOUT_S)
+    if folder := from_env(TraceConfig, "SLIPSTREAM_TRACE_", environ).folder:
+        yield FileExporter(Path(folder), service)
+
+
+class FileExporter(SpanExporter):
+    """Lines of OTLP JSON, as a collector's `file` exporter writes them."""
+
+    def __init__(self, folder: Path, service: str) -> None:
+        """Raises InvalidArgument for a folder that cannot be made."""
+        self._path = folder / f"{service}-{os.getpid()}.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+        except OSError as error:
+            raise InvalidArgument(f"SLIPSTREAM_TRACE_FOLDER={folder} cannot be written: {error.strerror}.") from error
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        lines = MessageToDict(encode_spans(spans), always_print_fields_with_no_presence=False)
+        for scope in (scope for resource in lines["resourceSpans"] for scope in resource["scopeSpans"]):
+            for span in scope["spans"]:
+                _spell(span)
+                for link in span.get("links", ()):
+                    _spell(link)
+        if self._path.stat().st_size > FILE_BYTES:
+            self._path.replace(self._path.with_suffix(".old.jsonl"))
+        with self._path.open("a") as file:
+            file.write(json.dumps(lines, separators=(",", ":")) + "\n")
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        pass
+
+
+def _spell(named: dict[str, Any]) -> None:
+    """OTLP's JSON has ids in hex, where protobuf's has bytes in base64."""
+    for field in ("traceId", "spanId", "parentSpanId"):
+        if field in named:
+            named[field] = base64.b64decode(named[field]).hex()

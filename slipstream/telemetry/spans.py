@@ -1,0 +1,103 @@
+"""Every span, event and attribute there is, declared once; `docs/tracing.md` says what each means.
+
+Durations are seconds by one process' monotonic clock. Names that begin with `gen_ai.`, `rpc.`, `error.` and `server.`
+are OpenTelemetry's conventions, written out here because its package calls most of them unstable.
+"""
+
+from __future__ import annotations
+
+SERVICES = ("slipstream-gateway", "slipstream-verifier", "slipstream-drafter")
+
+# A client's request, at the gateway.
+GENERATE = "generate"
+RESUME = "resume"
+# A session's rounds.
+PREFILL = "prefill"
+ROUND = "round"
+DRAFT = "draft"
+VERIFY = "verify"
+COMMIT = "commit"
+# A verifier's pass over many sessions: a trace of its own.
+STEP = "step"
+
+OPERATION = "gen_ai.operation.name"
+PROVIDER = "gen_ai.provider.name"
+CONVERSATION = "gen_ai.conversation.id"
+REQUEST_MODEL = "gen_ai.request.model"
+MAX_TOKENS = "gen_ai.request.max_tokens"
+TEMPERATURE = "gen_ai.request.temperature"
+TOP_P = "gen_ai.request.top_p"
+TOP_K = "gen_ai.request.top_k"
+SEED = "gen_ai.request.seed"
+RESPONSE_MODEL = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+METHOD = "rpc.method"
+STATUS = "rpc.response.status_code"
+ERROR = "error.type"
+ADDRESS = "server.address"
+
+WORKLOAD = "slipstream.workload"
+ROUNDS = "slipstream.rounds"
+INDEX = "slipstream.round"
+EPOCH = "slipstream.epoch"
+LENGTH = "slipstream.base_length"
+TOKENS = "slipstream.tokens"
+CACHED = "slipstream.cached_tokens"
+DRAFTED = "slipstream.drafted"
+ACCEPTED = "slipstream.accepted"
+ROLLED_BACK = "slipstream.rolled_back"
+ROLLED_BACK_PERCENT = "slipstream.rolled_back_percent"
+REHOMED = "slipstream.rehomed"
+MISS = "slipstream.miss"
+DRAFTER = "slipstream.drafter"
+DRAFTERS = "slipstream.drafters"
+DEPTH = "slipstream.depth"
+BUDGET = "slipstream.budget"
+BYTES = "slipstream.bytes"
+FRAMES = "slipstream.frames"
+TOLD = "slipstream.told"
+DROPPED = "slipstream.dropped"
+DISCARDED = "slipstream.discarded"
+PASSES = "slipstream.passes"
+SESSIONS = "slipstream.sessions"
+WAIT = "slipstream.wait_s"
+QUEUE = "slipstream.queue_s"
+BUBBLE = "slipstream.bubble_s"
+COMPUTE = "slipstream.compute_s"
+WIRE = "slipstream.wire_s"
+COMMITTING = "slipstream.commit_s"
+
+_REQUEST = (
+    *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK, INPUT_TOKENS, OUTPUT_TOKENS),
+    *(METHOD, STATUS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED, ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED),
+    *(WAIT, BUBBLE, COMPUTE),
+)
+SPANS: dict[str, frozenset[str]] = {
+    GENERATE: frozenset({*_REQUEST, REQUEST_MODEL, MAX_TOKENS, TEMPERATURE, TOP_P, TOP_K, WORKLOAD}),
+    RESUME: frozenset(_REQUEST),
+    PREFILL: frozenset({EPOCH, TOKENS, CACHED, PASSES, QUEUE, COMPUTE}),
+    ROUND: frozenset(
+        {INDEX, EPOCH, LENGTH, TOKENS, DRAFTED, ACCEPTED, MISS, DRAFTERS, DISCARDED}
+        | {WAIT, QUEUE, BUBBLE, COMPUTE, WIRE, COMMITTING}
+    ),
+    DRAFT: frozenset({DRAFTER, EPOCH, LENGTH, PASSES, DRAFTED, TOLD, BYTES, DROPPED, DISCARDED, COMPUTE}),
+    VERIFY: frozenset({DRAFTED, ACCEPTED, DEPTH, BUDGET, FRAMES, BYTES, WIRE, DISCARDED}),
+    COMMIT: frozenset({ROUNDS, TOKENS, ERROR}),
+    STEP: frozenset({INDEX, SESSIONS, TOKENS, DRAFTED, BUBBLE}),
+}
+"""The attributes that a span may have."""
+
+OPENED = "opened"
+LOST = "lost"
+DRAFTER_LOST = "drafter.lost"
+DRAFTER_BACK = "drafter.back"
+EVENTS: dict[str, frozenset[str]] = {
+    OPENED: frozenset({ADDRESS, EPOCH, LENGTH}),
+    LOST: frozenset({ADDRESS, EPOCH, ERROR}),
+    DRAFTER_LOST: frozenset({DRAFTER, ERROR}),
+    DRAFTER_BACK: frozenset({DRAFTER}),
+}
+"""What may happen to a request, and the attributes that say more."""

@@ -1,0 +1,197 @@
+"""Spans on their way out of a process, and how they are switched on.
+
+A span is put together when what it tells of is over, with the times at which that began and ended. So none is ever
+left unended, the loops pay for nothing but a look at the clock, and a process may name a span that another one will
+send: names within a trace are functions of what the span is about. The instrumentation that is packaged for gRPC fits
+neither streams of many sessions nor frames that are pushed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision, Sampler
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from slipstream.v1 import types_pb2
+
+Value = str | bool | int | float | tuple[str, ...] | None
+"""Of an attribute; None: it is left out."""
+
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+FINE, FAILED = Status(), Status(StatusCode.ERROR)
+SCOPE = InstrumentationScope("slipstream")
+CLOSE_S = 1.0
+"""What a process that ends waits at most for its last spans to be taken."""
+BELIEVED_S = 1.0
+"""Clocks of two machines are believed as long as what was said by the one came so soon after by the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Replaced in tests."""
+
+    wall_ns: Callable[[], int] = time.time_ns
+    monotonic_s: Callable[[], float] = time.monotonic
+
+
+class Tracing:
+    """The spans of one process. `begin` starts traces, `join` takes part in those of others."""
+
+    def __init__(self, service: str, processors: Sequence[SpanProcessor], clocks: Clocks | None = None) -> None:
+        """`service`: its name in traces. The sampler and more of the resource are as `OTEL_*` says."""
+        provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
+        self.resource = provider.resource
+        self.sampler: Sampler = provider.sampler
+        self.processors = processors
+        self.clocks = clocks or Clocks()
+        self._steps = random.getrandbits(64) << 64
+
+    def begin(self, name: str, carrier: Mapping[str, str]) -> Trace | None:
+        """The trace of a request, the client's own if it sent a `traceparent`. None: this one is not traced."""
+        context = TraceContextTextMapPropagator().extract(carrier)
+        parent = get_current_span(context).get_span_context()
+        trace_id = parent.trace_id if parent.is_valid else random.getrandbits(128) or 1
+        decision = self.sampler.should_sample(context, trace_id, name, SpanKind.SERVER).decision
+        if decision is not Decision.RECORD_AND_SAMPLE:
+            return None
+        root = SpanContext(trace_id, random.getrandbits(64) or 1, is_remote=False, trace_flags=SAMPLED)
+        return Trace(self, root, self._offset_ns(), parent if parent.is_valid else None)
+
+    def join(self, context: types_pb2.TraceContext) -> Trace | None:
+        """The trace that a peer told of; None where it told of none that makes sense."""
+        trace_id = int.from_bytes(context.trace_id)
+        if len(context.trace_id) != 16 or not (trace_id and context.span_id):
+            return None
+        offset_ns = self._offset_ns()
+        late_ns = self._now_ns(offset_ns) - context.sent_unix_nano
+        if not 0 <= late_ns <= BELIEVED_S * 1e9:
+            offset_ns -= late_ns
+        root = SpanContext(trace_id, context.span_id, is_remote=True, trace_flags=SAMPLED)
+        return Trace(self, root, offset_ns)
+
+    def step(self, number: int) -> SpanContext:
+        """The one span of the trace that a verifier's step is."""
+        return SpanContext(self._steps | number, number, is_remote=False, trace_flags=SAMPLED)
+
+    def alone(self, root: SpanContext) -> Trace:
+        """A trace of this process alone."""
+        return Trace(self, root, self._offset_ns())
+
+    def close(self, limit_s: float = CLOSE_S) -> None:
+        """Sends what is left, for as long: the library itself waits for a collector that does not answer."""
+        end = self.clocks.monotonic_s() + limit_s
+        closing = [threading.Thread(target=each.shutdown, name="tracing-end", daemon=True) for each in self.processors]
+        for each in closing:
+            each.start()
+        for each in closing:
+            each.join(max(0.0, end - self.clocks.monotonic_s()))
+
+    def _offset_ns(self) -> int:
+        return self.clocks.wall_ns() - int(self.clocks.monotonic_s() * 1e9)
+
+    def _now_ns(self, offset_ns: int) -> int:
+        return offset_ns + int(self.clocks.monotonic_s() * 1e9)
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that is over."""
+
+    name: str
+    began_s: float
+    """On the process' monotonic clock, as is its end."""
+    ended_s: float
+    attributes: Mapping[str, Value]
+    context: SpanContext | None = None
+    """Its name, where anybody else knows it."""
+    parent: SpanContext | None = None
+    """None: the request's own span."""
+    links: Iterable[SpanContext] = ()
+    events: Iterable[Event] = ()
+    kind: SpanKind = SpanKind.INTERNAL
+    error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One traced request, as one process sees it."""
+
+    tracing: Tracing
+    root: SpanContext
+    """The request's own span."""
+    offset_ns: int
+    """From this process' monotonic clock to the trace's wall clock. Read once: a clock that is set meanwhile moves
+    nothing, and one that disagrees with the peer's by more than a message may take is put right."""
+    parent: SpanContext | None = None
+    """What the client has the request in."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.root.trace_id:032x}"
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self.tracing.clocks.monotonic_s()
+
+    def at(self, moment_s: float) -> int:
+        """A moment of the monotonic clock as Unix nanoseconds."""
+        return self.offset_ns + int(moment_s * 1e9)
+
+    def moment(self, unix_ns: int) -> float:
+        """The reverse."""
+        return (unix_ns - self.offset_ns) / 1e9
+
+    def context(self, receiver: str = "") -> types_pb2.TraceContext:
+        """For a peer that takes part."""
+        return types_pb2.TraceContext(
+            trace_id=self.root.trace_id.to_bytes(16),
+            span_id=self.root.span_id,
+            sent_unix_nano=self.at(self.now()),
+            receiver=receiver,
+        )
+
+    def round(self, epoch: int, length: int) -> SpanContext:
+        """The round on a committed prefix of `length` tokens, whoever sends it."""
+        return self._named(b"round", epoch, length)
+
+    def draft(self, epoch: int, number: int, length: int) -> SpanContext:
+        """What a drafter did while it knew of `length` tokens. `number`: its verifier's name of the session."""
+        return self._named(b"draft", epoch, length, number)
+
+    def fresh(self) -> SpanContext:
+        """Of a span that nobody else names."""
+        return SpanContext(self.root.trace_id, random.getrandbits(64) or 1, is_remote=False, trace_flags=SAMPLED)
+
+    def emit(self, span: Span) -> None:
+        """Sends a span that is over."""
+        made = ReadableSpan(
+            span.name,
+            span.context or self.fresh(),
+            self.parent if span.context is self.root else span.parent or self.root,
+            self.tracing.resource,
+            {key: value for key, value in span.attributes.items() if value is not None},
+            tuple(span.events),
+            tuple(map(Link, span.links)),
+            span.kind,
+            status=FAILED if span.error else FINE,
+            start_time=self.at(span.began_s),
+            end_time=self.at(max(span.began_s, span.ended_s)),
+            instrumentation_scope=SCOPE,
+        )
+        for processor in self.tracing.processors:
+            processor.on_end(made)
+
+    def _named(self, kind: bytes, *numbers: int) -> SpanContext:
+        parts = b"".join(number.to_bytes(8) for number in (self.root.span_id, *numbers))
+        digest = blake2b(parts, digest_size=8, key=self.root.trace_id.to_bytes(16), person=kind).digest()
+        return SpanContext(self.root.trace_id, int.from_bytes(digest) or 1, is_remote=True, trace_flags=SAMPLED)

@@ -1,0 +1,80 @@
+"""A trace as lines for the terminal: what happened when, beside what, and what it came to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from slipstream.telemetry import spans
+from slipstream.telemetry.reading import Told
+
+BAR = 44
+"""Characters that the whole time takes."""
+COLOURS = dict(zip(spans.SERVICES, ("cyan", "green", "yellow"), strict=True))
+NOTED = (
+    *(spans.DRAFTED, spans.ACCEPTED, spans.TOLD, spans.DROPPED, spans.DISCARDED, spans.TOKENS, spans.CACHED),
+    *(spans.PASSES, spans.MISS, spans.REHOMED, spans.QUEUE, spans.BUBBLE, spans.WIRE, spans.ERROR),
+)
+"""Attributes that a line tells, unless they are nothing."""
+
+
+def waterfall(trace: Iterable[Told], rounds: range | None = None) -> Table:
+    """Parents before children, in order of time. `rounds`: of these alone, and only they are drawn."""
+    shown = list(_arranged(trace, rounds))
+    first = min(span.began_ns for _, span in shown)
+    last = max(span.ended_ns for _, span in shown)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name, justify in (("span", "left"), ("at ms", "right"), ("took ms", "right"), ("", "left"), ("", "left")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for depth, span in shown:
+        colour = COLOURS.get(span.service, "white")
+        table.add_row(
+            Text("  " * depth + _name(span), style=colour),
+            f"{(span.began_ns - first) / 1e6:.1f}",
+            f"{(span.ended_ns - span.began_ns) / 1e6:.1f}",
+            Text(_bar(span, first, last), style="red" if span.error else colour),
+            Text(_notes(span), style="dim"),
+        )
+    return table
+
+
+def _arranged(trace: Iterable[Told], rounds: range | None) -> Iterator[tuple[int, Told]]:
+    """Each span with its depth. A span whose parent is not there stands by itself."""
+    known = {span.span_id: span for span in trace}
+    children: defaultdict[str, list[Told]] = defaultdict(list)
+    for span in sorted(known.values(), key=lambda span: span.began_ns):
+        if rounds is None or span.name != spans.ROUND or span.attributes.get(spans.INDEX) in rounds:
+            children[span.parent_id if span.parent_id in known else ""].append(span)
+    waiting = [(0, span) for span in reversed(children[""])]
+    while waiting:
+        depth, span = waiting.pop()
+        if rounds is None or span.name not in (spans.GENERATE, spans.RESUME, spans.PREFILL):
+            yield depth, span
+        waiting += [(depth + 1, child) for child in reversed(children[span.span_id])]
+
+
+def _name(span: Told) -> str:
+    index = span.attributes.get(spans.INDEX)
+    drafter = span.attributes.get(spans.DRAFTER)
+    return f"{span.name} {index}" if index is not None else f"{span.name} {drafter}" if drafter else span.name
+
+
+def _bar(span: Told, first: int, last: int) -> str:
+    """At least one character wide."""
+    scale = BAR / max(1, last - first)
+    begin = min(BAR - 1, int((span.began_ns - first) * scale))
+    return " " * begin + "\u2588" * max(1, round((span.ended_ns - span.began_ns) * scale))
+
+
+def _notes(span: Told) -> str:
+    told = [f"{key.partition('.')[2]} {value}" for key in NOTED if (value := _readable(key, span.attributes.get(key)))]
+    return ", ".join([*told, *(event.name for event in span.events if event.name != spans.OPENED)])
+
+
+def _readable(key: str, value: object) -> str:
+    if key.endswith("_s") and isinstance(value, float):
+        return f"{1e3 * value:.1f} ms" if value >= 5e-5 else ""
+    return str(value).lower() if value else ""

@@ -1,0 +1,354 @@
+"""One trace shows a request in all three services: what an OTLP receiver gets, over real gRPC, models emulated."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.gateway import World, running
+from gateway.sessions import Chance
+from gateway.store import SessionStore
+from gateway.store.memory import Memory, MemoryStore
+from slipstream.client import channel
+from slipstream.engine.opening import open_engine
+from slipstream.errors import Aborted
+from slipstream.telemetry import spans
+from slipstream.telemetry.tracing import Clocks
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
+from tests.collector import Collected, Collector, collecting
+from tests.fleet import drafter, until, verifier
+from tests.fleet import gateway as decoding
+from verifier_svc.drafter import Drafter
+from verifier_svc.verifier import Verifier
+
+TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
+TARGET = "emulated:base_ms=15"
+DRAFT = "emulated:base_ms=1&acceptance=0.8"
+KV = 1_000_000
+CLIENT = bytes(range(8))
+PARENT = ("traceparent", f"00-{'ab' * 16}-{CLIENT.hex()}-01")
+SLACK_S = 0.25
+"""Of moments that two tasks of a busy machine saw."""
+PARENTS = {
+    spans.PREFILL: {spans.GENERATE, spans.RESUME},
+    spans.ROUND: {spans.GENERATE, spans.RESUME},
+    spans.VERIFY: {spans.ROUND},
+    spans.DRAFT: {spans.ROUND},
+    spans.COMMIT: {spans.ROUND},
+}
+
+
+class System:
+    """Gateway, verifiers and drafter that send their spans to one collector."""
+
+    def __init__(self, stack: AsyncExitStack, collector: Collector) -> None:
+        self._stack = stack
+        self.collector = collector
+        self.stub: Any
+
+    async def verifier(self, engine: str = TARGET, clocks: Clocks | None = None, **settings: Any) -> Verifier:
+        tracing = self.collector.tracing("verifier", clocks)
+        return await self._stack.enter_async_context(
+            verifier(open_engine(engine, kv_tokens=KV), tracing, **{"silence_s": 0.4} | settings)
+        )
+
+    async def drafter(self, clocks: Clocks | None = None, stack: AsyncExitStack | None = None) -> str:
+        tracing = self.collector.tracing("drafter", clocks)
+        return await (stack or self._stack).enter_async_context(
+            drafter(open_engine(DRAFT, kv_tokens=KV), tracing=tracing)
+        )
+
+    async def open(self, verifiers: list[Verifier], drafters: list[str], store: SessionStore | None = None) -> None:
+        config = GatewayConfig(
+            verifiers=tuple(verifier.address for verifier in verifiers),
+            tokenizer=TOKENIZER,
+            listen="127.0.0.1:0",
+            drafters=tuple(f"model={address}" for address in drafters),
+            grace_s=0.0,
+        )
+        world = World(Chance(random.Random(5).getrandbits), store=store, tracing=self.collector.tracing("gateway"))
+        gateway = await self._stack.enter_async_context(running(config, world))
+        await gateway.ready()
+        await until(lambda: all(known.present for known in gateway.router.drafters))
+        line = await self._stack.enter_async_context(channel(gateway.address))
+        self.stub = gateway_pb2_grpc.GatewayServiceStub(line)
+
+    async def start(self) -> None:
+        await self.open([await self.verifier()], [await self.drafter()])
+
+    def call(self, tokens: int, prompt: int = 7, parent: tuple[str, str] | None = PARENT, **asked: Any) -> Any:
+        request = gateway_pb2.GenerateRequest(
+            prompt_token_ids=gateway_pb2.TokenIds(token_ids=[prompt, 8, 9]),
+            max_tokens=tokens,
+            **{"sampling": gateway_pb2.SamplingOptions(temperature=0.0)} | asked,
+        )
+        return self.stub.Generate(request, metadata=(parent,) if parent else ())
+
+    async def interrupted(self, tokens: int = 40) -> str:
+        """The trace of a request whose client left in the middle."""
+        call = self.call(100_000)
+        while tokens > 0:
+            tokens -= len((await call.read()).delta.token_ids)
+        call.cancel()
+        return PARENT[1].split("-")[1]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture
+async def system(collector: Collector) -> AsyncIterator[System]:
+    async with AsyncExitStack() as stack:
+        yield System(stack, collector)
+    check(await collector.spans())
+
+
+def check(collected: list[Collected]) -> None:
+    """What must hold of all spans, however their requests ended."""
+    assert len({(span.trace, span.id) for span in collected}) == len(collected)
+    for each in collected:
+        assert each.ended >= each.began > 0.0, each
+        assert set(each.attributes) <= spans.SPANS[each.name], each
+        for name, attributes in each.events:
+            assert set(attributes) <= spans.EVENTS[name], each
+
+
+async def heard(call: Any) -> list[Any]:
+    events = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        events.append(event)
+    return events
+
+
+def of(collected: list[Collected], name: str) -> list[Collected]:
+    return sorted((span for span in collected if span.name == name), key=lambda span: span.began)
+
+
+async def test_one_trace_shows_a_request_in_all_three_services(system: System) -> None:
+    await system.start()
+    call = system.call(60)
+    statistics = (await heard(call))[-1].finished.statistics
+    everything = await system.collector.spans()
+    trace = [span for span in everything if span.name != spans.STEP]
+    known = {span.id: span for span in trace}
+    [root] = of(trace, spans.GENERATE)
+    assert {span.trace for span in trace} == {"ab" * 16} == {dict(await call.trailing_metadata())["trace-id"]}
+    assert (root.parent, root.span.kind) == (CLIENT, root.span.SPAN_KIND_SERVER)
+    services = {spans.ROUND: "gateway", spans.COMMIT: "gateway", spans.VERIFY: "verifier", spans.PREFILL: "verifier"}
+    for span in trace:
+        if span is not root:
+            assert span.service == f"slipstream-{services.get(span.name, 'drafter')}"
+    rounds, verifies = of(trace, spans.ROUND), of(trace, spans.VERIFY)
+    assert len(of(trace, spans.PREFILL)) == 1
+    assert len(rounds) == len(verifies) == statistics.rounds == root.attributes[spans.ROUNDS]
+    for name in (spans.DRAFTED, spans.ACCEPTED):
+        total = root.attributes[name]
+        assert total > 0
+        assert sum(span.attributes[name] for span in rounds) == total
+        assert sum(span.attributes[name] for span in verifies) == total
+    assert [span.attributes[spans.INDEX] for span in rounds] == list(range(len(rounds)))
+    assert sum(span.attributes[spans.TOKENS] for span in rounds) == 60
+    drafts = of(trace, spans.DRAFT)
+    beyond = [span for span in drafts if span.parent == root.id]  # the end, when the session was closed
+    assert len(beyond) <= 1
+    assert all(span.attributes[spans.DISCARDED] for span in beyond)
+    for span in trace:
+        if span not in (root, *beyond):
+            assert known[span.parent].name in PARENTS[span.name], span
+    assert any(draft.overlaps(verify) for draft in drafts for verify in verifies if draft.parent == verify.parent)
+
+
+async def test_a_verification_is_linked_to_its_step_and_to_the_drafts_it_took(system: System) -> None:
+    await system.start()
+    await asyncio.gather(*(heard(system.call(40, prompt, parent=None)) for prompt in range(4)))
+    everything = await system.collector.spans()
+    steps = {span.id: span for span in of(everything, spans.STEP)}
+    drafts = {span.id: span for span in of(everything, spans.DRAFT)}
+    traces = {span.id: span.trace for span in everything}
+    for verify in of(everything, spans.VERIFY):
+        step, *taken = verify.links
+        assert verify.attributes.get(spans.DISCARDED) or verify.parent in steps[step].links
+        assert (steps[step].began, steps[step].ended) == pytest.approx((verify.began, verify.ended), abs=1e-3)
+        assert bool(taken) == (verify.attributes[spans.DRAFTED] > 0)
+        for each in taken:
+            assert drafts[each].trace == verify.trace
+            assert drafts[each].began <= verify.began
+    assert max(len({traces[each] for each in step.links}) for step in steps.values()) > 1
+    for step in steps.values():
+        assert not step.parent
+        assert len(step.links) <= step.attributes[spans.SESSIONS]
+    assert len({step.trace for step in steps.values()}) == len(steps)
+
+
+async def test_waiting_and_working_are_told_apart(system: System) -> None:
+    """Every duration is of one clock; together they are no more than the round."""
+    await system.start()
+    await heard(system.call(60))
+    trace = await system.collector.spans()
+    verifies = {span.parent: span for span in of(trace, spans.VERIFY)}
+    commits = {span.parent: span for span in of(trace, spans.COMMIT)}
+    for span in of(trace, spans.ROUND):
+        told, verify = span.attributes, verifies[span.id]
+        assert told[spans.COMPUTE] == pytest.approx(verify.ended - verify.began, abs=1e-5)
+        assert told[spans.COMPUTE] >= 0.015
+        if told[spans.INDEX]:
+            assert told[spans.WAIT] == pytest.approx(told[spans.QUEUE] + told[spans.BUBBLE], abs=1e-5)
+        parts = (spans.WAIT, spans.COMPUTE, spans.WIRE, spans.COMMITTING)
+        assert sum(told.get(part, 0.0) for part in parts) == pytest.approx(span.ended - span.began, abs=1e-4)
+        if commit := commits.get(span.id):
+            assert told[spans.COMMITTING] == pytest.approx(commit.ended - commit.began, abs=1e-5)
+
+
+SKEWS = {"verifier behind": (-5.0, 0.0), "drafter ahead": (0.0, 3600.0), "both": (7.0, -7.0), "none": (0.0, 0.0)}
+
+
+@pytest.mark.parametrize("skew", SKEWS)
+async def test_spans_lie_in_their_parents_though_clocks_disagree(system: System, skew: str) -> None:
+    late, later = (Clocks(lambda off=off: time.time_ns() + int(off * 1e9)) for off in SKEWS[skew])  # type: ignore[misc]
+    await system.open([await system.verifier(clocks=late)], [await system.drafter(later)])
+    await heard(system.call(40))
+    trace = [span for span in await system.collector.spans() if span.name != spans.STEP]
+    known = {span.id: span for span in trace}
+    for span in trace:
+        if parent := known.get(span.parent):
+            assert parent.began - SLACK_S <= span.began, (span, parent)
+            assert span.ended <= parent.ended + SLACK_S, (span, parent)
+
+
+async def test_a_client_that_leaves_leaves_nothing_open(system: System) -> None:
+    target = await system.verifier()
+    await system.open([target], [await system.drafter()])
+    await system.interrupted()
+    await until(lambda: not len(target.scheduler))
+    await asyncio.sleep(0.1)  # the step in flight, and the drafter's end
+    trace = [span for span in await system.collector.spans() if span.name != spans.STEP]
+    [root] = of(trace, spans.GENERATE)
+    assert root.attributes[spans.STATUS] == "CANCELLED"
+    assert not root.failed
+    given_up = [span for span in of(trace, spans.ROUND) if span.attributes.get(spans.DISCARDED)]
+    assert len(given_up) == 1
+    assert given_up[0].ended >= max(span.ended for span in of(trace, spans.ROUND)) - SLACK_S
+    # What was on its way when the gateway left it has a round that no gateway heard of.
+    known, beyond = {span.id for span in trace}, given_up[0].attributes[spans.LENGTH]
+    joined = system.collector.tracing("gateway").join(
+        types_pb2.TraceContext(trace_id=b"\xab" * 16, span_id=int.from_bytes(root.id), sent_unix_nano=time.time_ns())
+    )
+    assert joined is not None
+    unheard = {joined.round(1, length).span_id.to_bytes(8) for length in range(beyond + 1, beyond + 40)}
+    assert not {span.parent for span in trace} - known - unheard - {CLIENT}
+
+
+async def test_a_lost_verifier_and_a_lost_drafter_are_told_of(system: System) -> None:
+    async with AsyncExitStack() as doomed:
+        first = await system.verifier()
+        await system.open([first, await system.verifier()], [await system.drafter(stack=doomed)])
+        call = system.call(200)
+        events: list[Any] = []
+
+        async def hear(until: int) -> None:
+            while sum(len(event.delta.token_ids) for event in events) < until:
+                events.append(await call.read())
+                assert events[-1] is not grpc.aio.EOF
+
+        await hear(30)
+        await doomed.aclose()
+        await hear(60)
+        busy = first if len(first.scheduler) else None
+        assert busy is not None
+        await busy.server.stop(0)
+        await heard(call)
+    trace = await system.collector.spans()
+    [root] = of(trace, spans.GENERATE)
+    names = Counter(name for name, _ in root.events)
+    assert dict(root.events)[spans.LOST].keys() == spans.EVENTS[spans.LOST]
+    assert names[spans.OPENED] == 2
+    assert names[spans.LOST] == 1
+    assert names[spans.DRAFTER_LOST] >= 1
+    assert root.attributes[spans.REHOMED] == 1
+    assert [span.attributes[spans.EPOCH] for span in of(trace, spans.PREFILL)] == [1, 2]
+    assert Counter(span.attributes.get(spans.DISCARDED, False) for span in of(trace, spans.ROUND))[True] == 1
+
+
+async def test_what_is_not_sampled_costs_the_wire_nothing(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[types_pb2.Candidates] = []
+    opened: list[Any] = []
+    graft, request = Drafter._graft, Drafter._open_request
+    monkeypatch.setattr(Drafter, "_graft", lambda self, a, frame: (frames.append(frame), graft(self, a, frame))[1])
+    monkeypatch.setattr(Drafter, "_open_request", lambda self, s: (opened.append(request(self, s)), opened[-1])[1])
+    target, address = await system.verifier(), await system.drafter()
+    async with decoding(target.address) as plain:
+        decoded = await plain.decode([7, 8, 9], tokens=40, drafters=[address])
+    assert decoded.drafted > 0
+    assert not any(done.HasField("ended_unix_nano") for done in decoded.rounds)
+    assert not any(frame.HasField("mark") for frame in frames)
+    assert not any(open.HasField("trace") for open in opened)
+    assert not await system.collector.spans()
+    await system.open([target], [address])
+    call = system.call(20, parent=("traceparent", PARENT[1][:-2] + "00"))  # the client says no
+    await heard(call)
+    assert "trace-id" not in dict(await call.trailing_metadata())
+    assert not any(open.HasField("trace") for open in opened)
+    assert not await system.collector.spans()
+    await heard(system.call(20))
+    assert opened[-1].HasField("trace")
+    assert frames[-1].HasField("mark")
+
+
+class Refusing(MemoryStore):
+    """Takes no more than one write."""
+
+    writes = 0
+
+    async def append(self, *args: Any, **options: Any) -> None:
+        self.writes += 1
+        if self.writes > 1:
+            raise Aborted("somebody else has it.", reason="FENCED")
+        await super().append(*args, **options)
+
+
+async def test_all_that_is_declared_is_sent(system: System, collector: Collector) -> None:
+    """Together with `check`: what is declared and what is sent are the same."""
+    target = await system.verifier()
+    async with AsyncExitStack() as doomed:
+        await system.open([target], [await system.drafter(stack=doomed)])
+        sampling = gateway_pb2.SamplingOptions(temperature=0.5, top_p=0.9, top_k=40, seed=3)
+        call = system.call(120, sampling=sampling, workload="code", model=target.engine.model.name)
+        session = (await call.read()).started.session_id
+        heard_of = 0
+        while heard_of < 60:
+            heard_of += len((await call.read()).delta.token_ids)
+    await heard(call)
+    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))
+    for failing in (
+        system.stub.Resume(gateway_pb2.ResumeRequest(session_id="nobody's")),
+        system.call(8, model="nobody's"),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            await heard(failing)
+        assert dict(caught.value.trailing_metadata())["trace-id"]
+    await system.interrupted()
+    store = Refusing(Memory(), owner="me", ttl_s=60, lease_s=60)
+    await system.open([target, await system.verifier()], [await system.drafter()], store)
+    with pytest.raises(grpc.RpcError):
+        await heard(system.call(100))
+    sent: dict[str, set[str]] = {}
+    happened: dict[str, set[str]] = {}
+    for span in await collector.spans():
+        sent.setdefault(span.name, set()).update(span.attributes)
+        for name, attributes in span.events:
+            happened.setdefault(name, set()).update(attributes)
+    assert sent == spans.SPANS
+    assert happened | {spans.LOST: spans.EVENTS[spans.LOST]} == spans.EVENTS

@@ -1,0 +1,256 @@
+"""Names of spans, clocks that disagree, who is sampled, and where spans go."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+from slipstream.errors import InvalidArgument
+from slipstream.telemetry import spans
+from slipstream.telemetry.exporting import tracing_from_env
+from slipstream.telemetry.reading import from_folder
+from slipstream.telemetry.tracing import CLOSE_S, Clocks, Span, Trace, Tracing
+from slipstream.v1 import types_pb2
+
+numbers = st.integers(0, 2**32 - 1)
+
+
+class Kept(SpanProcessor):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+class Hands:
+    """Of a clock that is set by hand."""
+
+    def __init__(self, wall_s: float, monotonic_s: float) -> None:
+        self.wall_s = wall_s
+        self.monotonic_s = monotonic_s
+
+    @property
+    def clocks(self) -> Clocks:
+        return Clocks(lambda: int(self.wall_s * 1e9), lambda: self.monotonic_s)
+
+    def pass_(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.monotonic_s += seconds
+
+
+def begun(tracing: Tracing, carrier: dict[str, str] | None = None) -> Trace:
+    trace = tracing.begin(spans.GENERATE, carrier or {})
+    assert trace is not None
+    return trace
+
+
+@given(st.tuples(numbers, numbers), st.tuples(numbers, numbers), numbers)
+def test_every_process_calls_a_round_and_a_draft_the_same(
+    one: tuple[int, int], other: tuple[int, int], number: int
+) -> None:
+    trace = begun(Tracing("a", []))
+    peer = Tracing("b", []).join(trace.context())
+    assert peer is not None
+    assert peer.round(*one) == trace.round(*one)
+    assert peer.draft(one[0], number, one[1]) == trace.draft(one[0], number, one[1])
+    names = {trace.root.span_id, trace.round(*one).span_id, trace.draft(one[0], number, one[1]).span_id}
+    assert len(names) == 3 and 0 not in names
+    assert (trace.round(*one) == trace.round(*other)) == (one == other)
+    assert begun(Tracing("a", []), {}).round(*one) != trace.round(*one)
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "shift_s"),
+    [(0.0, 0.0), (0.3, 0.0), (-0.001, 0.001), (-3600.0, 3600.0), (3600.0, -3600.0), (1.5, -1.5)],
+)
+def test_a_clock_is_believed_unless_it_cannot_be_right(behind_s: float, shift_s: float) -> None:
+    """`behind_s`: what the receiver's clock shows when the message comes, less what the sender's showed."""
+    sender, receiver = Hands(1000.0, 5.0), Hands(1000.0 + behind_s, 77.0)
+    context = begun(Tracing("a", [], sender.clocks)).context()
+    trace = Tracing("b", [], receiver.clocks).join(context)
+    assert trace is not None
+    receiver.pass_(2.0)
+    receiver.wall_s += 500.0  # set meanwhile: nothing moves
+    assert trace.at(trace.now()) / 1e9 == pytest.approx(1000.0 + behind_s + shift_s + 2.0)
+    assert trace.moment(trace.at(78.25)) == pytest.approx(78.25)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        types_pb2.TraceContext(),
+        types_pb2.TraceContext(trace_id=bytes(16), span_id=1),
+        types_pb2.TraceContext(trace_id=b"1" * 15, span_id=1),
+        types_pb2.TraceContext(trace_id=b"1" * 17, span_id=1),
+        types_pb2.TraceContext(trace_id=b"1" * 16),
+    ],
+)
+def test_a_malformed_context_is_none(context: types_pb2.TraceContext) -> None:
+    assert Tracing("a", []).join(context) is None
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "flags", "sampled"),
+    [
+        ("parentbased_traceidratio", "0", "", False),
+        ("parentbased_traceidratio", "0", "01", True),
+        ("parentbased_traceidratio", "1", "", True),
+        ("parentbased_traceidratio", "1", "00", False),
+        ("always_off", "", "01", False),
+        ("", "", "", True),
+    ],
+)
+def test_the_standard_variables_say_what_is_sampled(
+    sampler: str, argument: str, flags: str, sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("OTEL_TRACES_SAMPLER", sampler), ("OTEL_TRACES_SAMPLER_ARG", argument)):
+        if value:
+            monkeypatch.setenv(name, value)
+    carrier = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-{flags}"} if flags else {}
+    trace = Tracing("a", []).begin(spans.GENERATE, carrier)
+    assert (trace is not None) == sampled
+    if trace is not None and flags:
+        assert trace.id == "ab" * 16
+        assert trace.parent is not None
+
+
+@pytest.mark.parametrize("value", ["", "00-zz-1-01", f"00-{'00' * 16}-{'cd' * 8}-01", "x" * 10_000])
+def test_a_bad_traceparent_begins_a_trace_of_its_own(value: str) -> None:
+    assert begun(Tracing("a", []), {"traceparent": value}).parent is None
+
+
+def test_a_span_never_ends_before_it_begins_and_leaves_out_what_is_not_there() -> None:
+    kept = Kept()
+    trace = begun(Tracing("a", [kept]))
+    trace.emit(Span(spans.COMMIT, 5.0, 4.0, {spans.TOKENS: 3, spans.ERROR: None}))
+    [span] = kept.spans
+    assert span.start_time == span.end_time
+    assert dict(span.attributes or {}) == {spans.TOKENS: 3}
+    assert span.parent == trace.root
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({}, 0),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, 1),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, 1),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, 1),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"}, 0),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}, 0),
+        ({"SLIPSTREAM_TRACE_FOLDER": "here"}, 1),
+        ({"SLIPSTREAM_TRACE_FOLDER": "here", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, 2),
+    ],
+)
+async def test_tracing_is_off_until_it_is_told_where_to(
+    settings: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    async with tracing_from_env("slipstream-gateway") as tracing:
+        assert len(tracing.processors if tracing is not None else ()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("OTEL_TRACES_EXPORTER", "zipkin", "zipkin"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc"),
+        ("SLIPSTREAM_TRACE_FOLDER", "/dev/null/x", "written"),
+        ("SLIPSTREAM_TRACE_FOLDR", "x", "no such setting"),
+    ],
+)
+async def test_what_cannot_be_is_refused_at_the_start(
+    name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidArgument, match=says):
+        async with tracing_from_env("slipstream-gateway"):
+            pass
+
+
+async def test_files_hold_every_span_for_whoever_reads_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLIPSTREAM_TRACE_FOLDER", str(tmp_path))
+    async with tracing_from_env("slipstream-verifier") as tracing:
+        assert tracing is not None
+        trace, other = begun(tracing), begun(tracing)
+        for each in (trace, other):
+            each.emit(Span(spans.VERIFY, 1.0, 1.5, {spans.DRAFTED: 3, spans.WIRE: 0.25}, links=[tracing.step(9)]))
+    [span] = from_folder(tmp_path, trace.id)
+    assert (span.service, span.name, span.parent_id) == (
+        "slipstream-verifier",
+        spans.VERIFY,
+        f"{trace.root.span_id:016x}",
+    )
+    assert span.attributes == {spans.DRAFTED: 3, spans.WIRE: 0.25}
+    assert (span.began_ns, span.ended_ns) == (trace.at(1.0), trace.at(1.5))
+    assert [link[1] for link in span.links] == [f"{9:016x}"]
+
+
+class Stuck(SpanProcessor):
+    """As the library's is on a collector that does not answer."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def shutdown(self) -> None:
+        self.released.wait(60)
+
+
+def test_the_end_waits_no_longer_than_it_may() -> None:
+    stuck: Sequence[Stuck] = (Stuck(), Stuck())
+    began = time.monotonic()
+    Tracing("a", stuck).close()
+    assert CLOSE_S <= time.monotonic() - began < CLOSE_S + 5.0
+    for each in stuck:
+        each.released.set()
+
+
+DEAD = """
+import asyncio, sys, time
+from slipstream.telemetry.exporting import tracing_from_env
+from slipstream.telemetry.tracing import Span
+
+async def main():
+    async with tracing_from_env("slipstream-gateway") as tracing:
+        trace = tracing.begin("generate", {})
+        busy = time.process_time()
+        for number in range(20_000):
+            trace.emit(Span("commit", 0.0, 1.0, {"slipstream.tokens": number}))
+        print(time.process_time() - busy)
+        await asyncio.sleep(0.5)
+        print(time.monotonic(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_dead_collector_blocks_nobody(answers: bool) -> None:
+    """Nobody at the port, or somebody who takes the connection and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if answers:
+            listener.listen()
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "GRPC_VERBOSITY": "NONE", "PATH": ""}
+        done = subprocess.run(
+            [sys.executable, "-c", DEAD], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+    ended = time.monotonic()
+    busy_s, closing = map(float, done.stdout.split())
+    assert busy_s < 20_000 * 500e-6  # spans beyond the queue are dropped, nobody waits for room
+    assert ended - closing < CLOSE_S + 3.0  # of which the interpreter's own end is a part; it was 28 s
