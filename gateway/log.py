@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -172,16 +173,23 @@ class SessionLog:
 class Scribe:
     """Writes what relaxed sessions left behind: one task for all of them, each session in its own order."""
 
-    def __init__(self) -> None:
-        self._marked: dict[SessionLog, None] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._marked: dict[SessionLog, float] = {}
+        """Since when; the one that waits longest comes first."""
         self._filled = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def mark(self, log: SessionLog) -> None:
-        self._marked[log] = None
+        self._marked.setdefault(log, self._clock())
         self._idle.clear()
         self._filled.set()
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest write that is left behind and not on its way."""
+        return self._clock() - next(iter(self._marked.values()), self._clock())
 
     async def idle(self) -> None:
         """Wait until nothing is left behind."""
@@ -194,9 +202,9 @@ class Scribe:
                 self._idle.set()
                 self._filled.clear()
                 await self._filled.wait()
-            logs, self._marked = list(self._marked), {}
+            logs, self._marked = self._marked, {}
             async with asyncio.TaskGroup() as tasks:
                 written = [tasks.create_task(log.catch_up()) for log in logs]
-            if late := [log for log, task in zip(logs, written, strict=True) if not task.result()]:
-                self._marked |= dict.fromkeys(late)
+            if late := {log: logs[log] for log, task in zip(logs, written, strict=True) if not task.result()}:
+                self._marked = late | {log: since for log, since in self._marked.items() if log not in late}
                 await asyncio.sleep(RETRY_S)

@@ -30,7 +30,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     # Streams are written instead of yielded: when a client leaves, its story hears of it at once.
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
-        story = await self._sessions.begin(request)
+        with self._stage.meters.admitting():
+            story = await self._sessions.begin(request)
         async with aclosing(story.follow()) as events:
             async for event in events:
                 await context.write(gateway_pb2.GenerateResponse(**_named(event)))

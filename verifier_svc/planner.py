@@ -130,6 +130,11 @@ class Planner:
             if self._price.observe(self._rate(plan), self._curve.of(len(plan.turns)), tokens):
                 self._drafters.demand(self._price.threshold)
 
+    def spent(self, plan: Plan, candidates: int) -> float:
+        """Seconds by which so many candidates made the plan's step longer."""
+        tokens, sessions = sum(turn.tokens for turn in plan.turns), len(plan.turns)
+        return self._curve.seconds(tokens, sessions) - self._curve.seconds(tokens - candidates, sessions)
+
     def _rate(self, plan: Plan) -> float:
         """Tokens committed a second lately, waiting included; before the first step, by this one. No less than without
         any candidates: a verifier that waits in vain must not take its slowness for what its time is worth."""

@@ -24,6 +24,7 @@ from verifier_svc.memory import Memory
 from verifier_svc.planner import Plan, Planner
 from verifier_svc.session import Rewind, Session
 from verifier_svc.step import Outcome, Turn, perform
+from verifier_svc.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +47,14 @@ class Scheduler:
         self._clock = clock
         self._sessions: dict[Session, None] = {}
         self.memory = Memory(engine)
+        self.tally = Tally()
         self._arrivals = 0
         self._closing: list[Session] = []
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
         self._results: list[Result] = []
         """Of the last step, not told yet; empty whenever the loop waits."""
-        self._took: tuple[Plan, Timing] | None = None
+        self._took: tuple[Plan, Timing, list[Outcome]] | None = None
         """Of the last step, not learned from yet."""
         self.steps = self.tokens = 0
         """Steps taken, tokens committed."""
@@ -145,7 +147,7 @@ class Scheduler:
         self.steps += 1
         timing = Timing(started, ended, waited)
         if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
-            self._took = plan, timing
+            self._took = plan, timing, outcomes
         for turn, outcome in zip(turns, outcomes, strict=True):
             self._finish(turn, outcome, timing)
 
@@ -196,8 +198,9 @@ class Scheduler:
         learned counts from the step after that.
         """
         if self._took is not None:
-            plan, timing = self._took
+            plan, timing, outcomes = self._took
             self._planner.timed(plan, timing.ended - timing.started, timing.waited)
+            self._count(plan, timing, outcomes)
             self._took = None
         results, self._results = self._results, []
         for result in results:
@@ -221,7 +224,15 @@ class Scheduler:
                 )
             )
             self._planner.judged(turn, verdict)
+            self.tally.judged(chosen, min(len(verdict.path), len(result.token_ids)))
         self._planner.prepare()
+
+    def _count(self, plan: Plan, timing: Timing, outcomes: list[Outcome]) -> None:
+        pairs = zip(plan.turns, outcomes, strict=True)
+        rejected = sum(len(turn.selection) - len(each.path) for turn, each in pairs if isinstance(each, Verdict))
+        tokens = sum(turn.tokens for turn in plan.turns)
+        self.tally.step(len(outcomes), tokens, timing.ended - timing.started, timing.waited)
+        self.tally.rolled_back_s += self._planner.spent(plan, rejected) if rejected else 0.0
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
         """Why no candidate was there when the round before the present one ended."""
