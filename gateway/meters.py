@@ -13,7 +13,7 @@ import grpc
 from prometheus_client import Histogram
 
 from gateway.admission import Plan
-from gateway.sums import Sums
+from gateway.sums import MOST_DRAFTERS, Sums
 from slipstream.errors import Aborted, Internal, SlipstreamError
 from slipstream.telemetry import metrics
 from slipstream.telemetry.current import exemplar
@@ -90,7 +90,7 @@ class Meters:
         self.failures: Counter[tuple[str, ...]] = Counter()
         """Of drafters, by name and reason."""
         self._models, self._workloads = Names(MOST_MODELS), Names(MOST_WORKLOADS, workloads)
-        self._reasons = Names(MOST_REASONS)
+        self._drafters, self._reasons = Names(MOST_DRAFTERS), Names(MOST_REASONS)
 
     def of(self, plan: Plan) -> Series:
         labels = self._models(plan.model.name), self._workloads(plan.workload)
@@ -120,8 +120,7 @@ class Meters:
             self.waiting -= 1
 
     def drafter_failed(self, drafter: str, reason: str, sessions: int) -> None:
-        """`drafter`: a name that the configuration has."""
-        self.failures[drafter, self._reasons(reason)] += sessions
+        self.failures[self._drafters(drafter), self._reasons(reason)] += sessions
 
     def ended(self, outcome: str, ledger: Ledger) -> None:
         """The session is over, or let go; its ledger is closed if it ended well."""

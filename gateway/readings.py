@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -107,10 +108,12 @@ def _workers(parts: Parts) -> dict[metrics.Metric, Source]:
     router, prices = parts.router, parts.config.prices_of_drafters()
 
     def present() -> Values:
-        return {
-            **{("verifier", verifier.address): verifier.present for verifier in router.verifiers},
-            **{("drafter", drafter.name): drafter.present for drafter in router.drafters},
-        }
+        workers: Counter[tuple[str, ...]] = Counter()
+        for verifier in router.verifiers:
+            workers["verifier", verifier.address] += verifier.present
+        for drafter in router.drafters:
+            workers["drafter", drafter.name] += drafter.present
+        return workers
 
     def cost() -> Values:
         verifiers = sum(verifier.present for verifier in router.verifiers)
@@ -119,10 +122,11 @@ def _workers(parts: Parts) -> dict[metrics.Metric, Source]:
 
     def breakers() -> Values:
         now = router.clock()
-        return {(drafter.name,): STATES[drafter.breaker.state(now)] for drafter in router.drafters}
+        states = sorted((STATES[drafter.breaker.state(now)], drafter.name) for drafter in router.drafters)
+        return {(name,): state for state, name in states}  # of one name the worst
 
     return {
-        metrics.WORKER_PRESENT: present,
+        metrics.WORKERS: present,
         metrics.COST: cost,
         metrics.BREAKER: breakers,
         metrics.DRAFTER_FAILURES: lambda: parts.meters.failures,

@@ -199,13 +199,14 @@ class Scheduler:
         """
         if self._took is not None:
             plan, timing, outcomes = self._took
-            self._planner.timed(plan, timing.ended - timing.started, timing.waited)
-            self._count(plan, timing, outcomes)
+            tokens = self._planner.timed(plan, timing.ended - timing.started, timing.waited)
+            self._count(plan, timing, outcomes, tokens)
             self._took = None
         results, self._results = self._results, []
         for result in results:
             turn, verdict = result.turn, result.verdict
             session, chosen = turn.session, turn.selection
+            drafted, accepted = len(chosen), min(len(verdict.path), len(result.token_ids))
             self._drafters.commit(session, turn.base, result.token_ids)
             session.say(
                 verifier_pb2.Round(
@@ -213,8 +214,8 @@ class Scheduler:
                     epoch=session.epoch,
                     base_length=turn.base,
                     token_ids=result.token_ids,
-                    drafted=len(chosen),
-                    accepted=min(len(verdict.path), len(result.token_ids)),
+                    drafted=drafted,
+                    accepted=accepted,
                     wait_us=int(result.idle_s * 1e6),
                     verify_us=int((result.timing.ended - result.timing.started) * 1e6),
                     miss=result.miss,
@@ -224,15 +225,17 @@ class Scheduler:
                 )
             )
             self._planner.judged(turn, verdict)
-            self.tally.judged(chosen, min(len(verdict.path), len(result.token_ids)))
+            if drafted:
+                self.tally.judged(chosen.depths, accepted)
         self._planner.prepare()
 
-    def _count(self, plan: Plan, timing: Timing, outcomes: list[Outcome]) -> None:
-        pairs = zip(plan.turns, outcomes, strict=True)
-        rejected = sum(len(turn.selection) - len(each.path) for turn, each in pairs if isinstance(each, Verdict))
-        tokens = sum(turn.tokens for turn in plan.turns)
-        self.tally.step(len(outcomes), tokens, timing.ended - timing.started, timing.waited)
-        self.tally.rolled_back_s += self._planner.spent(plan, rejected) if rejected else 0.0
+    def _count(self, plan: Plan, timing: Timing, outcomes: list[Outcome], tokens: int) -> None:
+        sessions = len(outcomes)
+        self.tally.step(sessions, tokens, timing.ended - timing.started, timing.waited)
+        if tokens > sessions:
+            pairs = zip(plan.turns, outcomes, strict=True)
+            rejected = sum(len(turn.selection) - len(each.path) for turn, each in pairs if isinstance(each, Verdict))
+            self.tally.rolled_back_s += self._planner.spent(tokens, sessions, rejected)
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
         """Why no candidate was there when the round before the present one ended."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from slipstream.selection import Selection
 from slipstream.telemetry import metrics
 
 
@@ -28,11 +28,12 @@ class Tally:
         self.tokens.observe(tokens)
         self.waited_s += waited_s
 
-    def judged(self, chosen: Selection, accepted: int) -> None:
-        if len(chosen):
-            self.drafted.update(chosen.depths)
-            self.lengths[accepted] += 1
-            self.rolled_back += len(chosen) - accepted
+    def judged(self, depths: Sequence[int], accepted: int) -> None:
+        """A round's candidates, and how many of them were accepted."""
+        for depth in depths:
+            self.drafted[depth] += 1
+        self.lengths[accepted] += 1
+        self.rolled_back += len(depths) - accepted
 
     @property
     def accepted(self) -> Counter[int]:

@@ -178,9 +178,7 @@ DRAFTER_FAILURES = _gateway(
     "slipstream_drafter_failures_total", "Sessions that lost a drafter, by reason.", "drafter", "reason"
 )
 BREAKER = _gateway("slipstream_drafter_breaker_state", "0: closed, 1: half-open, 2: open.", "drafter")
-WORKER_PRESENT = _gateway(
-    "slipstream_worker_present", "1 while a configured worker answers this gateway, else 0.", "role", "worker"
-)
+WORKERS = _gateway("slipstream_workers", "Workers of a name that answer this gateway; 0: nobody.", "role", "worker")
 COST = _gateway(
     "slipstream_cost_per_hour",
     "Configured price of the workers that answer (GATEWAY_VERIFIER_PRICE, GATEWAY_DRAFTER_PRICES).",

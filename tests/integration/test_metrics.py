@@ -174,7 +174,7 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     assert gateway.value("slipstream_good_tokens_total") == 3 * TOKENS
     assert gateway.by("slipstream_slo_seconds", "objective") == {"ttft": 30.0, "tpot": 0.0}
     assert gateway.by("slipstream_cost_per_hour", "role") == {"verifier": 3.0, "drafter": 0.5}
-    assert gateway.value("slipstream_worker_present") == 2
+    assert gateway.value("slipstream_workers") == 2
     assert gateway.by("slipstream_drafter_breaker_state", "drafter") == {"model": 0}
     assert gateway.value("slipstream_store_write_seconds_count", operation="create") == 3
     assert gateway.value("slipstream_store_write_seconds_count", operation="append") > 3
