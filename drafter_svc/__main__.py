@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running
 from slipstream.config import from_env
 from slipstream.interpreter import tune
 from slipstream.server import run, until_signal
+from slipstream.telemetry import logs
 from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.tls import certificates_from_env
+
+log = logging.getLogger(__name__)
 
 
 async def main() -> None:
     config = from_env(DrafterConfig, "DRAFTER_")
+    logs.configure("drafter", config.log_level, config.log_format)
     async with (
         tracing_from_env("slipstream-drafter") as tracing,
         running(config, certificates=certificates_from_env(), tracing=tracing) as drafter,
     ):
         await drafter.server.serving(True)
+        log.info("%s", drafter.server.announcement)
         print(drafter.server.announcement, flush=True)
         tune()
         await until_signal()

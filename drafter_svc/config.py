@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slipstream.config import require_positive
 from slipstream.errors import InvalidArgument
 from slipstream.proposal import MAX_TOKENS
+from slipstream.telemetry import logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,14 @@ class DrafterConfig:
     proposal_tokens: int = 32
     """Support of the honest sparse q that the ratio rules are sent."""
     grace_s: float = 5.0
+    metrics_listen: str = ""
+    """HOST:PORT of `/metrics`, in plaintext; empty: none."""
+    log_level: str = "info"
+    log_format: str = "auto"
+    """`json`, `text`, or `auto`: text on a terminal, else JSON."""
 
     def __post_init__(self) -> None:
+        logs.check(self.log_level, self.log_format)
         if self.method == "model" and not self.model:
             raise InvalidArgument("DRAFTER_MODEL is not set; name a folder or hub id, or another DRAFTER_METHOD.")
         if self.method != "model" and self.translate_for:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers import Proposer
 from drafter_svc.proposers.opening import open_proposer
+from drafter_svc.readings import meter
 from drafter_svc.scheduler import Scheduler
 from drafter_svc.service import Bounds, DrafterService
 from slipstream.callers import between_roles
 from slipstream.engine.cores import threads_for
 from slipstream.engine.thread import ModelThread
 from slipstream.server import Server
+from slipstream.telemetry.endpoint import exposing
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tls import Certificates
 from slipstream.v1 import types_pb2, worker_pb2
@@ -51,7 +53,10 @@ async def running(
         async with asyncio.TaskGroup() as tasks:
             drafting = tasks.create_task(scheduler.run())
             try:
-                yield Drafter(await server.start(config.listen, config.health_listen), scheduler, server)
+                address = await server.start(config.listen, config.health_listen)
+                told = meter(scheduler, service.traffic, server)
+                async with exposing(told, config.metrics_listen) as server.metrics_address:
+                    yield Drafter(address, scheduler, server)
             finally:
                 await worker.end(server, config.grace_s)
                 drafting.cancel()

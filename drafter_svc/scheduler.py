@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from drafter_svc.proposers import Answer, Proposer, Turn
 from drafter_svc.session import Session
+from drafter_svc.tally import Tally
 from drafter_svc.telling import join, tell
 from drafter_svc.tree import Node
 from slipstream.engine.thread import ModelThread
@@ -58,6 +59,7 @@ class Scheduler:
         self._closing: list[Session] = []
         self._work = asyncio.Event()
         self.steps = 0
+        self.tally = Tally()
 
     def __len__(self) -> int:
         return len(self._subscribers)
@@ -91,8 +93,12 @@ class Scheduler:
             if not turns and not closing:
                 self._work.clear()
                 continue
-            began = self._clock()
-            answers = await self._thread.run(self._step, turns, closing)
+            began, step = self._clock(), self._thread.run(self._step, turns, closing)
+            if turns:
+                self.tally.began(turns)  # while the model is busy
+            answers = await step
+            if turns:
+                self.tally.ended(self._clock() - began)
             self.steps += 1
             for turn, answer in zip(turns, answers, strict=True):
                 if turn.session.trace is not None and not isinstance(answer, SlipstreamError):
@@ -183,10 +189,12 @@ class Scheduler:
             self.remove(session)
             subscriber.failed(answer)
         elif turn.revision == session.revision:
+            self.tally.guessed += len(answer)
             join(session, answer)
             self._tell(session)
 
     def _tell(self, session: Session, *, idle: bool = False) -> None:
         subscriber = self._subscribers.get(id(session))
         if subscriber is not None and (told := tell(session, self._clock(), idle=idle)):
+            self.tally.told += len(told)
             subscriber.candidates(told)

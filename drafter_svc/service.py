@@ -42,6 +42,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     def __init__(self, scheduler: Scheduler, bounds: Bounds) -> None:
         self._scheduler = scheduler
         self._bounds = bounds
+        self.traffic = links.Traffic()
+        """With verifiers."""
 
     def register(self, server: grpc.aio.Server) -> None:
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)
@@ -56,7 +58,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     ) -> None:
         peer = Peer(self._scheduler, self._bounds)
         try:
-            await links.serve(requests, context, peer.outbox, peer.receive, pack)
+            await links.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
         finally:
             peer.leave()
 

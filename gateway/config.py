@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gateway.discovery import by_name
@@ -10,6 +11,7 @@ from gateway.rules import Rule, parse
 from gateway.store.address import parse as parse_store
 from slipstream.config import require_positive
 from slipstream.errors import InvalidArgument
+from slipstream.telemetry.logs import check as check_logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,22 @@ class GatewayConfig:
     """The lowest `priority` that a request may claim: below 0 it would come before all those that claim nothing."""
     grace_s: float = 20.0
     """How long running sessions may go on after SIGTERM."""
+    metrics_listen: str = ""
+    """HOST:PORT of `/metrics`, in plaintext; empty: none."""
+    metric_workloads: tuple[str, ...] = ()
+    """Workload labels that metrics tell apart; none: the first 16 that come. All others are `other`."""
+    slo_ttft_s: float = 0.0
+    """What a good request keeps to, until its first token and for each of the others; 0: nothing is asked."""
+    slo_tpot_s: float = 0.0
+    slow_request_s: float = 60.0
+    """A request that took longer is told of in the log; 0: none is."""
+    verifier_price: float = 0.0
+    """Of each verifier, an hour, in whatever currency."""
+    drafter_prices: tuple[str, ...] = ()
+    """NAME=PRICE of drafters, an hour."""
+    log_level: str = "info"
+    log_format: str = "auto"
+    """`json`, `text`, or `auto`: text on a terminal, else JSON."""
 
     def __post_init__(self) -> None:
         if not self.verifiers:
@@ -82,6 +100,9 @@ class GatewayConfig:
             raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
         self._check_store()
         self._check_drafters()
+        check_logs(self.log_level, self.log_format)
+        if min(self.slo_ttft_s, self.slo_tpot_s, self.slow_request_s, self.verifier_price) < 0.0:
+            raise InvalidArgument("objectives, slow_request_s and prices are not below zero.")
         if not 0.0 < self.breaker_cool_down_s <= self.breaker_longest_cool_down_s or not self.breaker_window_s > 0.0:
             raise InvalidArgument("breaker times must be positive, and the first cool-down not above the longest.")
         if min(self.credit_tokens, self.max_tokens_default, self.max_sessions) < 1:
@@ -90,6 +111,19 @@ class GatewayConfig:
     def parsed_rules(self) -> tuple[Rule, ...]:
         """Raises InvalidArgument that names the rule and what is wrong with it."""
         return parse(self.rules, [drafter.partition("=")[0] for drafter in self.drafters])
+
+    def prices_of_drafters(self) -> dict[str, float]:
+        """By name. Raises InvalidArgument for what is not NAME=PRICE, or names no drafter."""
+        known, prices = {drafter.partition("=")[0] for drafter in self.drafters}, dict[str, float]()
+        for entry in self.drafter_prices:
+            name, _, price = entry.partition("=")
+            try:
+                prices[name] = float(price)
+            except ValueError:
+                prices[name] = -1.0
+            if name not in known or not 0.0 <= prices[name] < math.inf:
+                raise InvalidArgument(f"GATEWAY_DRAFTER_PRICES holds {entry!r}; write NAME=PRICE of a known drafter.")
+        return prices
 
     def _check_store(self) -> None:
         address = None if self.store == "memory" else parse_store(self.store)
@@ -107,3 +141,4 @@ class GatewayConfig:
         if unknown := set(self.trusted_drafters) - {drafter.partition("=")[0] for drafter in self.drafters}:
             raise InvalidArgument(f"GATEWAY_TRUSTED_DRAFTERS names {sorted(unknown)}, which GATEWAY_DRAFTERS does not.")
         self.parsed_rules()
+        self.prices_of_drafters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from gateway.routing import Router, best_of_each, method, pool
 from gateway.seat import News
 from slipstream.errors import LINK_LOST
 from slipstream.v1 import verifier_pb2
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 """How often a session looks for drafters that it lacks. Only while it hears of rounds; nothing waits for this."""
@@ -67,6 +70,9 @@ class Crew:
             for member in trying:
                 if member.name in delivered:
                     member.breaker.succeeded(self, now)
+                    log.info(
+                        "drafter %s delivered again; its breaker is %s", member.name, member.breaker.state(now).value
+                    )
 
     def look(self, length: int, *, hurry: bool) -> bool:
         """Whether the session, now `length` tokens long, should have other drafters from now on: `addresses` has them.
@@ -118,7 +124,10 @@ class Crew:
 
     def _failed(self, drafter: Drafter, event: verifier_pb2.DrafterEvent) -> None:
         now = self._router.clock()
+        before = drafter.breaker.state(now)
         drafter.breaker.failed(self, event.failure, now)
+        if (after := drafter.breaker.state(now)) is not before:
+            log.warning("drafter %s failed (%s); its breaker is %s", drafter.name, event.failure.reason, after.value)
         if drafter not in self._members:
             return
         if event.failure.reason == LINK_LOST:

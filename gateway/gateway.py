@@ -16,11 +16,14 @@ from gateway.discovery import Discovery, Resolve, by_name, resolve
 from gateway.drafters import Drafter, pool_of, replica
 from gateway.keyring import Keyring
 from gateway.log import Scribe
+from gateway.meters import Meters, Objectives
+from gateway.readings import Parts, meter
 from gateway.routing import Router
 from gateway.service import GatewayService
 from gateway.session import Stage
 from gateway.sessions import Chance, Sessions
 from gateway.store import SessionStore
+from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
 from gateway.verifiers import Verifier
@@ -28,7 +31,9 @@ from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
 from slipstream.errors import Unavailable
 from slipstream.interpreter import tune
+from slipstream.links import Traffic
 from slipstream.server import Access, Server, until_signal
+from slipstream.telemetry.endpoint import exposing
 from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tls import Certificates, certificates_from_env, server_credentials
@@ -84,16 +89,19 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
     """A gateway that listens; at the end its running sessions have `grace_s` to finish, and are let go then."""
     tokenizer = Tokenizer(await asyncio.to_thread(load_tokenizer, config.tokenizer), config.max_prompt_bytes)
     async with AsyncExitStack() as stack:
-        store = world.store or _open_store(config, world.chance)
+        store = MeasuredStore(world.store or _open_store(config, world.chance), world.chance.clock)
         stack.push_async_callback(store.close)
-        router = _router(config, world, tokenizer.fingerprint)
+        meters, traffic = _meters(config), Traffic()
+        router = _router(config, world, tokenizer.fingerprint, meters, traffic)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
-        scribe = Scribe() if config.durability == "relaxed" else None
-        stage = Stage(config, router, world.tracing)
+        scribe = Scribe(world.chance.clock) if config.durability == "relaxed" else None
+        stage = Stage(config, router, meters, world.tracing)
         sessions = Sessions(stage, tokenizer, store, scribe, world.chance)
         service = GatewayService(stage, tokenizer, sessions)
         server = Server([service.register], _access(config, world), _options(config))
+        told = meter(Parts(config, meters, router, store, scribe, traffic, server))
+        server.metrics_address = await stack.enter_async_context(exposing(told, config.metrics_listen))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             loops += [tasks.create_task(each.run(world.resolve, config.discovery_s)) for each in router.discoveries]
@@ -126,6 +134,7 @@ async def serve(config: GatewayConfig) -> None:
 
 async def _announce(gateway: Gateway) -> None:
     await gateway.ready()
+    log.info("%s", gateway.server.announcement)
     print(gateway.server.announcement, flush=True)
 
 
@@ -163,12 +172,18 @@ def _options(config: GatewayConfig) -> dict[str, int]:
     }
 
 
-def _router(config: GatewayConfig, world: World, fingerprint: str) -> Router:
+def _meters(config: GatewayConfig) -> Meters:
+    objectives = Objectives(config.slo_ttft_s, config.slo_tpot_s, config.slow_request_s)
+    return Meters(objectives, config.metric_workloads)
+
+
+def _router(config: GatewayConfig, world: World, fingerprint: str, meters: Meters, traffic: Traffic) -> Router:
     router = Router(world.chance.clock)
     reach = world.dial or dialling(VERIFIER, world.certificates)
+    told = (fingerprint, router.changed, traffic, meters.drafter_failed)
 
     def verifier(address: str) -> Verifier:
-        return Verifier(address, reach, fingerprint, router.changed)
+        return Verifier(address, reach, *told)
 
     for target in config.verifiers:
         if by_name(target):
@@ -205,6 +220,7 @@ def _add_drafters(router: Router, config: GatewayConfig, world: World) -> None:
 
 async def _drained(server: Server, sessions: Sessions, grace_s: float) -> None:
     """Sessions have `grace_s` to finish; those that have not are let go, and their clients told to resume them."""
+    log.info("draining: sessions have %g s to finish", grace_s)
     stopping = asyncio.create_task(server.stop(grace_s + TOLD_S))
     await asyncio.wait([stopping], timeout=grace_s)
     await sessions.close()

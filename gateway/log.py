@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -191,15 +192,21 @@ def _away() -> Unavailable:
 class Scribe:
     """Writes what relaxed sessions left behind: one task for all of them, each session in its own order."""
 
-    def __init__(self) -> None:
-        self._marked: dict[SessionLog, None] = {}
-        """Of which something is left behind."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._marked: dict[SessionLog, float] = {}
+        """Since when they have been waiting."""
         self._filled = asyncio.Event()
         self._news = asyncio.Event()
 
     def mark(self, log: SessionLog) -> None:
-        self._marked[log] = None
+        self._marked.setdefault(log, self._clock())
         self._filled.set()
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest write that is left behind."""
+        return self._clock() - min(self._marked.values(), default=self._clock())
 
     async def written(self, grace_s: float, session: str | None = None) -> None:
         """Wait until all that was left behind so far is written, of one session or of all. Raises Unavailable when it
@@ -228,6 +235,8 @@ class Scribe:
         taken = await log.catch_up()
         if log.done == log.asked:
             del self._marked[log]
+        elif taken:  # what is left came meanwhile
+            self._marked[log] = self._clock()
         self._news.set()
         self._news = asyncio.Event()
         return taken

@@ -37,7 +37,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         with traced(self._stage.tracing, spans.GENERATE, context) as trace:
             if trace is not None:
                 trace.asks(request)
-            story = await self._sessions.begin(request)
+            with self._stage.meters.admitting():
+                story = await self._sessions.begin(request)
             await _tell(story.follow(), context, gateway_pb2.GenerateResponse, trace)
 
     async def Resume(self, request: gateway_pb2.ResumeRequest, context: Context) -> None:

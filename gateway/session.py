@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from structlog.contextvars import bind_contextvars
 
 from gateway.affinity import beginnings
 from gateway.config import GatewayConfig
 from gateway.crew import Crew
 from gateway.log import SessionLog
+from gateway.meters import Meters, outcome_of
 from gateway.plan import Plan
 from gateway.rounds import Ledger
 from gateway.routing import Router
@@ -39,6 +42,7 @@ class Stage:
 
     config: GatewayConfig
     router: Router
+    meters: Meters = field(default_factory=Meters)
     tracing: Tracing | None = None
     """None: no request is traced."""
 
@@ -50,6 +54,8 @@ class Session:
     def __init__(self, name: str, plan: Plan, stage: Stage, log: SessionLog, story: Story, ledger: Ledger) -> None:
         self.id = name
         self.ledger = ledger
+        self._meters = stage.meters
+        ledger.series = stage.meters.of(plan)
         self._plan = plan
         self._router = stage.router
         self._config = stage.config
@@ -90,16 +96,22 @@ class Session:
     async def run(self) -> None:
         """Until the session ended. What its clients must be told is told by the story, an error too; but where another
         owner took the session, that one knows: raises Aborted."""
+        bind_contextvars(session=self.id)
+        self._meters.sessions += 1
+        outcome = "failed"
         try:
-            reason = await self._decode()
-            finished = self._conclude(reason)
+            finished = self._conclude(await self._decode())
+            outcome = FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
         except (asyncio.CancelledError, Aborted):
+            outcome = "left"
             await self._suspend()
             raise
         except (Unavailable, ResourceExhausted) as error:  # others may go on with it
+            outcome = outcome_of(error)
             await self._suspend()
             self._story.fail(error)
         except SlipstreamError as error:
+            outcome = outcome_of(error)
             await self._record(gateway_pb2.Finished(reason=FINISH_REASON_ERROR))
             self._story.fail(error)
         except Exception:
@@ -110,6 +122,8 @@ class Session:
             self._story.finish(finished)
         finally:
             self.ended.set()
+            self._meters.sessions -= 1
+            self._meters.ended(outcome, self.ledger)
 
     async def _decode(self) -> FinishReason:
         """Take rounds, on one verifier after the other if need be, until there is a reason to end."""
@@ -137,15 +151,17 @@ class Session:
         if self._opened:  # whatever the former verifier still says is of the past
             await self._log.raise_epoch()
             self.ledger.rehomed += 1
+            self._meters.rehomings += 1
         self._opened = True
         lag = await self._story.lags(self._config.credit_tokens, lambda: self._cancelled)
         known = self._beginnings()
         try:
-            async with asyncio.timeout(self._config.rehoming_wait_s):
-                while (verifier := self._place(known)) is None:
-                    await self._router.news()
-                    if self._cancelled:
-                        return None
+            with self._meters.placing():
+                async with asyncio.timeout(self._config.rehoming_wait_s):
+                    while (verifier := self._place(known)) is None:
+                        await self._router.news()
+                        if self._cancelled:
+                            return None
         except TimeoutError as error:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
         seat = verifier.seat()

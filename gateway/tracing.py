@@ -12,7 +12,7 @@ import grpc
 from opentelemetry.sdk.trace import Event
 from opentelemetry.trace import NonRecordingSpan, SpanKind, use_span
 
-from gateway.rounds import MISSES
+from gateway.sums import MISSES
 from gateway.story import Event as Said
 from slipstream.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SlipstreamError

@@ -11,7 +11,7 @@ from gateway.presence import Presence
 from gateway.seat import Seat, lost
 from slipstream.client import Dial
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.links import Link
+from slipstream.links import Link, Traffic
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from slipstream.vocabulary import EMULATED
 
@@ -22,14 +22,24 @@ class Verifier:
     """Listens to its link and hands every round to its session's seat. `changed` is called when a session that waits
     for a verifier should look again."""
 
-    def __init__(self, address: str, dial: Dial, fingerprint: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        dial: Dial,
+        fingerprint: str,
+        changed: Callable[[], None],
+        traffic: Traffic | None = None,
+        failed: Callable[[str, str, int], None] = lambda drafter, reason, sessions: None,
+    ) -> None:
+        """`failed`: told how many sessions lost a drafter, by its name and for what reason."""
         self.address = address
+        self._failed = failed
         self._fingerprint = fingerprint
         self._changed = changed
         self._channel = dial(address)
         stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
         self._link: Link[verifier_pb2.DecodeCommand, verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse]
-        self._link = Link(stub.Decode, _pack, self)
+        self._link = Link(stub.Decode, _pack, self, traffic=traffic)
         self._presence = Presence(address, self._channel, self._introduced)
         self._complaint = ""
         self._seats: dict[int, Seat] = {}
@@ -39,6 +49,11 @@ class Verifier:
     def model(self) -> types_pb2.ModelInfo | None:
         """None until the verifier was reached, and for one that cannot serve this gateway's tokenizer."""
         return None if self.mismatch else self._presence.model
+
+    @property
+    def present(self) -> bool:
+        """Whether it answers."""
+        return self._presence.present
 
     @property
     def mismatch(self) -> str:
@@ -118,6 +133,7 @@ class Verifier:
             if seat := self._seats.get(event.session):
                 seat.hear(event)
         for (drafter, reason, message), count in failures.items():
+            self._failed(drafter, reason, count)
             log.warning("%s: %d sessions lost drafter %s (%s): %s", self.address, count, drafter, reason, message)
 
     def lost(self, error: SlipstreamError) -> None:

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sized
-from typing import Generic, NoReturn, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -44,6 +45,24 @@ _MOST_DOUBLINGS = 16
 
 FRAME_BYTES = MAX_MESSAGE_BYTES // 2
 """Most of one frame; a single item may be larger, up to what gRPC lets through."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of frames."""
+
+    sent: int = 0
+    received: int = 0
+
+    def went(self, frame: Any) -> None:
+        self.sent += frame.ByteSize()
+
+    def came(self, frame: Any) -> None:
+        self.received += frame.ByteSize()
+
+    def told(self, peer: str) -> dict[tuple[str, ...], float]:
+        """By the labels of the metric `slipstream_link_bytes_total`."""
+        return {(peer, "sent"): self.sent, (peer, "received"): self.received}
 
 
 class Outbox(Generic[Item]):
@@ -148,11 +167,13 @@ class Link(Generic[Item, Request, Response]):
         listener: Listener[Response],
         *,
         max_backoff_s: float = 2.0,
+        traffic: Traffic | None = None,
     ) -> None:
         self._connect = connect
         self._pack = pack
         self._listener = listener
         self._max_backoff_s = max_backoff_s
+        self._traffic = traffic or Traffic()
         self._outbox: Outbox[Item] | None = None
         self._call: Call[Request, Response] | None = None
 
@@ -231,7 +252,9 @@ class Link(Generic[Item, Request, Response]):
         try:
             while items := await outbox.take():
                 for batch in frames(items):
-                    await call.write(self._pack(batch))
+                    frame = self._pack(batch)
+                    self._traffic.went(frame)
+                    await call.write(frame)
         except asyncio.InvalidStateError:
             pass
         except grpc.RpcError as error:
@@ -239,6 +262,7 @@ class Link(Generic[Item, Request, Response]):
 
     async def _read(self, call: Call[Request, Response]) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
+            self._traffic.came(frame)
             self._listener.receive(frame)
 
 
@@ -267,15 +291,19 @@ async def serve(
     outbox: Outbox[Item],
     receive: Callable[[Request], None],
     pack: Callable[[list[Item]], Response],
+    traffic: Traffic | None = None,
 ) -> None:
     """The serving end: hand every request to `receive`, send what is put in `outbox`, until the peer leaves."""
+    traffic = traffic or Traffic()
     await context.send_initial_metadata(())  # tells the dialling end that it is connected
 
     async def write() -> None:
         try:
             while items := await outbox.take():
                 for batch in frames(items):
-                    await context.write(pack(batch))
+                    frame = pack(batch)
+                    traffic.went(frame)
+                    await context.write(frame)
         except grpc.aio.InternalError as error:  # so gRPC says that the peer is gone
             raise Unavailable("the peer left while something was said to it.") from error
 
@@ -284,6 +312,7 @@ async def serve(
             guard = tasks.create_task(outbox.overflow())
             writer = tasks.create_task(write())
             async for request in requests:
+                traffic.came(request)
                 receive(request)
             outbox.close()
             await writer

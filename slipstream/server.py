@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -31,6 +32,7 @@ from slipstream.errors import (
     Unavailable,
     code_number,
 )
+from slipstream.telemetry.labels import Names
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_concurrent_streams", 1024),
     ("grpc.http2.max_ping_strikes", 2),
 )
+MOST_REASONS = 64
+"""Of errors that are counted apart."""
 MAX_ERROR_BYTES = 1024
 """Of a sentence that callers are told. It may quote them, and travels as metadata, which peers take little of."""
 
@@ -90,8 +94,10 @@ class Server:
         """`options`: of gRPC, besides SERVER_OPTIONS or instead of them."""
         access = access or Access()
         self._credentials = access.credentials
+        interceptor = ErrorInterceptor(access.authorise)
+        self.errors = interceptor.errors
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(access.authorise)],
+            interceptors=[interceptor],
             options=tuple((dict(SERVER_OPTIONS) | dict(options or {})).items()),
         )
         self._probes: grpc.aio.Server | None = None
@@ -100,7 +106,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for register in services:
             register(self._server)
-        self.address = self.health_address = ""
+        self.address = self.health_address = self.metrics_address = ""
 
     async def start(self, listen: str, health_listen: str = "") -> str:
         """Bind HOST:PORT (port 0 picks a free one) and return the address bound. Raises Unavailable.
@@ -121,7 +127,8 @@ class Server:
     @property
     def announcement(self) -> str:
         """The line that a role prints when it can serve."""
-        return f"ready grpc={self.address}" + (f" health={self.health_address}" if self.health_address else "")
+        others = {"health": self.health_address, "metrics": self.metrics_address}
+        return " ".join([f"ready grpc={self.address}", *(f"{name}={at}" for name, at in others.items() if at)])
 
     async def serving(self, ready: bool) -> None:
         """Tell health checks whether to send work here."""
@@ -187,6 +194,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, authorise: Authorise = anybody) -> None:
         self._authorise = authorise
+        self._reasons = Names(MOST_REASONS)
+        self.errors: Counter[tuple[str, ...]] = Counter()
+        """What callers were told, by method, code and reason."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -198,8 +208,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         def enter(context: Context) -> None:
             self._authorise(details.method, context)
 
+        async def abort(context: Context, error: Exception) -> None:
+            if isinstance(error, grpc.aio.AbortError):
+                raise error
+            told = _typed(error)
+            self.errors[details.method.strip("/"), told.code.name, self._reasons(told.reason)] += 1
+            status = rpc_status.to_status(_status(told))
+            trailing = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
+            await context.abort_with_status(status._replace(trailing_metadata=trailing))
+
         # One request is parsed behind the door only: whoever does not get in costs no more than its bytes.
-        guard, guard_stream = _Guard(enter, handler.request_deserializer), _Guard(enter, None)
+        guard, guard_stream = _Guard(enter, abort, handler.request_deserializer), _Guard(enter, abort, None)
         send = handler.response_serializer
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(guard.one(handler.unary_unary), None, send)
@@ -216,8 +235,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 class _Guard:
     """Around a handler: who may enter, what was asked, and what an exception is called."""
 
-    def __init__(self, enter: Callable[[Context], None], parse: Callable[[bytes], Any] | None) -> None:
+    def __init__(
+        self,
+        enter: Callable[[Context], None],
+        abort: Callable[[Context, Exception], Awaitable[None]],
+        parse: Callable[[bytes], Any] | None,
+    ) -> None:
         self._enter = enter
+        self._abort = abort
         self._parse = parse
 
     def one(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
@@ -225,7 +250,7 @@ class _Guard:
             try:
                 return await behaviour(self._admitted(request, context), context)
             except Exception as error:
-                await _abort(context, error)
+                await self._abort(context, error)
 
         return guarded
 
@@ -239,7 +264,7 @@ class _Guard:
                 async for answer in answers:
                     yield answer
             except Exception as error:
-                await _abort(context, error)
+                await self._abort(context, error)
 
         return guarded
 
@@ -251,18 +276,13 @@ class _Guard:
             raise InvalidArgument("the request is no protobuf of this contract; regenerate the client.") from error
 
 
-async def _abort(context: Context, error: Exception) -> None:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
+def _typed(error: Exception) -> SlipstreamError:
     if isinstance(error, grpc.RpcError):  # of a call that the handler made; as it is, its text would be shown
-        error = error_of(error)
-    if not isinstance(error, SlipstreamError):
-        log.error("unexpected exception in a handler", exc_info=error)
-        error = Internal("an internal error happened; please report it with the time it happened at.")
-    status = rpc_status.to_status(_status(error))
-    await context.abort_with_status(
-        status._replace(trailing_metadata=(*(context.trailing_metadata() or ()), *status.trailing_metadata))
-    )
+        return error_of(error)
+    if isinstance(error, SlipstreamError):
+        return error
+    log.error("unexpected exception in a handler", exc_info=error)
+    return Internal("an internal error happened; please report it with the time it happened at.")
 
 
 def _status(error: SlipstreamError) -> status_pb2.Status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import grpc
 
 from slipstream.server import Server
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+
+log = logging.getLogger(__name__)
 
 WATCH_PERIOD_S = 0.1
 DRAIN_PERIOD_S = 0.02
@@ -42,6 +45,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """Announces the end, and stops the server when there are no sessions left, or `grace_s` later. Their gateways
         take the rest elsewhere when their streams break."""
         self.draining = True
+        log.info("draining: sessions have %g s to finish", grace_s)
         await server.serving(False)
         end = asyncio.get_running_loop().time() + grace_s
         try:

@@ -6,7 +6,15 @@ import logging
 import runpy
 import sys
 
+from slipstream.telemetry import logs
+
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
+    configure = logs.configure
+
+    def loudly(*settings: str) -> None:
+        configure(*settings)
+        logging.getLogger().setLevel(logging.DEBUG)  # of libraries too
+
+    logs.configure = loudly  # type: ignore[assignment]
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from slipstream.config import from_env
 from slipstream.engine.group import LEADER, Place
 from slipstream.interpreter import tune
 from slipstream.server import explained, run, until_signal
+from slipstream.telemetry import logs
 from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.tls import certificates_from_env
 from verifier_svc.config import VerifierConfig
 from verifier_svc.target import follow
 from verifier_svc.verifier import Parts, running
 
+log = logging.getLogger(__name__)
 
-async def serve(place: Place) -> None:
-    config, certificates = from_env(VerifierConfig, "VERIFIER_"), certificates_from_env()
+
+async def serve(config: VerifierConfig, place: Place) -> None:
     async with (
         tracing_from_env("slipstream-verifier") as tracing,
-        running(config, Parts(certificates=certificates, tracing=tracing)) as verifier,
+        running(config, Parts(certificates=certificates_from_env(), tracing=tracing)) as verifier,
     ):
         await asyncio.wrap_future(verifier.service.grammars.prepare())
         await verifier.server.serving(True)
+        log.info("%s", verifier.server.announcement)
         print(verifier.server.announcement, flush=True)
         tune()
         await until_signal(with_parent=place.size > 1)  # without torchrun nobody watches over the ranks
@@ -31,11 +35,13 @@ async def serve(place: Place) -> None:
 def main() -> None:
     with explained("verifier"):
         place = Place.told()
+        config = from_env(VerifierConfig, "VERIFIER_")
+        logs.configure("verifier", config.log_level, config.log_format)
     if place.rank == LEADER:
-        run("verifier", serve(place))
+        run("verifier", serve(config, place))
         return
     with explained(f"verifier, rank {place.rank}"):
-        follow(from_env(VerifierConfig, "VERIFIER_"), place)
+        follow(config, place)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.config import require_positive
+from slipstream.telemetry import logs
 from verifier_svc.places import Places
 
 
@@ -52,8 +53,14 @@ class VerifierConfig:
     drafters_allowed: tuple[str, ...] = ()
     """HOST:PORT patterns (`verifier_svc.places`) of the drafters that gateways may name; none: any address."""
     grace_s: float = 5.0
+    metrics_listen: str = ""
+    """HOST:PORT of `/metrics`, in plaintext; empty: none."""
+    log_level: str = "info"
+    log_format: str = "auto"
+    """`json`, `text`, or `auto`: text on a terminal, else JSON."""
 
     def __post_init__(self) -> None:
         Places(self.drafters_allowed)  # raises for what cannot be read
+        logs.check(self.log_level, self.log_format)
         require_positive(self, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
         require_positive(self, "group_timeout_s", "group_start_s")

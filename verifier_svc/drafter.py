@@ -49,7 +49,7 @@ class Drafter:
         self._vigil = Vigil(pool.silence_s, pool.clock, self._channel)
         stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
         self._link: Link[drafter_pb2.DraftCommand, drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = Link(
-            stub.Draft, lambda commands: drafter_pb2.DraftRequest(commands=commands), self
+            stub.Draft, lambda commands: drafter_pb2.DraftRequest(commands=commands), self, traffic=pool.traffic
         )
 
     async def run(self) -> None:
@@ -148,7 +148,9 @@ class Drafter:
             attachment = self._attached.get(candidates.session)
             if attachment is not None and candidates.epoch == attachment.session.epoch:
                 news = self._take(attachment, candidates) or news
-            elif not self._allowance.spend(len(candidates.token_ids)):  # late, or for nobody
+                continue
+            self._pool.dropped["nobody"] += len(candidates.token_ids)  # late, or for nobody
+            if not self._allowance.spend(len(candidates.token_ids)):
                 self._flooded()
                 return
         for refusal in frame.refusals:
@@ -175,8 +177,14 @@ class Drafter:
     def _graft(self, attachment: Attachment, candidates: types_pb2.Candidates) -> bool:
         """Raises InvalidArgument for what no correct drafter sends, FailedPrecondition for a base from the future."""
         tree = attachment.session.tree
-        frame = read(candidates, attachment.number, self._pool.vocabulary_size, tree.limits)
-        if not tree.graft(frame).added:
+        try:
+            grafted = tree.graft(read(candidates, attachment.number, self._pool.vocabulary_size, tree.limits))
+        except SlipstreamError:
+            self._pool.dropped["invalid"] += len(candidates.token_ids)
+            raise
+        if grafted.dropped:
+            self._pool.dropped.update(grafted.dropped)
+        if not grafted.added:
             return False
         attachment.arrived(self._pool.clock())
         if attachment.session.trace is not None:

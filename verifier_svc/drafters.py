@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 
 from slipstream.client import Dial, channel
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.links import Traffic
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.drafter import Drafter
 from verifier_svc.pace import Delays
@@ -40,6 +42,9 @@ class Drafters:
         self.clock = clock
         self.silence_s = silence_s
         self.dial = dial
+        self.traffic = Traffic()
+        self.dropped: Counter[str] = Counter()
+        """Candidates that came and were not taken, by reason."""
         self._drafters: dict[str, Drafter] = {}
         self._of_session: dict[Session, list[Drafter]] = {}
         self._numbers = 0

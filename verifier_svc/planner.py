@@ -119,16 +119,22 @@ class Planner:
             for (delays, _), (passed, some) in groups.items()
         ]
 
-    def timed(self, plan: Plan, seconds: float, waited: float) -> None:
+    def timed(self, plan: Plan, seconds: float, waited: float) -> int:
         """The plan's step took so long, after it was held back for `waited` seconds. Only steps without prefill tell
-        what decoding costs."""
-        if plan.decoding:
-            tokens = sum(1 + len(turn.selection) for turn in plan.turns)
-            self._curve.observe(tokens, len(plan.turns), seconds)
-            self._tokens.add(plan.tokens)
-            self._seconds.add(seconds + waited)
-            if self._price.observe(self._rate(plan), self._curve.of(len(plan.turns)), tokens):
-                self._drafters.demand(self._price.threshold)
+        what decoding costs. Returns the step's tokens."""
+        if not plan.decoding:
+            return sum(turn.tokens for turn in plan.turns)
+        tokens = sum(1 + len(turn.selection) for turn in plan.turns)
+        self._curve.observe(tokens, len(plan.turns), seconds)
+        self._tokens.add(plan.tokens)
+        self._seconds.add(seconds + waited)
+        if self._price.observe(self._rate(plan), self._curve.of(len(plan.turns)), tokens):
+            self._drafters.demand(self._price.threshold)
+        return tokens
+
+    def spent(self, tokens: int, sessions: int, candidates: int) -> float:
+        """Seconds by which so many candidates, of all its tokens, made a step longer."""
+        return self._curve.seconds(tokens, sessions) - self._curve.seconds(tokens - candidates, sessions)
 
     def _rate(self, plan: Plan) -> float:
         """Tokens committed a second lately, waiting included; before the first step, by this one. No less than without

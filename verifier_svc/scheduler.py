@@ -25,6 +25,7 @@ from verifier_svc.memory import Memory
 from verifier_svc.planner import Plan, Planner
 from verifier_svc.session import Rewind, Session
 from verifier_svc.step import Outcome, Turn, perform
+from verifier_svc.tally import Tally
 from verifier_svc.tracing import stepped
 
 log = logging.getLogger(__name__)
@@ -48,13 +49,14 @@ class Scheduler:
         self._clock = clock
         self._sessions: dict[Session, None] = {}
         self.memory = Memory(engine)
+        self.tally = Tally()
         self._arrivals = 0
         self._closing: list[Session] = []
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
         self._results: list[Result] = []
         """Of the last step, not told yet; empty whenever the loop waits."""
-        self._took: tuple[Plan, Timing] | None = None
+        self._took: tuple[Plan, Timing, list[Outcome]] | None = None
         """Of the last step, not learned from yet."""
         self.steps = self.tokens = 0
         """Steps taken, tokens committed."""
@@ -148,7 +150,7 @@ class Scheduler:
         self.steps += 1
         timing = Timing(started, ended, waited)
         if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
-            self._took = plan, timing
+            self._took = plan, timing, outcomes
         for turn, outcome in zip(turns, outcomes, strict=True):
             self._finish(turn, outcome, timing)
 
@@ -203,8 +205,9 @@ class Scheduler:
         learned counts from the step after that.
         """
         if self._took is not None:
-            plan, timing = self._took
-            self._planner.timed(plan, timing.ended - timing.started, timing.waited)
+            plan, timing, outcomes = self._took
+            tokens = self._planner.timed(plan, timing.ended - timing.started, timing.waited)
+            self._count(plan, timing, outcomes, tokens)
             if self.tracing is not None:
                 stepped(self.tracing, self.steps, plan, timing)
             self._took = None
@@ -212,6 +215,7 @@ class Scheduler:
         for result in results:
             turn, verdict = result.turn, result.verdict
             session, chosen = turn.session, turn.selection
+            drafted, accepted = len(chosen), min(len(verdict.path), len(result.token_ids))
             self._drafters.commit(session, turn.base, result.token_ids)
             session.say(
                 verifier_pb2.Round(
@@ -219,8 +223,8 @@ class Scheduler:
                     epoch=session.epoch,
                     base_length=turn.base,
                     token_ids=result.token_ids,
-                    drafted=len(chosen),
-                    accepted=min(len(verdict.path), len(result.token_ids)),
+                    drafted=drafted,
+                    accepted=accepted,
                     wait_us=int(result.idle_s * 1e6),
                     verify_us=int((result.timing.ended - result.timing.started) * 1e6),
                     miss=result.miss,
@@ -231,7 +235,17 @@ class Scheduler:
                 )
             )
             self._planner.judged(turn, verdict)
+            if drafted:
+                self.tally.judged(chosen.depths, accepted)
         self._planner.prepare()
+
+    def _count(self, plan: Plan, timing: Timing, outcomes: list[Outcome], tokens: int) -> None:
+        sessions = len(outcomes)
+        self.tally.step(sessions, tokens, timing.ended - timing.started, timing.waited)
+        if tokens > sessions:
+            pairs = zip(plan.turns, outcomes, strict=True)
+            rejected = sum(len(turn.selection) - len(each.path) for turn, each in pairs if isinstance(each, Verdict))
+            self.tally.rolled_back_s += self._planner.spent(tokens, sessions, rejected)
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
         """Why no candidate was there when the round before the present one ended."""

@@ -59,6 +59,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self.drafters = drafters
         self.bounds = bounds
         self.grammars = grammars
+        self.traffic = links.Traffic()
+        """With gateways."""
         self.by_id: dict[str, Session] = {}
         """Sessions of all gateways: the fence between two that claim one session."""
         self._leaving = False
@@ -85,7 +87,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> None:
         peer = Peer(self)
         try:
-            await links.serve(requests, context, peer.outbox, peer.receive, pack)
+            await links.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
         finally:
             peer.leave()
 

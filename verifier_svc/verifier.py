@@ -16,6 +16,7 @@ from slipstream.engine.heartbeat import leading
 from slipstream.engine.thread import ModelThread
 from slipstream.grammar import Grammars
 from slipstream.server import Server
+from slipstream.telemetry.endpoint import exposing
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tls import Certificates
 from slipstream.v1 import worker_pb2
@@ -26,6 +27,7 @@ from verifier_svc.drafters import Drafters
 from verifier_svc.measurement import measure
 from verifier_svc.places import Places
 from verifier_svc.planner import Limits, Planner
+from verifier_svc.readings import meter
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.service import Bounds, VerifierService
 from verifier_svc.target import open_target
@@ -92,7 +94,9 @@ async def _serving(
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
         try:
             address = await server.start(config.listen, config.health_listen)
-            yield Verifier(address, scheduler, engine, service, server)
+            told = meter(scheduler, engine, drafters, service.traffic, server)
+            async with exposing(told, config.metrics_listen) as server.metrics_address:
+                yield Verifier(address, scheduler, engine, service, server)
         finally:
             service.leave()
             # Where the loop has failed nobody finishes any more.

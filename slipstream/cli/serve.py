@@ -38,6 +38,8 @@ class Role:
         self.module = module
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
+        self.metrics = ""
+        """Where its metrics are, if they are anywhere."""
 
     async def start(self, more: Mapping[str, str] | None = None) -> str:
         """The address it serves at. Raises Unavailable when it ends before it is ready; its own words are on stderr."""
@@ -48,7 +50,9 @@ class Role:
         assert process.stdout is not None
         async for line in process.stdout:
             if (text := line.decode()).startswith(READY):
-                return text.removeprefix(READY).split()[0]
+                told = dict(word.partition("=")[::2] for word in text.split()[1:])
+                self.metrics = told.get("metrics", "")
+                return told["grpc"]
         raise Unavailable(f"{self.module} ended with status {await process.wait()} before it was ready.")
 
     async def ended(self) -> int:
@@ -82,9 +86,11 @@ class Fleet:
         draft_quantisation: str = "",
         translate: bool = False,
         traces: Path | None = None,
+        metrics: bool = False,
     ) -> None:
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
-        both = {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
+        self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if metrics else {}
+        both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
         verifier = both | {"MODEL": target, "THREADS": str(threads), "QUANTISATION": target_quantisation}
         self._target = target
         self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing)
@@ -113,7 +119,7 @@ class Fleet:
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
         }
-        self.gateway = Role("gateway", settings | self._tracing)
+        self.gateway = Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing)
         return await self.gateway.start()
 
     async def tend(self, kind: str) -> None:
@@ -124,7 +130,8 @@ class Fleet:
             typer.echo(f"slipstream serve: drafter {kind} ended with status {status}; starting it again.", err=True)
             await asyncio.sleep(RESTART_S)
             with contextlib.suppress(Unavailable):  # it said why; try again
-                await role.start({"DRAFTER_LISTEN": self._addresses[kind]})
+                places = {"LISTEN": self._addresses[kind], "METRICS_LISTEN": role.metrics}
+                await role.start(_prefixed("DRAFTER_", places))
 
     @property
     def roles(self) -> list[Role]:
@@ -169,7 +176,8 @@ async def run(fleet: Fleet, listen: str, store: str) -> None:
         if not starting.done():
             starting.cancel()
             return
-        print(f"{READY}{starting.result()} http=off", flush=True)
+        metrics = ",".join(role.metrics for role in fleet.roles if role.metrics)
+        print(f"{READY}{starting.result()} http=off" + (f" metrics={metrics}" if metrics else ""), flush=True)
         tending = [asyncio.create_task(fleet.tend(kind)) for kind in fleet.drafters]
         vital = [role for role in fleet.roles if role.module != "drafter_svc"]
         ends = [asyncio.create_task(role.ended(), name=role.module) for role in vital]
@@ -208,6 +216,9 @@ def serve(
     draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; changes the speed alone.")] = "",
     translate: Annotated[bool, typer.Option("--translate", help="The draft model has another tokenizer.")] = False,
     traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Every role serves /metrics, at addresses that the ready line tells.")
+    ] = False,
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT` when they can serve."""
     kinds = drafter or ["model"]
@@ -224,6 +235,7 @@ def serve(
         draft_quantisation,
         translate,
         traces,
+        metrics,
     )
     try:
         asyncio.run(run(fleet, listen, store))

@@ -27,6 +27,7 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_
 from slipstream.vocabulary import load_tokenizer
 from tests.certificates import Authority
 from tests.e2e.conftest import ROOT
+from tests.scraping import scrape
 
 ALICE, BOB, STRANGER = new_key(), new_key(), new_key()
 PROMPT = "xyzzyplugh the secret of alice is 48151623"
@@ -42,12 +43,13 @@ class Process:
     process: subprocess.Popen[bytes]
     address: str = ""
     health: str = ""
+    metrics: str = ""
 
     def wait_ready(self) -> None:
         for line in iter(lambda: self.process.stdout.readline() if self.process.stdout else b"", b""):
             if line.startswith(b"ready"):
                 words = dict(word.split("=") for word in line.decode().split()[1:])
-                self.address, self.health = words["grpc"], words["health"]
+                self.address, self.health, self.metrics = words["grpc"], words["health"], words["metrics"]
                 return
         raise AssertionError(self.said.read_text())
 
@@ -87,7 +89,8 @@ class System:
 
     def start(self, module: str, role: str, settings: dict[str, str]) -> Process:
         prefix = f"{role.upper()}_"
-        places = {f"{prefix}{name}": "127.0.0.1:0" for name in ("LISTEN", "HEALTH_LISTEN")}
+        places = {f"{prefix}{name}": "127.0.0.1:0" for name in ("LISTEN", "HEALTH_LISTEN", "METRICS_LISTEN")}
+        places |= {f"{prefix}LOG_LEVEL": "debug"}
         environment = os.environ | places | settings | {"SLIPSTREAM_TLS_FOLDER": str(self.folder / role)}
         environment |= {"GRPC_VERBOSITY": "DEBUG", "OMP_NUM_THREADS": "1"}
         said = self.folder / f"{role}.log"
@@ -229,7 +232,10 @@ async def trouble(system: System) -> list[str]:
 
 async def test_no_key_and_no_text_is_in_any_log_or_in_what_others_are_told(system: System) -> None:
     said = await generate(system.door(ALICE), prediction=gateway_pb2.Prediction(text=PREDICTION))
+    scraped = {f"metrics of {each.said.name}": (await scrape(each.metrics)).text for each in system.processes}
     told = await trouble(system)
+    scraped["metrics after trouble"] = (await scrape(system.gateway.metrics)).text
+    assert 'reason="NO_SESSION"' in scraped["metrics after trouble"] and "emulated" in scraped["metrics of gateway.log"]
     await asyncio.to_thread(system.stop)
     tokenizer = load_tokenizer(MODELS)
     ids = list(said.started.prompt_token_ids)
@@ -239,7 +245,7 @@ async def test_no_key_and_no_text_is_in_any_log_or_in_what_others_are_told(syste
     logs = {each.said.name: each.said.read_text(errors="replace") for each in system.processes}
     assert all(len(log) > 100 for log in logs.values()), "the roles were to be loud"
     assert "lost the stream to" in logs["gateway.log"]
-    for name, log in logs.items():
+    for name, log in (logs | scraped).items():
         for secret in secrets:
             assert secret not in log, f"{name} holds {secret!r}"
     for sentence in told:

@@ -99,6 +99,13 @@ def test_frames_keep_the_order_and_the_size() -> None:
 # The dialling end, on calls of the test's making.
 
 
+class Word(str):
+    """A frame."""
+
+    def ByteSize(self) -> int:
+        return len(self)
+
+
 class FakeCall:
     """One stream. `arrive` a frame, an exception or EOF."""
 
@@ -121,7 +128,7 @@ class FakeCall:
         arrived = await self.incoming.get()
         if isinstance(arrived, BaseException):
             raise arrived
-        return arrived
+        return Word(arrived) if isinstance(arrived, str) else arrived
 
     def cancel(self) -> bool:
         if not self.cancelled:
@@ -163,6 +170,23 @@ async def linked(
         running.cancel()
         await asyncio.wait([running], timeout=5)
         assert running.cancelled(), running
+
+
+async def test_a_link_counts_the_bytes_of_what_it_says_and_hears() -> None:
+    call, recorder, traffic = FakeCall(), Recorder(), links.Traffic()
+    link: Link[Command, drafter_pb2.DraftRequest, Any] = Link(lambda: call, pack, recorder, traffic=traffic)
+    running = asyncio.create_task(link.run())
+    await until(lambda: link.up)
+    link.send(Command(session=7, epoch=1))
+    for word in ("one", "three"):
+        call.incoming.put_nowait(word)
+    await until(lambda: len(call.written) == 1 and "three" in recorder.heard)
+    running.cancel()
+    await asyncio.wait([running], timeout=5)
+    assert traffic.told("verifier") == {
+        ("verifier", "sent"): pack(call.written).ByteSize(),
+        ("verifier", "received"): len("one" + "three"),
+    }
 
 
 async def test_a_link_reports_connection_frames_and_loss_in_order_and_connects_again() -> None:

@@ -1,0 +1,28 @@
+"""Where a drafter's metrics come from."""
+
+from __future__ import annotations
+
+from drafter_svc.scheduler import Scheduler
+from slipstream.links import Traffic
+from slipstream.server import Server
+from slipstream.telemetry import metrics
+from slipstream.telemetry.meter import Meter
+
+
+def meter(scheduler: Scheduler, verifiers: Traffic, server: Server) -> Meter:
+    """`verifiers`: what came and went on their streams."""
+    tally = scheduler.tally
+    return Meter(
+        "drafter",
+        {
+            metrics.RPC_ERRORS: lambda: server.errors,
+            metrics.LINK_BYTES: lambda: verifiers.told("verifier"),
+            metrics.DRAFTER_SESSIONS: lambda: len(scheduler),
+            metrics.DRAFTER_BUSY: lambda: tally.busy_s,
+            metrics.PASS_SECONDS: tally.seconds,
+            metrics.PASS_SESSIONS: tally.sessions,
+            metrics.PASS_TOKENS: tally.tokens,
+            metrics.GUESSED: lambda: tally.guessed,
+            metrics.TOLD: lambda: tally.told,
+        },
+    )

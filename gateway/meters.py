@@ -1,0 +1,158 @@
+"""What a gateway counts of its sessions, by their kind: the model, and the workload that the request names."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+from prometheus_client import Histogram
+
+from gateway.plan import Plan
+from gateway.sums import MOST_DRAFTERS, Sums
+from slipstream.errors import Aborted, Internal, SlipstreamError
+from slipstream.telemetry import metrics
+from slipstream.telemetry.current import exemplar
+from slipstream.telemetry.labels import Names
+
+if TYPE_CHECKING:
+    from gateway.rounds import Ledger
+
+log = logging.getLogger(__name__)
+
+MOST_MODELS, MOST_WORKLOADS, MOST_REASONS = 16, 16, 64
+WELL = ("stop", "length")
+_OURS = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
+)
+"""Statuses of a refusal that say something of the service, and not of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Seconds; 0: none."""
+
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    slow_s: float = 0.0
+    """A request that took so long is told of in the log."""
+
+    def met(self, ttft_s: float, tpot_s: float) -> bool:
+        return (not self.ttft_s or ttft_s <= self.ttft_s) and (not self.tpot_s or tpot_s <= self.tpot_s)
+
+
+@dataclass(slots=True, eq=False)
+class Series:
+    """Of all sessions of one kind."""
+
+    ttft: Histogram
+    tpot: Histogram
+    gap: Histogram
+    e2e: Histogram
+    sums: Sums = field(default_factory=Sums)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    good: int = 0
+    good_tokens: int = 0
+
+    def began(self, ttft_s: float) -> None:
+        self.ttft.observe(ttft_s, exemplar())
+
+    def ended_well(self, ledger: Ledger, objectives: Objectives) -> None:
+        tpot_s = ledger.tpot_s
+        if tpot_s is not None:
+            self.tpot.observe(tpot_s, exemplar())
+        self.e2e.observe(ledger.e2e_s, exemplar())
+        if objectives.met(ledger.ttft_s, tpot_s or 0.0):
+            self.good += 1
+            self.good_tokens += ledger.sums.emitted
+
+
+class Meters:
+    """`workloads`: those that have numbers of their own; none: the first that come."""
+
+    def __init__(self, objectives: Objectives | None = None, workloads: tuple[str, ...] = ()) -> None:
+        self.objectives = objectives or Objectives()
+        self.ttft, self.tpot = metrics.TTFT.histogram(), metrics.TPOT.histogram()
+        self.gap, self.e2e = metrics.GAP.histogram(), metrics.E2E.histogram()
+        self.series: dict[tuple[str, ...], Series] = {}
+        """By the labels REQUEST."""
+        self.refused = 0
+        self.sessions = self.waiting = self.rehomings = 0
+        self.failures: Counter[tuple[str, ...]] = Counter()
+        """Of drafters, by name and reason."""
+        self._models, self._workloads = Names(MOST_MODELS), Names(MOST_WORKLOADS, workloads)
+        self._drafters, self._reasons = Names(MOST_DRAFTERS), Names(MOST_REASONS)
+
+    def of(self, plan: Plan) -> Series:
+        labels = self._models(plan.model.name), self._workloads(plan.workload)
+        known = self.series.get(labels)
+        if known is None:
+            ttft, tpot, gap, e2e = (each.labels(*labels) for each in (self.ttft, self.tpot, self.gap, self.e2e))
+            known = self.series[labels] = Series(ttft, tpot, gap, e2e)
+        return known
+
+    @contextmanager
+    def admitting(self) -> Iterator[None]:
+        """Around what may refuse a request."""
+        try:
+            yield
+        except SlipstreamError as error:
+            if error.code in _OURS and not error.reason.startswith("KEY_"):
+                self.refused += 1
+            raise
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """While a session waits for a verifier."""
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
+    def drafter_failed(self, drafter: str, reason: str, sessions: int) -> None:
+        self.failures[self._drafters(drafter), self._reasons(reason)] += sessions
+
+    def ended(self, outcome: str, ledger: Ledger) -> None:
+        """The session is over, or let go; its ledger is closed if it ended well."""
+        if ledger.series is None:
+            return
+        ledger.series.outcomes[outcome] += 1
+        if outcome in WELL:
+            ledger.series.ended_well(ledger, self.objectives)
+        slow_s = self.objectives.slow_s
+        if slow_s and ledger.e2e_s > slow_s:
+            log.warning("slow request", extra=_told(outcome, ledger))
+
+
+def outcome_of(error: SlipstreamError) -> str:
+    """Of a session that was ended by it."""
+    if isinstance(error, Internal):
+        return "failed"
+    if isinstance(error, Aborted):  # rolled back or taken over, as some client wanted it
+        return "fenced"
+    return "unavailable" if error.code in _OURS else "invalid"
+
+
+def _told(outcome: str, ledger: Ledger) -> dict[str, object]:
+    sums = ledger.sums
+    return {
+        "outcome": outcome,
+        "ttft_s": round(ledger.ttft_s, 3),
+        "e2e_s": round(ledger.e2e_s, 3),
+        "tokens": sums.emitted,
+        "rounds": sums.rounds,
+        "drafted": sums.drafted,
+        "accepted": sums.accepted,
+        "bubble_s": round(sums.bubble_us / 1e6, 3),
+        "rehomed": ledger.rehomed,
+    }

@@ -1,0 +1,169 @@
+"""Where a gateway's metrics come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gateway.breaker import State
+from gateway.config import GatewayConfig
+from gateway.log import Scribe
+from gateway.meters import Meters, Series
+from gateway.routing import Router
+from gateway.store.measured import MeasuredStore
+from slipstream.links import Traffic
+from slipstream.server import Server
+from slipstream.telemetry import metrics
+from slipstream.telemetry.meter import Meter, Source, Values
+
+STATES = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
+ENGINE = "0"
+"""vLLM numbers its engines; a gateway is one."""
+US = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of a gateway, that know numbers."""
+
+    config: GatewayConfig
+    meters: Meters
+    router: Router
+    store: MeasuredStore
+    scribe: Scribe | None
+    traffic: Traffic
+    server: Server
+
+
+def meter(parts: Parts) -> Meter:
+    sources = {**_rounds(parts.meters), **_requests(parts), **_workers(parts), **_store(parts), **_vllm(parts.meters)}
+    sources[metrics.CANDIDATES_VERIFIED] = lambda: _shares(parts, "drafted")
+    sources[metrics.CANDIDATES_ACCEPTED] = lambda: _shares(parts, "accepted")
+    sources[metrics.RPC_ERRORS] = lambda: parts.server.errors
+    return Meter("gateway", sources)
+
+
+def _rounds(meters: Meters) -> dict[metrics.Metric, Source]:
+    def each(number: Callable[[Series], float]) -> Callable[[], Values]:
+        return lambda: {labels: number(series) for labels, series in meters.series.items()}
+
+    def misses() -> Values:
+        return {
+            (*labels, cause): count
+            for labels, series in meters.series.items()
+            for cause, count in series.sums.misses.items()
+        }
+
+    return {
+        metrics.ROUNDS: each(lambda series: series.sums.rounds),
+        metrics.ROUNDS_WITH_DRAFTS: each(lambda series: series.sums.rounds_with_drafts),
+        metrics.DRAFTED: each(lambda series: series.sums.drafted),
+        metrics.ACCEPTED: each(lambda series: series.sums.accepted),
+        metrics.EMITTED: each(lambda series: series.sums.emitted),
+        metrics.HITS: each(lambda series: series.sums.hits),
+        metrics.MISSES: misses,
+        metrics.ROUND_WAIT: each(lambda series: US * series.sums.wait_us),
+        metrics.ROUND_BUBBLE: each(lambda series: US * series.sums.bubble_us),
+        metrics.ROUND_VERIFY: each(lambda series: US * series.sums.verify_us),
+        metrics.GOOD_REQUESTS: each(lambda series: series.good),
+        metrics.GOOD_TOKENS: each(lambda series: series.good_tokens),
+        metrics.TTFT: meters.ttft,
+        metrics.TPOT: meters.tpot,
+        metrics.GAP: meters.gap,
+        metrics.E2E: meters.e2e,
+    }
+
+
+def _shares(parts: Parts, field: str) -> Values:
+    methods = {drafter.name: drafter.method for drafter in parts.router.drafters}
+    return {
+        (model, name, methods.get(name, ""), workload): getattr(share, field)
+        for (model, workload), series in parts.meters.series.items()
+        for name, share in series.sums.shares.items()
+    }
+
+
+def _requests(parts: Parts) -> dict[metrics.Metric, Source]:
+    meters, objectives = parts.meters, parts.meters.objectives
+
+    def outcomes() -> Values:
+        counts = {
+            (*labels, outcome): count
+            for labels, series in meters.series.items()
+            for outcome, count in series.outcomes.items()
+        }
+        return counts | {("", "", "refused"): meters.refused}
+
+    return {
+        metrics.REQUESTS: outcomes,
+        metrics.OBJECTIVE: lambda: {("ttft",): objectives.ttft_s, ("tpot",): objectives.tpot_s},
+        metrics.GATEWAY_SESSIONS: lambda: meters.sessions,
+        metrics.GATEWAY_WAITING: lambda: meters.waiting,
+        metrics.REHOMINGS: lambda: meters.rehomings,
+    }
+
+
+def _workers(parts: Parts) -> dict[metrics.Metric, Source]:
+    router, prices = parts.router, parts.config.prices_of_drafters()
+
+    def present() -> Values:
+        workers: Counter[tuple[str, ...]] = Counter()
+        for verifier in router.verifiers:
+            workers["verifier", verifier.address] += verifier.present
+        for drafter in router.drafters:
+            workers["drafter", drafter.name] += drafter.present
+        return workers
+
+    def cost() -> Values:
+        verifiers = sum(verifier.present for verifier in router.verifiers)
+        drafters = sum(prices.get(drafter.name, 0.0) for drafter in router.drafters if drafter.present)
+        return {("verifier",): verifiers * parts.config.verifier_price, ("drafter",): drafters}
+
+    def breakers() -> Values:
+        now = router.clock()
+        states = sorted((STATES[drafter.breaker.state(now)], drafter.name) for drafter in router.drafters)
+        return {(name,): state for state, name in states}  # of one name the worst
+
+    return {
+        metrics.WORKERS: present,
+        metrics.COST: cost,
+        metrics.BREAKER: breakers,
+        metrics.DRAFTER_FAILURES: lambda: parts.meters.failures,
+        metrics.LINK_BYTES: lambda: parts.traffic.told("verifier"),
+    }
+
+
+def _store(parts: Parts) -> dict[metrics.Metric, Source]:
+    def lag() -> float:
+        return max(parts.store.lag_s, 0.0 if parts.scribe is None else parts.scribe.lag_s)
+
+    return {
+        metrics.STORE_SECONDS: parts.store.seconds,
+        metrics.STORE_ERRORS: lambda: parts.store.errors,
+        metrics.STORE_LAG: lag,
+    }
+
+
+def _vllm(meters: Meters) -> Mapping[metrics.Metric, Source]:
+    def over_workloads(counts: Callable[[Series], Iterator[tuple[tuple[str, ...], float]]]) -> Callable[[], Values]:
+        def read() -> Values:
+            sums: dict[tuple[str, ...], float] = {}
+            for (model, _), series in meters.series.items():
+                for more, count in counts(series):
+                    sums[model, ENGINE, *more] = sums.get((model, ENGINE, *more), 0) + count
+            return sums
+
+        return read
+
+    def positions(series: Series) -> Iterator[tuple[tuple[str, ...], float]]:
+        lengths = series.sums.lengths
+        for position in range(max(lengths, default=0)):
+            yield (str(position),), sum(count for length, count in lengths.items() if length > position)
+
+    return {
+        metrics.VLLM_DRAFTS: over_workloads(lambda series: iter([((), series.sums.rounds_with_drafts)])),
+        metrics.VLLM_DRAFTED: over_workloads(lambda series: iter([((), series.sums.drafted)])),
+        metrics.VLLM_ACCEPTED: over_workloads(lambda series: iter([((), series.sums.accepted)])),
+        metrics.VLLM_POSITIONS: over_workloads(positions),
+    }

@@ -1,0 +1,81 @@
+"""A session store that is watched: how long operations take, which fail, how long the oldest has been waiting."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from gateway.store import SessionStore
+from gateway.store.record import Record
+from slipstream.errors import SlipstreamError
+from slipstream.telemetry import metrics
+from slipstream.telemetry.labels import Names
+
+MOST_REASONS = 64
+
+Result = TypeVar("Result")
+
+
+class MeasuredStore:
+    """Does what the store behind it does."""
+
+    def __init__(self, store: SessionStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._waiting: dict[int, float] = {}
+        """Since when each operation on its way has been; the oldest one first."""
+        self._numbers = 0
+        self._reasons = Names(MOST_REASONS)
+        self.seconds = metrics.STORE_SECONDS.histogram()
+        self.errors: Counter[tuple[str, ...]] = Counter()
+        """By operation and reason."""
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest operation that has no answer yet."""
+        return self._clock() - next(iter(self._waiting.values()), self._clock())
+
+    async def create(self, record: Record) -> None:
+        await self._timed("create", self._store.create(record))
+
+    async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
+        await self._timed("append", self._store.append(session, epoch, start, tokens))
+
+    async def truncate(self, session: str, epoch: int, length: int, params: bytes | None = None) -> None:
+        await self._timed("truncate", self._store.truncate(session, epoch, length, params))
+
+    async def restore(self, record: Record) -> None:
+        await self._timed("restore", self._store.restore(record))
+
+    async def takeover(self, session: str, *, force: bool = False) -> Record:
+        return await self._timed("takeover", self._store.takeover(session, force=force))
+
+    async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
+        await self._timed("renew", self._store.renew(session, epoch, length))
+
+    async def finish(self, session: str, epoch: int, outcome: bytes, length: int | None = None) -> None:
+        await self._timed("finish", self._store.finish(session, epoch, outcome, length))
+
+    async def release(self, session: str, epoch: int, length: int | None = None) -> None:
+        await self._timed("release", self._store.release(session, epoch, length))
+
+    async def read(self, session: str, start: int = 0) -> Record:
+        return await self._timed("read", self._store.read(session, start))
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def _timed(self, operation: str, doing: Awaitable[Result]) -> Result:
+        self._numbers += 1
+        number, began = self._numbers, self._clock()
+        self._waiting[number] = began
+        try:
+            return await doing
+        except SlipstreamError as error:
+            self.errors[operation, self._reasons(error.reason)] += 1
+            raise
+        finally:
+            del self._waiting[number]
+            self.seconds.labels(operation).observe(self._clock() - began)

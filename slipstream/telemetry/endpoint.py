@@ -1,0 +1,121 @@
+"""`/metrics` of a role: a port of its own, in plaintext, for Prometheus. OpenMetrics for who asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from socket import AF_INET6, socket
+from socketserver import TCPServer
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from slipstream.errors import InvalidArgument, Unavailable
+from slipstream.telemetry.meter import Meter
+
+READ_S = 5.0
+"""The loop is asked for its numbers so long at most: where it is stuck, a scrape should fail."""
+SILENCE_S = 5.0
+MOST_SCRAPES = 8
+"""At once; more are turned away."""
+LOOK_S = 0.1
+"""How often the listener looks whether it is to end."""
+
+
+@asynccontextmanager
+async def exposing(meter: Meter, listen: str) -> AsyncIterator[str]:
+    """The address bound, for as long as the block lasts; port 0 picks a free one, and an empty `listen` is none.
+
+    Raises InvalidArgument for what is not HOST:PORT, Unavailable where it cannot listen.
+    """
+    if not listen:
+        yield ""
+        return
+    server = _listen(listen, _application(meter, asyncio.get_running_loop()))
+    threading.Thread(target=server.serve_forever, args=[LOOK_S], name="metrics", daemon=True).start()
+    try:
+        yield f"{listen.rpartition(':')[0]}:{server.server_port}"
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+
+
+def _application(meter: Meter, loop: asyncio.AbstractEventLoop) -> Callable[..., Iterable[bytes]]:
+    async def read() -> None:
+        meter.read()
+
+    def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        try:
+            asyncio.run_coroutine_threadsafe(read(), loop).result(READ_S)
+        except (TimeoutError, RuntimeError):  # stuck, or closed
+            start("503 Service Unavailable", [])
+            return ()
+        kind, page = _page(meter, environ.get("HTTP_ACCEPT", ""))
+        start("200 OK", [("Content-Type", kind), ("Content-Length", str(len(page)))])
+        return (page,)
+
+    return application
+
+
+def _page(meter: Meter, accept: str) -> tuple[str, bytes]:
+    """Content type and content. Only OpenMetrics knows exemplars."""
+    if "application/openmetrics-text" not in accept:
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(meter.registry)
+    # The library's other ways to escape names make `vllm:x` into `vllm_x`, though a colon is no strange letter.
+    page: bytes = openmetrics.generate_latest(meter.registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+    return "application/openmetrics-text; version=1.0.0; charset=utf-8", page
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SILENCE_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not news."""
+
+
+class _Server(ThreadingWSGIServer):
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._room = threading.BoundedSemaphore(MOST_SCRAPES)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Without the base's question to DNS after its own name, which may take seconds."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
+        """Of a peer that went away in the middle."""
+
+
+class _Server6(_Server):
+    address_family = AF_INET6
+
+
+def _listen(listen: str, application: Callable[..., Iterable[bytes]]) -> _Server:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise InvalidArgument(f"metrics_listen={listen!r}; give HOST:PORT, or nothing for no metrics.")
+    kind = _Server6 if ":" in host else _Server
+    try:
+        server = kind((host.strip("[]"), int(port)))
+    except (OSError, OverflowError) as error:
+        raise Unavailable(f"cannot listen on {listen} for metrics; choose another address or port 0.") from error
+    server.set_app(application)
+    return server

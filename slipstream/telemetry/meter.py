@@ -1,0 +1,60 @@
+"""The metrics of one role, collected where its numbers are.
+
+Counters and gauges are plain numbers that belong to the role's event loop, which pays for them as for any other number;
+they are read when somebody scrapes. Histograms are prometheus_client's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessCollector, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from slipstream.telemetry import metrics
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each counter, of which nobody makes use
+
+Values = Mapping[tuple[str, ...], float]
+"""By the values of the labels."""
+Source = Callable[[], float | Values] | Histogram
+
+
+class Meter(Collector):
+    """`read` takes the numbers down, on the loop; `collect` tells what was taken down, on any thread."""
+
+    def __init__(self, role: metrics.Role, sources: Mapping[metrics.Metric, Source]) -> None:
+        """Raises ValueError where a metric of the role has no source, or a source no metric of the role."""
+        declared = {metric for metric in metrics.DECLARED if role in metric.roles}
+        if odd := declared ^ set(sources):
+            raise ValueError(
+                f"declared for the {role} or told by it, and not both: {sorted(each.name for each in odd)}"
+            )
+        self._sources = sources
+        self._values: dict[metrics.Metric, Values] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    def read(self) -> None:
+        for metric, source in self._sources.items():
+            if not isinstance(source, Histogram):
+                value = source()
+                self._values[metric] = dict(value) if isinstance(value, Mapping) else {(): value}
+
+    def collect(self) -> Iterator[Metric]:
+        values = dict(self._values)
+        for metric, source in self._sources.items():
+            if isinstance(source, Histogram):
+                yield from source.collect()
+            else:
+                yield _family(metric, values.get(metric, {}))
+
+
+def _family(metric: metrics.Metric, values: Values) -> Metric:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family

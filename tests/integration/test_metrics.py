@@ -1,0 +1,190 @@
+"""What Prometheus gets from each role, over HTTP, is what happened: real services in one process, emulated models."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafter import running as drafter_running
+from gateway.config import GatewayConfig
+from gateway.gateway import World, running
+from gateway.sessions import Chance
+from slipstream.client import channel
+from slipstream.completion import Completion, complete
+from slipstream.engine.opening import open_engine
+from slipstream.telemetry.metrics import DECLARED, ROLES
+from slipstream.v1 import gateway_pb2
+from tests.fleet import verifier
+from tests.scraping import Page, scrape
+
+TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
+TOKENS = 48
+FREE = "127.0.0.1:0"
+
+
+@dataclass
+class System:
+    line: grpc.aio.Channel
+    addresses: dict[str, str]
+    """Of the metrics of each role."""
+
+    async def generate(self, first: int = 7, **request: Any) -> Completion:
+        asked = gateway_pb2.GenerateRequest(
+            prompt_token_ids=gateway_pb2.TokenIds(token_ids=[first, 8, 9]),
+            max_tokens=TOKENS,
+            ignore_eos=True,
+            sampling=gateway_pb2.SamplingOptions(temperature=0.0),
+        )
+        asked.MergeFrom(gateway_pb2.GenerateRequest(**request))
+        return await complete(self.line, asked)
+
+    async def pages(self) -> dict[str, Page]:
+        return {role: await scrape(address) for role, address in self.addresses.items()}
+
+    async def settled(self) -> dict[str, Page]:
+        """The pages once nothing is on its way between gateway and verifier."""
+        bytes_, said, heard = "slipstream_link_bytes_total", {"direction": "sent"}, {"direction": "received"}
+        async with asyncio.timeout(20):
+            while True:
+                pages = await self.pages()
+                gateway, deciding = pages["gateway"], pages["verifier"]
+                there = gateway.value(bytes_, **said) == deciding.value(bytes_, peer="gateway", **heard)
+                back = gateway.value(bytes_, **heard) == deciding.value(bytes_, peer="gateway", **said)
+                if there and back and not deciding.value("slipstream_kv_blocks_used"):
+                    return pages
+
+
+@asynccontextmanager
+async def system(**config: Any) -> AsyncIterator[System]:
+    draft = DrafterConfig(model="emulated:acceptance=0.8", listen=FREE, metrics_listen=FREE, grace_s=0.0)
+    async with (
+        drafter_running(draft) as drafting,
+        verifier(
+            open_engine("emulated:base_ms=5&token_ms=0.3", kv_tokens=100_000), metrics_listen=FREE, measure_s=0.2
+        ) as deciding,
+    ):
+        settings = GatewayConfig(
+            verifiers=(deciding.address,),
+            tokenizer=TOKENIZER,
+            listen=FREE,
+            metrics_listen=FREE,
+            drafters=(f"model={drafting.address}",),
+            grace_s=0.0,
+            **config,
+        )
+        async with running(settings, World(Chance(random.Random(7).getrandbits))) as gateway:
+            await gateway.ready()
+            while not all(known.present for known in gateway.router.drafters):
+                await gateway.router.news()
+            servers = {"gateway": gateway.server, "verifier": deciding.server, "drafter": drafting.server}
+            async with channel(gateway.address) as line:
+                yield System(line, {role: server.metrics_address for role, server in servers.items()})
+
+
+async def test_every_role_tells_what_is_declared_for_it_and_nothing_else() -> None:
+    async with system() as running:
+        for role, page in (await running.pages()).items():
+            assert role in ROLES
+            declared = {metric.name: (metric.kind, metric.help) for metric in DECLARED if role in metric.roles}
+            assert page.names == declared
+
+
+async def test_the_numbers_are_those_that_clients_were_told() -> None:
+    async with system(verifier_price=3.0, drafter_prices=("model=0.5",), slo_ttft_s=30.0) as running:
+        said = [await running.generate(first, workload=kind) for first, kind in enumerate(["chat", "code", "chat"], 7)]
+        pages = await running.settled()
+    told = [each.finished.statistics for each in said]
+    gateway, deciding, drafting = pages["gateway"], pages["verifier"], pages["drafter"]
+    assert sum(each.accepted for each in told) > 0
+
+    for name, number in {
+        "slipstream_rounds_total": "rounds",
+        "slipstream_rounds_with_drafts_total": "rounds_with_drafts",
+        "slipstream_drafted_tokens_total": "drafted",
+        "slipstream_accepted_tokens_total": "accepted",
+        "slipstream_round_hits_total": "hits",
+    }.items():
+        assert gateway.value(name) == sum(getattr(each, number) for each in told), name
+        assert gateway.value(name, workload="code") == getattr(told[1], number), name
+    for name, seconds in {"wait": "wait_s", "verify": "verify_s", "bubble": "bubble_s"}.items():
+        counted = gateway.value(f"slipstream_round_{name}_seconds_total")
+        assert counted == pytest.approx(sum(getattr(each, seconds) for each in told))
+    assert gateway.value("slipstream_emitted_tokens_total") == 3 * TOKENS
+    misses = sum(sum(each.misses.values()) for each in told)
+    assert gateway.value("slipstream_round_misses_total") == misses > 0
+
+    drafted, accepted = sum(each.drafted for each in told), sum(each.accepted for each in told)
+    share = {"drafter": "model", "method": "model", "model": "emulated"}
+    assert gateway.value("slipstream_candidates_verified_total", **share) == drafted
+    assert gateway.value("slipstream_candidates_accepted_total", **share) == accepted
+    assert gateway.value("slipstream_candidates_accepted_total", workload="code") == told[1].accepted
+
+    # The same under vLLM's names, and by depth as the verifier saw it.
+    spec = "vllm:spec_decode_num_"
+    assert gateway.value(f"{spec}drafts_total") == sum(each.rounds_with_drafts for each in told)
+    assert gateway.value(f"{spec}draft_tokens_total") == drafted
+    assert gateway.value(f"{spec}accepted_tokens_total") == accepted
+    positions = gateway.by(f"{spec}accepted_tokens_per_pos_total", "position")
+    assert sum(positions.values()) == accepted
+    depths = deciding.by("slipstream_depth_accepted_tokens_total", "depth")
+    assert {str(int(position) + 1): count for position, count in positions.items()} == depths
+    assert deciding.value("slipstream_depth_drafted_tokens_total") == drafted
+    assert deciding.value("slipstream_rolled_back_tokens_total") == drafted - accepted
+    assert deciding.value("slipstream_verifier_committed_tokens_total") == 3 * TOKENS
+
+    # Steps and passes.
+    steps = deciding.value("slipstream_verifier_step_seconds_count")
+    assert steps >= sum(each.rounds for each in told)
+    assert deciding.value("slipstream_verifier_step_tokens_sum") >= drafted + sum(each.rounds for each in told)
+    busy = deciding.value("slipstream_verifier_step_seconds_sum")
+    assert 0.0 < deciding.value("slipstream_rolled_back_seconds_total") < busy
+    assert sum(each.bubble_s for each in told) <= deciding.value("slipstream_draft_wait_seconds_total") + 1e-3
+    assert drafting.value("slipstream_drafter_busy_seconds_total") == pytest.approx(
+        drafting.value("slipstream_drafter_pass_seconds_sum")
+    )
+    assert drafting.value("slipstream_drafter_guessed_tokens_total") >= drafting.value(
+        "slipstream_drafter_told_tokens_total"
+    )
+    assert drafting.value("slipstream_drafter_told_tokens_total") >= drafted
+
+    # What one end says the other one hears (`settled`); of the drafter's last frames some may still be on their way.
+    assert gateway.value("slipstream_link_bytes_total", direction="sent") > 0
+    told_ = drafting.value("slipstream_link_bytes_total", peer="verifier", direction="sent")
+    assert 0 < deciding.value("slipstream_link_bytes_total", peer="drafter", direction="received") <= told_
+
+    # Nobody is there any more; every block is free.
+    for name in ("slipstream_verifier_sessions", "slipstream_verifier_waiting_sessions", "slipstream_kv_blocks_used"):
+        assert deciding.value(name) == 0, name
+    assert deciding.value("slipstream_kv_blocks_total") > 0
+    for name in ("slipstream_gateway_sessions", "slipstream_gateway_waiting_sessions", "slipstream_store_lag_seconds"):
+        assert gateway.value(name) == 0, name
+
+    # Requests, and what they cost.
+    assert gateway.value("slipstream_requests_total", outcome="length") == 3
+    assert gateway.value("slipstream_requests_good_total", workload="chat") == 2
+    assert gateway.value("slipstream_good_tokens_total") == 3 * TOKENS
+    assert gateway.by("slipstream_slo_seconds", "objective") == {"ttft": 30.0, "tpot": 0.0}
+    assert gateway.by("slipstream_cost_per_hour", "role") == {"verifier": 3.0, "drafter": 0.5}
+    assert gateway.value("slipstream_workers") == 2
+    assert gateway.by("slipstream_drafter_breaker_state", "drafter") == {"model": 0}
+    assert gateway.value("slipstream_store_write_seconds_count", operation="create") == 3
+    assert gateway.value("slipstream_store_write_seconds_count", operation="append") > 3
+    assert gateway.samples("slipstream_store_errors_total") == []
+
+    # TTFT, TPOT = (E2E - TTFT) / (n - 1), and the time between rounds, which adds up to what stands between.
+    ttft, e2e = sum(each.ttft_s for each in told), sum(each.e2e_s for each in told)
+    assert gateway.value("slipstream_time_to_first_token_seconds_sum") == pytest.approx(ttft)
+    assert gateway.value("slipstream_request_seconds_sum") == pytest.approx(e2e)
+    tpot = gateway.value("slipstream_time_per_output_token_seconds_sum")
+    assert tpot == pytest.approx((e2e - ttft) / (TOKENS - 1))
+    assert gateway.value("slipstream_inter_token_seconds_sum") <= e2e - ttft
+    assert gateway.value("slipstream_inter_token_seconds_count") == sum(each.rounds - 1 for each in told)

@@ -1,0 +1,191 @@
+"""What a gateway counts of its sessions: kinds, outcomes, objectives; and what its store does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.log import Scribe, SessionLog
+from gateway.meters import MOST_WORKLOADS, Meters, Objectives, outcome_of
+from gateway.rounds import Ledger
+from gateway.store.measured import MeasuredStore
+from gateway.store.memory import Memory, MemoryStore
+from gateway.store.record import Record
+from slipstream.errors import (
+    Aborted,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    SlipstreamError,
+    Unavailable,
+)
+from slipstream.telemetry.labels import OTHER
+from slipstream.v1 import verifier_pb2
+
+CONFIG = GatewayConfig(verifiers=("v:1",), tokenizer="t", drafters=("model=d:1", "ngram=d:2"))
+
+
+def plan(workload: str = "", model: str = "m") -> Any:
+    return SimpleNamespace(model=SimpleNamespace(name=model), workload=workload)
+
+
+def ledger(meters: Meters, ttft_s: float, tpot_s: float, tokens: int, workload: str = "") -> Ledger:
+    """Of a session that ended."""
+    now = [100.0]
+    made = Ledger(lambda: now[0], 100.0, series=meters.of(plan(workload)))
+    now[0] += ttft_s
+    made.add(verifier_pb2.Round(token_ids=[1]))
+    now[0] += tpot_s * (tokens - 1)
+    if tokens > 1:
+        made.add(verifier_pb2.Round(token_ids=[1] * (tokens - 1)))
+    made.close()
+    return made
+
+
+def test_however_many_workloads_clients_name_there_are_only_so_many_series() -> None:
+    meters = Meters()
+    for number in range(10_000):
+        meters.of(plan(f"kind-{number}"))
+    assert len(meters.series) == MOST_WORKLOADS + 1 and ("m", OTHER) in meters.series
+    assert meters.of(plan("kind-3")) is not meters.of(plan("kind-9999")) is meters.of(plan("kind-77"))
+
+
+def test_workloads_that_the_operator_names_cannot_be_crowded_out() -> None:
+    meters = Meters(workloads=("chat",))
+    for number in range(100):
+        meters.of(plan(f"kind-{number}"))
+    meters.of(plan("chat"))
+    assert set(meters.series) == {("m", OTHER), ("m", "chat")}
+
+
+@pytest.mark.parametrize(
+    ("objectives", "good"),
+    [
+        (Objectives(), 1),
+        (Objectives(ttft_s=0.5, tpot_s=1 / 32), 1),
+        (Objectives(ttft_s=0.49), 0),
+        (Objectives(tpot_s=0.031), 0),
+    ],
+)
+def test_a_good_request_met_both_objectives(objectives: Objectives, good: int) -> None:
+    meters = Meters(objectives)
+    done = ledger(meters, ttft_s=0.5, tpot_s=1 / 32, tokens=11)
+    assert done.tpot_s == 1 / 32
+    meters.ended("stop", done)
+    series = meters.series["m", ""]
+    assert (series.good, series.good_tokens) == (good, 11 * good)
+    assert series.outcomes == {"stop": 1}
+
+
+def test_one_token_has_no_time_per_token_after_it() -> None:
+    meters = Meters(Objectives(tpot_s=0.001))
+    done = ledger(meters, ttft_s=0.5, tpot_s=9.0, tokens=1)
+    meters.ended("length", done)
+    assert done.tpot_s is None and meters.series["m", ""].good == 1
+    (family,) = meters.tpot.collect()
+    assert next(sample.value for sample in family.samples if sample.name.endswith("_count")) == 0
+
+
+def test_what_was_let_go_or_failed_is_neither_good_nor_timed() -> None:
+    meters = Meters()
+    for outcome in ("left", "cancelled", "unavailable", "failed", "fenced"):
+        meters.ended(outcome, ledger(meters, 0.1, 0.1, 5))
+    series = meters.series["m", ""]
+    assert (series.good, sum(series.outcomes.values())) == (0, 5)
+    (family,) = meters.e2e.collect()
+    assert next(sample.value for sample in family.samples if sample.name.endswith("_count")) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "refused"),
+    [
+        (Unavailable("x"), "unavailable", 1),
+        (ResourceExhausted("x", reason="SESSIONS"), "unavailable", 1),
+        (ResourceExhausted("x", reason="KEY_TOKENS"), "unavailable", 0),
+        (Internal("x"), "failed", 1),
+        (Aborted("x"), "fenced", 0),
+        (InvalidArgument("x"), "invalid", 0),
+        (NotFound("x"), "invalid", 0),
+    ],
+)
+def test_whose_fault_an_end_or_a_refusal_was(error: SlipstreamError, outcome: str, refused: int) -> None:
+    meters = Meters()
+    with pytest.raises(SlipstreamError), meters.admitting():
+        raise error
+    assert (outcome_of(error), meters.refused) == (outcome, refused)
+
+
+def test_a_slow_request_is_told_of_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    meters = Meters(Objectives(slow_s=1.0))
+    meters.ended("stop", ledger(meters, 0.1, 0.1, 5))
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, "gateway"):
+        meters.ended("stop", ledger(meters, 0.1, 0.5, 5))
+    (record,) = caplog.records
+    assert (record.msg, vars(record)["tokens"], vars(record)["e2e_s"]) == ("slow request", 5, 2.1)
+
+
+@pytest.mark.parametrize("prices", [("model",), ("model=x",), ("model=-1",), ("model=inf",), ("other=1",)])
+def test_prices_that_cannot_be_meant_are_refused(prices: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="GATEWAY_DRAFTER_PRICES"):
+        replace(CONFIG, drafter_prices=prices)
+    assert replace(CONFIG, drafter_prices=("ngram=0.25",)).prices_of_drafters() == {"ngram": 0.25}
+
+
+class Slow(MemoryStore):
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(Memory(), owner="me", ttl_s=60, lease_s=60)
+        self.open = asyncio.Event()
+
+    async def append(self, *arguments: Any) -> None:
+        await self.open.wait()
+        await super().append(*arguments)
+
+
+async def test_the_lag_is_the_age_of_the_oldest_write_that_has_no_answer() -> None:
+    now = [10.0]
+    slow = Slow()
+    store = MeasuredStore(slow, lambda: now[0])
+    await store.create(Record("s", 1, b"", 1, (1,)))
+    assert store.lag_s == 0.0
+    first = asyncio.create_task(store.append("s", 1, 1, [2]))
+    await asyncio.sleep(0)
+    now[0] = 12.0
+    second = asyncio.create_task(store.append("s", 1, 9, [3]))
+    await asyncio.sleep(0)
+    now[0] = 13.0
+    assert store.lag_s == 3.0
+    slow.open.set()
+    await first
+    with pytest.raises(SlipstreamError):
+        await second
+    assert store.lag_s == 0.0 and store.errors == {("append", "LOG_MISMATCH"): 1}
+    (family,) = store.seconds.collect()
+    sums = {sample.labels["operation"]: sample.value for sample in family.samples if sample.name.endswith("_sum")}
+    assert sums == {"create": 0.0, "append": 4.0}
+
+
+async def test_what_relaxed_sessions_left_behind_ages_until_it_is_written() -> None:
+    now, there = [0.0], MemoryStore(Memory(), owner="me", ttl_s=60, lease_s=60)
+    scribe = Scribe(lambda: now[0])
+    log = SessionLog(there, Record("s", 1, b"", 1, (1,)), scribe=scribe, grace_s=1)
+    await log.create()
+    await log.append([2])
+    now[0] = 2.0
+    await log.append([3])
+    now[0] = 5.0
+    assert scribe.lag_s == 5.0
+    writing = asyncio.create_task(scribe.run())
+    await scribe.idle()
+    assert scribe.lag_s == 0.0
+    writing.cancel()
+    await asyncio.wait([writing])

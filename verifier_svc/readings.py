@@ -1,0 +1,46 @@
+"""Where a verifier's metrics come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from slipstream.engine.engine import Engine
+from slipstream.links import Traffic
+from slipstream.server import Server
+from slipstream.telemetry import metrics
+from slipstream.telemetry.meter import Meter, Values
+from verifier_svc.drafters import Drafters
+from verifier_svc.scheduler import Scheduler
+
+
+def meter(scheduler: Scheduler, engine: Engine, drafters: Drafters, gateways: Traffic, server: Server) -> Meter:
+    """`gateways`: what came and went on their streams."""
+    tally, memory = scheduler.tally, scheduler.memory
+    return Meter(
+        "verifier",
+        {
+            metrics.RPC_ERRORS: lambda: server.errors,
+            metrics.LINK_BYTES: lambda: gateways.told("gateway") | drafters.traffic.told("drafter"),
+            metrics.VERIFIER_SESSIONS: lambda: len(scheduler),
+            metrics.VERIFIER_WAITING: lambda: memory.waiting,
+            metrics.KV_TOTAL: lambda: engine.blocks_total,
+            metrics.KV_USED: lambda: engine.blocks_total - engine.blocks_free,
+            metrics.PREEMPTIONS: lambda: memory.preemptions,
+            metrics.PREFIX_SOUGHT: lambda: memory.tokens_sought,
+            metrics.PREFIX_FOUND: lambda: memory.tokens_found,
+            metrics.STEP_SECONDS: tally.seconds,
+            metrics.STEP_SESSIONS: tally.sessions,
+            metrics.STEP_TOKENS: tally.tokens,
+            metrics.COMMITTED: lambda: scheduler.tokens,
+            metrics.DRAFT_WAIT: lambda: tally.waited_s,
+            metrics.DEPTH_DRAFTED: lambda: _labelled(tally.drafted),
+            metrics.DEPTH_ACCEPTED: lambda: _labelled(tally.accepted),
+            metrics.ROLLED_BACK: lambda: tally.rolled_back,
+            metrics.ROLLED_BACK_SECONDS: lambda: tally.rolled_back_s,
+            metrics.DROPPED: lambda: _labelled(drafters.dropped),
+        },
+    )
+
+
+def _labelled(counts: Counter[int] | Counter[str]) -> Values:
+    return {(str(name),): count for name, count in counts.items()}
