@@ -12,8 +12,8 @@ import grpc
 from opentelemetry.sdk.trace import Event
 from opentelemetry.trace import NonRecordingSpan, SpanKind, use_span
 
-from gateway.sums import MISSES
 from gateway.story import Event as Said
+from gateway.sums import MISSES
 from slipstream.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SlipstreamError
 from slipstream.telemetry import spans
