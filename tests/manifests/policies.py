@@ -1,0 +1,257 @@
+"""What every manifest must keep to. Each policy yields a sentence for everything that does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from drafter_svc.config import DrafterConfig
+from gateway.config import GatewayConfig
+from gateway.gateway import TOLD_S
+from slipstream.config import from_env
+from slipstream.tls import TlsConfig
+from slipstream.worker import LAST_WORDS_S
+from tests.manifests.rendering import Document, Documents, Workload, containers, environment, roles, workloads
+from verifier_svc.config import VerifierConfig
+
+Policy = Callable[[Documents], Iterator[str]]
+CONFIGS: Mapping[str, type[GatewayConfig] | type[VerifierConfig] | type[DrafterConfig]] = {
+    "gateway": GatewayConfig,
+    "verifier": VerifierConfig,
+    "drafter": DrafterConfig,
+}
+OTHERS = re.compile(r"OTEL_[A-Z_]+|HF_(HOME|HUB_OFFLINE|HUB_DISABLE_TELEMETRY|TOKEN)|MODEL")
+"""Names that are not ours: telemetry's standard ones, the hub's, and what the model cache's job is told."""
+AWAITED = {f"{role.upper()}_METRICS_LISTEN" for role in CONFIGS}
+"""Settings that another change brings."""
+FLUSH_S = 3.0
+"""For telemetry's last words, after everything else."""
+TORCHRUN_KILLS_S = 30.0
+
+
+def settings(workload: Workload, documents: Documents) -> GatewayConfig | VerifierConfig | DrafterConfig:
+    """Raises InvalidArgument for what the process would refuse."""
+    values = environment(workload.spec["containers"][0], documents)
+    prefix = f"{workload.role.upper()}_"
+    known = {field for kind in CONFIGS.values() for field in kind.__dataclass_fields__}
+    coming = {name for name in AWAITED if name.partition("_")[2].lower() not in known}
+    return from_env(CONFIGS[workload.role], prefix, {k: v for k, v in values.items() if k not in coming})
+
+
+def drain_s(workload: Workload, documents: Documents) -> float:
+    """Seconds from SIGTERM to the end of the process at the latest."""
+    config = settings(workload, documents)
+    if isinstance(config, GatewayConfig):
+        return config.grace_s + TOLD_S + (config.store_grace_s + 1.0) + config.store_grace_s + FLUSH_S
+    return config.grace_s + LAST_WORDS_S + FLUSH_S
+
+
+def names_are_settings(documents: Documents) -> Iterator[str]:
+    """Every name is a setting of the role, and every setting that has no default is there."""
+    for workload in roles(documents):
+        try:
+            settings(workload, documents)
+            from_env(TlsConfig, "SLIPSTREAM_TLS_", environment(workload.spec["containers"][0], documents))
+        except Exception as error:
+            yield f"{workload.name}: {error}"
+    for workload, container in containers(documents):
+        for name in environment(container, documents):
+            ours = workload.role and name.startswith((f"{workload.role.upper()}_", "SLIPSTREAM_TLS_"))
+            if not ours and not OTHERS.fullmatch(name):
+                yield f"{workload.name}: {name} is nobody's setting"
+
+
+def nobody_is_root(documents: Documents) -> Iterator[str]:
+    for workload in workloads(documents):
+        pod = workload.spec.get("securityContext", {})
+        if pod.get("runAsNonRoot") is not True or pod.get("runAsUser") != 10001:
+            yield f"{workload.name} may run as root"
+        if pod.get("seccompProfile") != {"type": "RuntimeDefault"}:
+            yield f"{workload.name} has no seccomp profile"
+        if any(workload.spec.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")):
+            yield f"{workload.name} lives in its node's namespaces"
+        if any("hostPath" in volume for volume in workload.spec.get("volumes", [])):
+            yield f"{workload.name} mounts its node's files"
+
+
+def nobody_has_privileges(documents: Documents) -> Iterator[str]:
+    for workload, container in containers(documents):
+        context = container.get("securityContext", {})
+        if context.get("allowPrivilegeEscalation") is not False or context.get("privileged"):
+            yield f"{workload.name} may gain privileges"
+        if context.get("capabilities") != {"drop": ["ALL"]}:
+            yield f"{workload.name} keeps capabilities"
+        if context.get("readOnlyRootFilesystem") is not True:
+            yield f"{workload.name} may write to its image"
+        if {"runAsUser", "runAsNonRoot", "seccompProfile"} & context.keys():
+            yield f"{workload.name}: a container says otherwise than its pod"
+
+
+def no_tokens_and_no_links(documents: Documents) -> Iterator[str]:
+    for workload in workloads(documents):
+        if workload.spec.get("automountServiceAccountToken") is not False:
+            yield f"{workload.name} holds a token for the API server"
+        if workload.spec.get("serviceAccountName", "default") == "default":
+            yield f"{workload.name} has no account of its own"
+        if workload.spec.get("enableServiceLinks") is not False:
+            yield f"{workload.name} gets variables named after services, which are no settings"
+
+
+def images_have_versions(documents: Documents) -> Iterator[str]:
+    for workload, container in containers(documents):
+        if not re.search(r":v?\d[^/]*$|@sha256:", container["image"]):
+            yield f"{workload.name}: {container['image']} may be another one tomorrow"
+
+
+def limits_are_set(documents: Documents) -> Iterator[str]:
+    for workload, container in containers(documents):
+        for bound in ("requests", "limits"):
+            if missing := {"cpu", "memory"} - container.get("resources", {}).get(bound, {}).keys():
+                yield f"{workload.name}: no {bound} of {', '.join(sorted(missing))}"
+
+
+def probes_are_set(documents: Documents) -> Iterator[str]:
+    """By gRPC on the port for them, where it is ours: start and life by liveness, readiness by whether to send work."""
+    asked = {"startupProbe": "liveness", "livenessProbe": "liveness", "readinessProbe": ""}
+    for workload in workloads(documents):
+        if workload.kind == "Job":
+            continue
+        for container in workload.spec["containers"]:
+            ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+            for kind, service in asked.items():
+                probe = container.get(kind)
+                if probe is None:
+                    yield f"{workload.name} has no {kind}"
+                elif workload.role and probe.get("grpc") != {"port": ports["health"]} | (
+                    {"service": service} if service else {}
+                ):
+                    yield f"{workload.name}: the {kind} asks something else"
+
+
+def ports_are_where_settings_say(documents: Documents) -> Iterator[str]:
+    for workload in roles(documents):
+        container = workload.spec["containers"][0]
+        values = environment(container, documents)
+        for port in container["ports"]:
+            part = "" if port["name"] == "grpc" else f"{port['name'].upper()}_"
+            if not values[f"{workload.role.upper()}_{part}LISTEN"].endswith(f":{port['containerPort']}"):
+                yield f"{workload.name}: nobody listens on its port {port['name']}"
+
+
+def there_is_time_to_drain(documents: Documents) -> Iterator[str]:
+    for workload in roles(documents):
+        first = workload.spec["containers"][0]
+        sleep = first.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        needed = sleep + drain_s(workload, documents)
+        if workload.spec.get("terminationGracePeriodSeconds", 30) <= needed:
+            yield f"{workload.name} is killed before the {needed:g} s that its end may take"
+        if workload.role == "gateway" and not sleep:
+            yield f"{workload.name} closes its port while clients still come"
+        ranks = "torchrun" in first.get("command", [])
+        if ranks and settings(workload, documents).grace_s + FLUSH_S >= TORCHRUN_KILLS_S:
+            yield f"{workload.name}: torchrun kills its ranks before they have drained"
+
+
+def starts_are_waited_for(documents: Documents) -> Iterator[str]:
+    for workload in roles(documents):
+        probe = workload.spec["containers"][0]["startupProbe"]
+        longest = probe["periodSeconds"] * probe["failureThreshold"]
+        if workload.document["spec"].get("progressDeadlineSeconds", 600) <= longest:
+            yield f"{workload.name}: a rollout is given up within the {longest} s that a start may take"
+
+
+def only_one_owner_of_replicas(documents: Documents) -> Iterator[str]:
+    scaled = {d["spec"]["scaleTargetRef"]["name"] for d in documents if d["kind"] == "ScaledObject"}
+    known = {workload.name for workload in workloads(documents)}
+    for name in scaled - known:
+        yield f"{name} is scaled and is not there"
+    for workload in workloads(documents):
+        if workload.name in scaled and "replicas" in workload.document["spec"]:
+            yield f"{workload.name} is scaled, and every apply would set it back to its `replicas`"
+
+
+def scaling_is_by_work_and_slow_to_shrink(documents: Documents) -> Iterator[str]:
+    for document in documents:
+        if document["kind"] != "ScaledObject":
+            continue
+        name, spec = document["metadata"]["name"], document["spec"]
+        down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+        slow = down["stabilizationWindowSeconds"] >= 300 and down["policies"] == [
+            {"type": "Pods", "value": 1, "periodSeconds": 120}
+        ]
+        if not slow or spec["minReplicaCount"] < 1:
+            yield f"{name} shrinks too fast"
+        if not spec.get("fallback", {}).get("replicas"):
+            yield f"{name} has no size for when nothing is measured"
+        for trigger in spec["triggers"]:
+            query = trigger["metadata"].get("query", "")
+            if trigger["type"] != "prometheus" or not re.search(r"\bslipstream_", query) or "gpu" in query.lower():
+                yield f"{name} is not scaled by the work that there is"
+
+
+def roles_have_budgets(documents: Documents) -> Iterator[str]:
+    """Where there are any."""
+    budgets = [d["spec"] for d in documents if d["kind"] == "PodDisruptionBudget"]
+    for workload in roles(documents) if budgets else []:
+        matching = [b for b in budgets if b["selector"]["matchLabels"].items() <= workload.labels.items()]
+        if len(matching) != 1:  # an eviction that two budgets cover fails
+            yield f"{workload.name} has {len(matching)} disruption budgets"
+
+
+def certificates_prove_roles(documents: Documents) -> Iterator[str]:
+    """Where there are any: each role has one that names it and nobody else, and looks for it where it is."""
+    names = {d["spec"]["secretName"]: d["spec"].get("dnsNames") for d in documents if d["kind"] == "Certificate"}
+    for workload in roles(documents) if names else []:
+        mounted = _mounted_secrets(workload)
+        tls = from_env(TlsConfig, "SLIPSTREAM_TLS_", environment(workload.spec["containers"][0], documents))
+        if names.get(mounted.get(tls.folder, "")) != [f"{workload.role}.{tls.domain}"]:
+            yield f"{workload.name} cannot prove that it is a {workload.role}"
+        config = settings(workload, documents)
+        if isinstance(config, GatewayConfig) and mounted.get(config.tls_folder) not in names:
+            yield f"{workload.name} has no certificate for clients"
+
+
+def _mounted_secrets(workload: Workload) -> dict[str, str]:
+    """Secrets by the folder that they are mounted at."""
+    volumes: dict[str, Document] = {volume["name"]: volume for volume in workload.spec.get("volumes", [])}
+    mounts = workload.spec["containers"][0].get("volumeMounts", [])
+    found = {mount["mountPath"]: volumes[mount["name"]].get("secret", {}).get("secretName", "") for mount in mounts}
+    return {path: name for path, name in found.items() if name}
+
+
+def gateways_find_their_workers(documents: Documents) -> Iterator[str]:
+    """Every name that they look up is a headless Service of such pods, on the port that it has."""
+    services = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "Service"}
+    for workload in roles(documents):
+        config = settings(workload, documents)
+        if not isinstance(config, GatewayConfig):
+            continue
+        targets = [("verifier", target) for target in config.verifiers]
+        targets += [("drafter", entry.partition("=")[2]) for entry in config.drafters]
+        for role, target in targets:
+            host, _, port = target.removeprefix("dns:///").rpartition(":")
+            service = services.get(host, {})
+            pods = [w for w in roles(documents) if service and service["selector"].items() <= w.labels.items()]
+            if not target.startswith("dns:///") or service.get("clusterIP") != "None":
+                yield f"{target} is not looked up pod by pod"
+            elif [w.role for w in pods] != [role] or port not in {str(p["port"]) for p in service["ports"]}:
+                yield f"{target} leads to no {role}"
+
+
+POLICIES: tuple[Policy, ...] = (
+    names_are_settings,
+    nobody_is_root,
+    nobody_has_privileges,
+    no_tokens_and_no_links,
+    images_have_versions,
+    limits_are_set,
+    probes_are_set,
+    ports_are_where_settings_say,
+    there_is_time_to_drain,
+    starts_are_waited_for,
+    only_one_owner_of_replicas,
+    scaling_is_by_work_and_slow_to_shrink,
+    roles_have_budgets,
+    certificates_prove_roles,
+    gateways_find_their_workers,
+)

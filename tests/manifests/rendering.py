@@ -1,0 +1,113 @@
+"""What kustomize makes of k8s/, as data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "k8s"
+OVERLAYS = ("base", *(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir())))
+COMPONENTS = tuple(path.name for path in sorted((K8S / "components").iterdir()))
+NEEDS = {"multi-gpu-verifier": ["gpu-verifier"]}
+"""Components that stand on others."""
+ROLES = ("gateway", "verifier", "drafter")
+Document = dict[str, Any]
+Documents = list[Document]
+
+
+class Workload(NamedTuple):
+    """What runs pods, and the pods."""
+
+    kind: str
+    name: str
+    labels: dict[str, str]
+    spec: Document
+    """Of a pod."""
+    document: Document
+
+    @property
+    def containers(self) -> list[Document]:
+        return [*self.spec.get("initContainers", []), *self.spec["containers"]]
+
+    @property
+    def role(self) -> str:
+        """One of ROLES, or empty for what is not ours."""
+        component = self.labels.get("app.kubernetes.io/component", "")
+        return component if component in ROLES else ""
+
+
+def tool(name: str) -> str:
+    """Its path. Where it is missing the test is skipped, or fails with MANIFESTS_REQUIRED=1."""
+    found = shutil.which(name)
+    if found is None:
+        (pytest.fail if os.environ.get("MANIFESTS_REQUIRED") == "1" else pytest.skip)(f"{name} is not on this machine")
+    return found
+
+
+@cache
+def _rendered(folder: Path) -> str:
+    done = subprocess.run([tool("kubectl"), "kustomize", folder], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[:2000]
+    return done.stdout
+
+
+def render(folder: Path) -> Documents:
+    """A copy of one's own."""
+    return list(yaml.load_all(_rendered(folder), yaml.CSafeLoader))
+
+
+def compose(folder: Path, components: Sequence[str]) -> Documents:
+    """The base with these components on top, by a kustomization in `folder`."""
+    up = os.path.relpath(K8S, folder)
+    lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", "namespace: slipstream"]
+    lines += ["resources:", f"  - {up}/base", "components:", *(f"  - {up}/components/{name}" for name in components)]
+    (folder / "kustomization.yaml").write_text("\n".join(lines))
+    return render(folder)
+
+
+def workloads(documents: Documents) -> Iterator[Workload]:
+    for document in documents:
+        if document["kind"] in ("Deployment", "StatefulSet", "DaemonSet", "Job"):
+            template = document["spec"]["template"]
+            labels = template["metadata"].get("labels", {})
+            yield Workload(document["kind"], document["metadata"]["name"], labels, template["spec"], document)
+
+
+def roles(documents: Documents) -> list[Workload]:
+    return [workload for workload in workloads(documents) if workload.role]
+
+
+def containers(documents: Documents) -> Iterator[tuple[Workload, Document]]:
+    return ((workload, container) for workload in workloads(documents) for container in workload.containers)
+
+
+def find(documents: Documents, kind: str, name: str) -> Document:
+    (found,) = (d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def environment(container: Document, documents: Documents) -> dict[str, str]:
+    """As the process sees it; a secret's value is the name of its key."""
+    values: dict[str, str] = {}
+    for entry in container.get("env", []):
+        source = entry.get("valueFrom")
+        if source is None:
+            values[entry["name"]] = entry["value"]
+        elif "configMapKeyRef" in source:
+            reference = source["configMapKeyRef"]
+            values[entry["name"]] = find(documents, "ConfigMap", reference["name"])["data"][reference["key"]]
+        else:
+            values[entry["name"]] = SECRETS[source["secretKeyRef"]["name"]]
+    return values
+
+
+SECRETS = {"gateway-store": "rediss://user:password@redis.example:6379/0", "hub": "token"}

@@ -1,0 +1,109 @@
+"""Who may reach whom is the table of docs/deployment.md, no more and no less."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.manifests.reachability import Place, Port, may_reach, pods
+from tests.manifests.rendering import K8S, ROOT, Document, Documents, compose, find, render
+
+OUTSIDE = {
+    "a node": Place("10.0.0.9"),
+    "the internet": Place("93.184.216.34"),
+    "a stranger": Place("10.244.9.1", "default", {"app.kubernetes.io/component": "gateway"}),
+    "Prometheus": Place("10.244.9.2", "monitoring"),
+    "DNS": Place("10.244.9.3", "kube-system", {"k8s-app": "kube-dns"}),
+    "NodeLocal DNS": Place("169.254.20.10"),
+}
+PORTS: tuple[Port, ...] = (
+    *((port, "TCP") for port in (50051, 50052, 50061, 50062, 50071, 50072, 9464, 6379, 4317, 16686, 443, 53, 29500)),
+    *((port, "UDP") for port in (53, 50071)),
+)
+Reach = set[tuple[str, str, Port]]
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
+    """All pods that there may be, with the Redis of the base."""
+    names = ["lookup-drafters", "model-cache", "tracing", "network-policies"]
+    return compose(tmp_path_factory.mktemp("all"), names)
+
+
+def reach(documents: Documents) -> Reach:
+    """What may be reached from our pods, or by others in them."""
+    inside = pods(documents)
+    places = inside | OUTSIDE
+    return {
+        (source, target, port)
+        for source, target, port in itertools.product(places, places, PORTS)
+        if source != target
+        and (source in inside or target in inside)
+        and may_reach(documents, places[source], places[target], port)
+    }
+
+
+def table() -> Reach:
+    """The rows `| from | to | ports |` of the document; *outside* is who is in no pod of ours, *a pod* all of them."""
+    text = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| ([\d, A-Z/]+) \|$", text, re.MULTILINE)
+    assert len(rows) > 8
+    found: Reach = set()
+    for sources, targets, ports in rows:
+        pairs = itertools.product(_names(sources), _names(targets), re.findall(r"(\d+)(?:/(UDP))?", ports))
+        found |= {(source, target, (int(port), kind or "TCP")) for source, target, (port, kind) in pairs}
+    return found
+
+
+def _names(text: str) -> list[str]:
+    roles = {"drafter": ["drafter-model", "drafter-ngram", "drafter-suffix"]}
+    ours = ["gateway", "verifier", *roles["drafter"], "redis", "otel-collector", "jaeger", "model-cache"]
+    groups = roles | {"outside": list(OUTSIDE), "a pod": ours, "DNS": ["DNS", "NodeLocal DNS"]}
+    return [name for part in text.split(", ") for name in groups.get(part, [part])]
+
+
+def test_who_may_reach_whom_is_what_the_document_says(documents: Documents) -> None:
+    assert set(_names("a pod")) == set(pods(documents))
+    found, written = reach(documents), table()
+    assert sorted(found - written) == [] and sorted(written - found) == []
+
+
+def test_without_policies_everybody_may() -> None:
+    documents = render(K8S / "overlays/local")
+    assert may_reach(documents, OUTSIDE["a stranger"], pods(documents)["verifier"], (50071, "TCP"))
+
+
+def allow(policy: str, direction: str, rule: Document) -> Callable[[Documents], Any]:
+    return lambda documents: find(documents, "NetworkPolicy", policy)["spec"].setdefault(direction, []).append(rule)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda documents: documents.remove(find(documents, "NetworkPolicy", "default-deny")),
+        lambda documents: documents.remove(find(documents, "NetworkPolicy", "names")),
+        lambda documents: find(documents, "NetworkPolicy", "drafter")["spec"].update(podSelector={}),
+        lambda documents: find(documents, "NetworkPolicy", "verifier")["spec"]["ingress"][0].pop("from"),
+        lambda documents: find(documents, "NetworkPolicy", "gateway")["spec"]["egress"][0].pop("ports"),
+        allow("drafter", "ingress", {"from": [{"namespaceSelector": {}}]}),
+        allow("default-deny", "egress", {}),
+        allow("verifier", "egress", {"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}),
+        allow("store", "ingress", {"from": [{"namespaceSelector": {}}]}),
+    ],
+)
+def test_a_policy_that_is_another_is_noticed(documents: Documents, mutate: Callable[[Documents], Any]) -> None:
+    changed = copy.deepcopy(documents)
+    mutate(changed)
+    assert reach(changed) != reach(documents)
+
+
+def test_production_reaches_its_own_redis_from_gateways_alone() -> None:
+    documents = render(K8S / "overlays/production")
+    places, store = pods(documents), Place("10.20.30.40")
+    able = {name for name, place in places.items() if may_reach(documents, place, store, (6379, "TCP"))}
+    assert able == {"gateway"}

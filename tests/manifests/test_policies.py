@@ -1,0 +1,145 @@
+"""Every overlay, and every component on the base, renders and keeps to every policy; and each policy can be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.manifests.policies import (
+    POLICIES,
+    Policy,
+    certificates_prove_roles,
+    gateways_find_their_workers,
+    images_have_versions,
+    limits_are_set,
+    names_are_settings,
+    no_tokens_and_no_links,
+    nobody_has_privileges,
+    nobody_is_root,
+    only_one_owner_of_replicas,
+    ports_are_where_settings_say,
+    probes_are_set,
+    roles_have_budgets,
+    scaling_is_by_work_and_slow_to_shrink,
+    starts_are_waited_for,
+    there_is_time_to_drain,
+)
+from tests.manifests.rendering import COMPONENTS, K8S, NEEDS, OVERLAYS, Document, compose, find, render, roles
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_keeps_to_every_policy(overlay: str) -> None:
+    documents = render(K8S / overlay)
+    assert {workload.role for workload in roles(documents)} == {"gateway", "verifier", "drafter"}
+    assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_component_alone_keeps_to_every_policy(component: str, tmp_path: Path) -> None:
+    documents = compose(tmp_path, [*NEEDS.get(component, []), component])
+    assert documents != render(K8S / "base")
+    assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+
+
+def container(document: Document) -> Document:
+    first: Document = document["spec"]["template"]["spec"]["containers"][0]
+    return first
+
+
+def env(document: Document, name: str, value: str | None) -> None:
+    entries = container(document)["env"]
+    entries[:] = [entry for entry in entries if entry["name"] != name]
+    if value is not None:
+        entries.append({"name": name, "value": value})
+
+
+def pod(document: Document) -> Document:
+    spec: Document = document["spec"]["template"]["spec"]
+    return spec
+
+
+Mutation = Callable[[Document], Any]
+GATEWAY, VERIFIER, DRAFTER = ("Deployment", "gateway"), ("Deployment", "verifier"), ("Deployment", "drafter-model")
+MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
+    (names_are_settings, GATEWAY, lambda d: env(d, "GATEWAY_VERIFIER", "verifier:50071")),
+    (names_are_settings, GATEWAY, lambda d: env(d, "VERIFIER_MODEL", "x")),
+    (names_are_settings, GATEWAY, lambda d: env(d, "GATEWAY_TOKENIZER", None)),
+    (names_are_settings, VERIFIER, lambda d: env(d, "VERIFIER_MODEL", None)),
+    (names_are_settings, DRAFTER, lambda d: env(d, "DRAFTER_MODEL", None)),
+    (names_are_settings, DRAFTER, lambda d: env(d, "DRAFTER_THREADS", "many")),
+    (names_are_settings, DRAFTER, lambda d: env(d, "SLIPSTREAM_TLS_FOLDR", "/tls")),
+    (nobody_is_root, VERIFIER, lambda d: pod(d)["securityContext"].update(runAsUser=0)),
+    (nobody_is_root, VERIFIER, lambda d: pod(d)["securityContext"].pop("seccompProfile")),
+    (nobody_is_root, VERIFIER, lambda d: pod(d).update(hostNetwork=True)),
+    (nobody_is_root, VERIFIER, lambda d: pod(d)["volumes"].append({"name": "x", "hostPath": {"path": "/"}})),
+    (nobody_has_privileges, ("Job", "model-cache"), lambda d: container(d)["securityContext"].update(privileged=True)),
+    (nobody_has_privileges, VERIFIER, lambda d: container(d)["securityContext"].update(runAsUser=0)),
+    (
+        nobody_has_privileges,
+        VERIFIER,
+        lambda d: container(d)["securityContext"]["capabilities"].update(add=["SYS_ADMIN"]),
+    ),
+    (nobody_has_privileges, VERIFIER, lambda d: container(d)["securityContext"].pop("readOnlyRootFilesystem")),
+    (no_tokens_and_no_links, GATEWAY, lambda d: pod(d).pop("enableServiceLinks")),
+    (no_tokens_and_no_links, GATEWAY, lambda d: pod(d).pop("automountServiceAccountToken")),
+    (no_tokens_and_no_links, GATEWAY, lambda d: pod(d).pop("serviceAccountName")),
+    (images_have_versions, GATEWAY, lambda d: container(d).update(image="slipstream/gateway:latest")),
+    (images_have_versions, GATEWAY, lambda d: container(d).update(image="registry:5000/gateway")),
+    (limits_are_set, ("Deployment", "jaeger"), lambda d: container(d)["resources"]["limits"].pop("memory")),
+    (probes_are_set, GATEWAY, lambda d: container(d).pop("readinessProbe")),
+    (probes_are_set, GATEWAY, lambda d: container(d)["livenessProbe"]["grpc"].pop("service")),
+    (probes_are_set, GATEWAY, lambda d: container(d)["readinessProbe"]["grpc"].update(port=50051)),
+    (probes_are_set, ("Deployment", "jaeger"), lambda d: container(d).pop("livenessProbe")),
+    (ports_are_where_settings_say, DRAFTER, lambda d: env(d, "DRAFTER_HEALTH_LISTEN", "0.0.0.0:1")),
+    (there_is_time_to_drain, VERIFIER, lambda d: env(d, "VERIFIER_GRACE_S", "87")),
+    (there_is_time_to_drain, GATEWAY, lambda d: env(d, "GATEWAY_STORE_GRACE_S", "20")),
+    (there_is_time_to_drain, GATEWAY, lambda d: container(d).pop("lifecycle")),
+    (there_is_time_to_drain, VERIFIER, lambda d: container(d).update(command=["torchrun"])),
+    (starts_are_waited_for, VERIFIER, lambda d: d["spec"].pop("progressDeadlineSeconds")),
+    (only_one_owner_of_replicas, VERIFIER, lambda d: d["spec"].update(replicas=3)),
+    (only_one_owner_of_replicas, VERIFIER, lambda d: d["metadata"].update(name="checker")),
+    (
+        scaling_is_by_work_and_slow_to_shrink,
+        ("ScaledObject", "verifier"),
+        lambda d: d["spec"]["triggers"][0]["metadata"].update(query="avg(DCGM_FI_DEV_GPU_UTIL)"),
+    ),
+    (scaling_is_by_work_and_slow_to_shrink, ("ScaledObject", "gateway"), lambda d: d["spec"].pop("fallback")),
+    (
+        scaling_is_by_work_and_slow_to_shrink,
+        ("ScaledObject", "gateway"),
+        lambda d: d["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"].update(
+            stabilizationWindowSeconds=0
+        ),
+    ),
+    (
+        roles_have_budgets,
+        ("PodDisruptionBudget", "drafter"),
+        lambda d: d["spec"]["selector"]["matchLabels"].update({"app.kubernetes.io/name": "drafter-model"}),
+    ),
+    (
+        certificates_prove_roles,
+        ("Certificate", "drafter"),
+        lambda d: d["spec"]["dnsNames"].append("gateway.slipstream"),
+    ),
+    (certificates_prove_roles, DRAFTER, lambda d: env(d, "SLIPSTREAM_TLS_FOLDER", None)),
+    (certificates_prove_roles, DRAFTER, lambda d: env(d, "SLIPSTREAM_TLS_DOMAIN", "other")),
+    (certificates_prove_roles, GATEWAY, lambda d: env(d, "GATEWAY_TLS_FOLDER", None)),
+    (gateways_find_their_workers, ("Service", "verifier"), lambda d: d["spec"].pop("clusterIP")),
+    (gateways_find_their_workers, ("Service", "verifier"), lambda d: d["spec"]["ports"][0].update(port=1)),
+    (gateways_find_their_workers, GATEWAY, lambda d: env(d, "GATEWAY_DRAFTERS", "model=dns:///verifier:50071")),
+    (gateways_find_their_workers, GATEWAY, lambda d: env(d, "GATEWAY_VERIFIERS", "verifier:50071")),
+]
+
+
+@pytest.mark.parametrize(("policy", "which", "mutate"), MUTANTS)
+def test_a_policy_that_is_broken_says_so(policy: Policy, which: tuple[str, str], mutate: Mutation) -> None:
+    documents = render(K8S / "overlays/production")
+    mutate(find(documents, *which))
+    assert list(policy(documents))
+
+
+def test_every_policy_has_a_mutant() -> None:
+    assert {policy for policy, _, _ in MUTANTS} == set(POLICIES)

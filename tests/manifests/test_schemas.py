@@ -1,0 +1,96 @@
+"""All that is rendered is what its API says: no field unknown, none missing, of every version that is served."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.manifests.rendering import COMPONENTS, K8S, NEEDS, OVERLAYS, ROOT, Document, compose, find, render, tool
+
+VERSIONS = ("1.30", "1.37")
+"""Of Kubernetes: the first with all that is used here, the latest that is bundled."""
+PACKAGES = {"keda.sh": "keda", "cert-manager.io": "cert-manager", "monitoring.coreos.com": "prometheus-operator"}
+MUTANTS: list[tuple[tuple[str, str], Callable[[Document], Any]]] = [
+    (("ScaledObject", "gateway"), lambda d: d["spec"].update(maxReplicas=3)),
+    (("ScaledObject", "gateway"), lambda d: d["spec"].pop("scaleTargetRef")),
+    (("ScaledObject", "gateway"), lambda d: d["spec"]["triggers"][0]["metadata"].update(threshold=5)),
+    (("Certificate", "gateway"), lambda d: d["spec"].update(dnsName="gateway.slipstream")),
+    (("Certificate", "gateway"), lambda d: d["spec"]["usages"].append("anything")),
+    (("Issuer", "authority"), lambda d: d["spec"]["ca"].pop("secretName")),
+    (("PodMonitor", "slipstream"), lambda d: d["spec"]["podMetricsEndpoints"][0].update(intervall="10s")),
+    (("PrometheusRule", "slipstream"), lambda d: d["spec"]["groups"][0]["rules"][0].update(expression="1")),
+]
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
+    """Of all overlays, and of the components that are in none; each document once."""
+    folders = [render(K8S / overlay) for overlay in OVERLAYS]
+    used = (K8S / "overlays/production/kustomization.yaml").read_text()
+    others = [name for name in COMPONENTS if f"components/{name}\n" not in used]
+    folders += [compose(tmp_path_factory.mktemp(name), [*NEEDS.get(name, []), name]) for name in others]
+    distinct = {json.dumps(document, sort_keys=True): document for documents in folders for document in documents}
+    return list(distinct.values())
+
+
+def group(document: Document) -> str:
+    return str(document["apiVersion"]).rpartition("/")[0]
+
+
+def is_custom(document: Document) -> bool:
+    return "." in group(document) and not group(document).endswith(".k8s.io")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_resource_of_kubernetes_is_valid(everything: list[Document], version: str) -> None:
+    checked = [document for document in everything if not is_custom(document)]
+    assert len(checked) > 50
+    for document in checked:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda d: d["spec"]["template"]["spec"].update(terminationGracePeriod=5),
+        lambda d: d["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["grpc"].pop("port"),
+        lambda d: d["spec"]["template"]["spec"]["containers"][0]["ports"][0].update(containerPort="50071"),
+        lambda d: d["spec"].pop("selector"),
+    ],
+)
+def test_a_resource_that_is_not_says_so(mutate: Callable[[Document], Any]) -> None:
+    document = find(render(K8S / "base"), "Deployment", "verifier")
+    mutate(document)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(document, VERSIONS[0], strict=True)
+
+
+def refused(resources: Iterable[Document]) -> set[int]:
+    """The numbers of the custom resources that are not of their type."""
+    tool("npm")
+    lines = [
+        f'export const r{number}: import("@kubernetes-models/{PACKAGES[group(each)]}/{each["apiVersion"]}")'
+        f".I{each['kind']} = {json.dumps(each)};"
+        for number, each in enumerate(resources)
+    ]
+    command = ["sh", ROOT / "tools" / "crds"]
+    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=110)
+    found = {int(number) - 1 for number in re.findall(r"\.ts\((\d+),\d+\): error", done.stdout)}
+    assert bool(found) is (done.returncode != 0), done.stdout + done.stderr
+    return found
+
+
+def test_every_custom_resource_is_of_its_type_and_what_is_not_is_refused(everything: list[Document]) -> None:
+    custom = [document for document in everything if is_custom(document)]
+    assert {each["kind"] for each in custom} == {which[0] for which, _ in MUTANTS}
+    mutants = []
+    for which, mutate in MUTANTS:
+        mutants.append(find(render(K8S / "overlays/production"), *which))
+        mutate(mutants[-1])
+    assert refused([*custom, *mutants]) == set(range(len(custom), len(custom) + len(mutants)))
