@@ -1,4 +1,5 @@
-"""A whole system of real processes whose parts can be killed and frozen: two of each role, and a Redis."""
+"""A whole system of real processes, two of each role and a Redis, whose parts can be killed and frozen, and whose
+network can be cut, broken and slowed down between any two of them."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from slipstream.completion import Completion, Patience, complete
 from slipstream.errors import Unavailable
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 from tests.fleet import emulated_text
+from tests.network import Network, open_files
 from tests.redis_server import RedisServer, redis_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +40,12 @@ class Part:
     listen: str
     """The setting that names its address."""
     address: str = ""
+    door: str = ""
+    """The address that others know: what they say goes through the network."""
+
+    @property
+    def running(self) -> bool:
+        return self.role._process is not None and self.role._process.returncode is None
 
     @property
     def pid(self) -> int:
@@ -92,7 +100,7 @@ class Cluster:
     verifiers: list[Part]
     drafters: list[Part]
     redis: RedisServer
-    _stack: AsyncExitStack
+    network: Network
     _texts: int = 0
 
     @property
@@ -125,7 +133,7 @@ class Cluster:
             text.gap_s = max(text.gap_s, loop.time() - last) if text.heard else 0.0
             text.heard, last = text.heard + 1, loop.time()
 
-        async with channel(self.gateways[at].address) as here, channel(self.gateways[1 - at].address) as there:
+        async with channel(self.gateways[at].door) as here, channel(self.gateways[1 - at].door) as there:
             for one, other in itertools.cycle([(here, there), (there, here)]):
                 try:
                     return await complete(one, request, hear, [other], Patience(stall_s=STALL_S))
@@ -135,14 +143,18 @@ class Cluster:
                     await asyncio.sleep(0.2)
         raise AssertionError
 
-    async def at_rest(self) -> None:
+    async def at_rest(self, timeout_s: float = 30.0) -> None:
         """Returns once nothing is left of any session: no KV, no candidates, no lease."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(timeout_s):
             for part in [*self.verifiers, *self.drafters]:
                 while (load := await self._load(part)).sessions or load.kv_blocks_free != load.kv_blocks_total:
                     await asyncio.sleep(0.05)
             while self.redis.leases():
                 await asyncio.sleep(0.05)
+
+    def open_files(self) -> dict[str, int]:
+        """How many each process has: connections are files too."""
+        return {part.name: len(open_files(part.pid)) for part in self.parts}
 
     async def _load(self, part: Part) -> worker_pb2.WatchResponse:
         async with channel(part.address) as line:
@@ -176,16 +188,24 @@ async def cluster() -> AsyncIterator[Cluster]:
         decider = worker | {"MODEL": target, "MEASURE_S": "0.1"}
         verifiers = [part(f"verifier {n}", "verifier_svc", "VERIFIER", **decider) for n in "ab"]
         drafters = [part(f"drafter {n}", "drafter_svc", "DRAFTER", MODEL=draft, **worker) for n in "ab"]
-        await asyncio.gather(*(each.start() for each in [*verifiers, *drafters]))
+        parts: list[Part] = [*verifiers, *drafters]
+        network = Network(lambda: {"client": os.getpid()} | {each.name: each.pid for each in parts if each.running})
+        stack.push_async_callback(network.close)
+        await asyncio.gather(*(each.start() for each in parts))
+        for each in parts:
+            each.door = await network.door(each.name, each.address)
         settings = {
-            "VERIFIERS": ",".join(each.address for each in verifiers),
-            "DRAFTERS": ",".join(f"{each.name[-1]}={each.address}" for each in drafters),
+            "VERIFIERS": ",".join(each.door for each in verifiers),
+            "DRAFTERS": ",".join(f"{each.name[-1]}={each.door}" for each in drafters),
             "TOKENIZER": str(ROOT / "models" / "target"),
-            "STORE": redis.url,
+            "STORE": f"redis://{await network.door('store', f'127.0.0.1:{redis.port}')}/0",
             "LEASE_S": str(LEASE_S),
             "STALL_S": "1",
             "GRACE_S": "1",
         }
         gateways = [part(f"gateway {n}", "gateway", "GATEWAY", **settings) for n in "ab"]
+        parts += gateways
         await asyncio.gather(*(each.start() for each in gateways))
-        yield Cluster(gateways, verifiers, drafters, redis, stack)
+        for each in gateways:
+            each.door = await network.door(each.name, each.address)
+        yield Cluster(gateways, verifiers, drafters, redis, network)

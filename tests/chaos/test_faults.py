@@ -82,4 +82,4 @@ async def test_no_text_changes(system: Cluster, name: str) -> None:
     for text, completion in zip(texts, completions, strict=True):
         assert completion.token_ids == text.expected()
     await system.at_rest()
-    print(f"{name}: longest silence {max(text.gap_s for text in texts):.2f} s")
+    print(f"{name}: longest silence {max(text.gap_s for text in texts):.2f} s", system.open_files())
