@@ -81,8 +81,8 @@ class Way:
         self._writers: set[asyncio.StreamWriter] = set()
 
     @property
-    def lanes(self) -> tuple[Lane, Lane]:
-        return self.there, self.back
+    def lanes(self) -> list[Lane]:
+        return [self.there, self.back]
 
     @property
     def connections(self) -> int:

@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,8 @@ from tests.redis_server import RedisServer, redis_process
 ROOT = Path(__file__).resolve().parents[2]
 PASS_MS = 15
 LEASE_S = 1.0
+MAX_SESSIONS, CREDIT = 24, 64
+"""Of each gateway; of each session, in tokens."""
 ANYWHERE = "127.0.0.1:0"
 STALL_S = 4.0
 """A client that heard nothing for so long asks another gateway."""
@@ -78,6 +80,18 @@ class Part:
         await _state(self.pid, "SR")
 
 
+def asking(first: int, tokens: int) -> gateway_pb2.GenerateRequest:
+    """For so many tokens; `first` makes it a text of its own."""
+    request = gateway_pb2.GenerateRequest(max_tokens=tokens)
+    request.prompt_token_ids.token_ids.extend([first, 8, 9])
+    return request
+
+
+def expected(first: int, tokens: int) -> list[int]:
+    """What the target alone says to that."""
+    return emulated_text([first, 8, 9], tokens)
+
+
 @dataclass
 class Text:
     """A client's completion, and the longest time in which nothing came."""
@@ -91,7 +105,7 @@ class Text:
     """Gateways that were away when it was to begin: the next one was asked."""
 
     def expected(self) -> list[int]:
-        return emulated_text([self.first, 8, 9], self.tokens)
+        return expected(self.first, self.tokens)
 
 
 @dataclass
@@ -122,9 +136,20 @@ class Cluster:
                     assert not text.running.done() or text.running.result()
         return texts
 
+    async def busy(self, count: int, tokens: int, pairs: Iterable[tuple[str, str]]) -> list[Text]:
+        """As `say`, in the middle of texts about which all these pairs talk: what strikes now hits them."""
+        ways = [self.network.way(*pair) for pair in pairs]
+        async with asyncio.timeout(60):
+            while True:
+                before = [way.back.passed for way in ways]
+                texts = await self.say(count, tokens)
+                while not all(text.running.done() for text in texts):
+                    if all(way.back.passed > passed for way, passed in zip(ways, before, strict=True)):
+                        return texts
+                    await asyncio.sleep(0.01)
+
     async def _run(self, text: Text, at: int) -> Completion:
-        request = gateway_pb2.GenerateRequest(max_tokens=text.tokens)
-        request.prompt_token_ids.token_ids.extend([text.first, 8, 9])
+        request = asking(text.first, text.tokens)
         loop = asyncio.get_running_loop()
         last = loop.time()
 
@@ -143,18 +168,24 @@ class Cluster:
                     await asyncio.sleep(0.2)
         raise AssertionError
 
-    async def at_rest(self, timeout_s: float = 30.0) -> None:
-        """Returns once nothing is left of any session: no KV, no candidates, no lease."""
-        async with asyncio.timeout(timeout_s):
+    async def at_rest(self) -> float:
+        """Returns once nothing is left of any session: no KV, no candidates, no lease. The seconds that it took."""
+        began = time.monotonic()
+        async with asyncio.timeout(60):
             for part in [*self.verifiers, *self.drafters]:
                 while (load := await self._load(part)).sessions or load.kv_blocks_free != load.kv_blocks_total:
                     await asyncio.sleep(0.05)
             while self.redis.leases():
                 await asyncio.sleep(0.05)
+        return time.monotonic() - began
 
     def open_files(self) -> dict[str, int]:
         """How many each process has: connections are files too."""
         return {part.name: len(open_files(part.pid)) for part in self.parts}
+
+    def resident_mib(self) -> dict[str, float]:
+        """Memory of each process."""
+        return {part.name: _resident_mib(part.pid) for part in self.parts}
 
     async def _load(self, part: Part) -> worker_pb2.WatchResponse:
         async with channel(part.address) as line:
@@ -162,6 +193,11 @@ class Cluster:
             load: worker_pb2.WatchResponse = await call.read()
             call.cancel()
             return load
+
+
+def _resident_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
 async def _state(pid: int, wanted: str) -> None:
@@ -202,6 +238,11 @@ async def cluster() -> AsyncIterator[Cluster]:
             "LEASE_S": str(LEASE_S),
             "STALL_S": "1",
             "GRACE_S": "1",
+            "MAX_SESSIONS": str(MAX_SESSIONS),
+            "CREDIT_TOKENS": str(CREDIT),
+            "BREAKER_WINDOW_S": "1",
+            "BREAKER_COOL_DOWN_S": "0.2",
+            "BREAKER_LONGEST_COOL_DOWN_S": "0.5",
         }
         gateways = [part(f"gateway {n}", "gateway", "GATEWAY", **settings) for n in "ab"]
         parts += gateways
