@@ -1,6 +1,6 @@
 """Ten times more requests than a system can serve: what those notice that it does serve, and what the others are told.
 
-usage: python -m benchmarks.overload [--seconds S] [--gateways N]
+usage: python -m benchmarks.overload [SECONDS] [--gateways N]
 
 An emulated target of 20 ms a pass, whatever it holds, behind gateways that take SESSIONS at once together. First as
 many clients as fit, each with one request after the other; then besides them requests that come at ten times the rate
@@ -162,12 +162,12 @@ async def main(seconds: float, gateways: int) -> None:
             for name, crowded in (("as many as fit", False), ("ten times as many", True), ("after that", False))
         ]
     name = "overload" if gateways == 1 else f"overload_{gateways}_gateways"
-    write(name, f"python -m benchmarks.overload --seconds {seconds:g} --gateways {gateways}", rows)
+    write(name, f"python -m benchmarks.overload {seconds:g} --gateways {gateways}", rows)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("seconds", type=float, nargs="?", default=SECONDS)
     parser.add_argument("--gateways", type=int, default=1)
     given = parser.parse_args()
     asyncio.run(main(given.seconds, given.gateways))

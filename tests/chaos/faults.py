@@ -121,8 +121,8 @@ NETWORK: dict[str, Fault] = {
     for what, strike in {
         f"are cut off for {CUT_S:g} s": lambda pair, system: cut(pair, slice(None), CUT_S, system),
         "are cut off for good": lambda pair, system: cut(pair, slice(None), None, system),
-        "are cut off for good in one direction": lambda pair, system: cut(pair, slice(0, 1), None, system),
-        "are cut off for good in the other direction": lambda pair, system: cut(pair, slice(1, 2), None, system),
+        "are cut off for good on the way there": lambda pair, system: cut(pair, slice(0, 1), None, system),
+        "are cut off for good on the way back": lambda pair, system: cut(pair, slice(1, 2), None, system),
         "are reset for 2 s": reset,
         "are 20 ms apart": lambda pair, system: far([pair], system),
     }.items()

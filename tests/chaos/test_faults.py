@@ -18,7 +18,7 @@ SHORT = (
     "one of each is killed",
     "gateway and verifier are cut off for 2 s",
     "verifier and drafter are reset for 2 s",
-    "gateway and store are cut off for good in one direction",
+    "gateway and store are cut off for good on the way there",
     "other clients run out of time, cancel, and break their connection",
 )
 """What every run of the suite sees; the others are in `make chaos`."""
