@@ -273,7 +273,7 @@ async def resume(
 async def _fold(completion: Completion, call: Call, echo: Echo | None, patience: Patience) -> None:
     """Raises the SlipstreamError behind a failed call."""
     try:
-        while (event := await asyncio.wait_for(call.read(), patience.stall_s)) is not grpc.aio.EOF:
+        while (event := await _next(call, patience.stall_s)) is not grpc.aio.EOF:
             text = completion.take(event)
             if echo is not None and text:
                 echo(text)
@@ -287,3 +287,8 @@ async def _fold(completion: Completion, call: Call, echo: Echo | None, patience:
         call.cancel()
     if not completion.finished.reason:
         raise Unavailable("the gateway ended the stream without a word.", reason="STREAM_LOST")
+
+
+async def _next(call: Call, timeout_s: float | None) -> Any:
+    async with asyncio.timeout(timeout_s):
+        return await call.read()

@@ -27,8 +27,10 @@ class RedisServer:
     """One process, which a test may kill, freeze and start again on the same port and folder."""
 
     def __init__(self, folder: Path, *options: str) -> None:
+        """With `--requirepass WORD` among the options it answers nobody else."""
         self.port = _free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        password = options[options.index("--requirepass") + 1] if "--requirepass" in options else ""
+        self.url = f"redis://{password and f':{password}@'}127.0.0.1:{self.port}/0"
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"{self.port}.conf"
         self._file.touch()  # sentinels write their state into it

@@ -133,7 +133,8 @@ class Scheduler:
         if self._waiting_since is None:
             self._waiting_since = self._clock()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), pause)
+            async with asyncio.timeout(pause):
+                await self._changed.wait()
 
     # Running and committing.
 

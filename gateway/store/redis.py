@@ -7,10 +7,11 @@ again when the server forgot them (a restart, a failover).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError
@@ -18,6 +19,8 @@ from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 from gateway.store.client import Client, close
 from gateway.store.record import Record, pack, refusal, unpack
 from slipstream.errors import Unavailable
+
+Done = TypeVar("Done")
 
 REPLICATION_TIMEOUT_S = 1.0
 """How long a write waits for replicas; below the timeout of a reply."""
@@ -70,7 +73,7 @@ class RedisStore:
         replicas = 0 if name == "read" else self._replicas
         words = [*_keys(session), self._owner, *self._tail, epoch, *arguments]
         async with _typed():
-            answer, reached = await self._evaluate(self._scripts[name], words, replicas)
+            answer, reached = await _cancellable(self._evaluate(self._scripts[name], words, replicas))
         word = answer[0].decode()
         if word != "OK":
             raise refusal(word, session, int(answer[1]), int(answer[2]))
@@ -135,6 +138,19 @@ def _source(name: str) -> str:
     """A script behind the prelude that all of them share."""
     folder = files("gateway.store")
     return "".join((folder / part).read_text("utf-8") for part in ("prelude.lua", f"{name}.lua"))
+
+
+async def _cancellable(doing: Awaitable[Done]) -> Done:
+    """redis-py writes inside of `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that comes as it
+    ends: a session whose client left just then would be kept for ever."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        return await doing
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 @asynccontextmanager

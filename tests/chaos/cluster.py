@@ -1,4 +1,5 @@
-"""A whole system of real processes whose parts can be killed and frozen: two of each role, and a Redis."""
+"""A whole system of real processes, two of each role and a Redis, whose parts can be killed and frozen, and whose
+network can be cut, broken and slowed down between any two of them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,14 @@ from slipstream.completion import Completion, Patience, complete
 from slipstream.errors import Unavailable
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 from tests.fleet import emulated_text
+from tests.network import Network, open_files
 from tests.redis_server import RedisServer, redis_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PASS_MS = 15
 LEASE_S = 1.0
+MAX_SESSIONS, CREDIT = 24, 64
+"""Of each gateway; of each session, in tokens."""
 ANYWHERE = "127.0.0.1:0"
 STALL_S = 4.0
 """A client that heard nothing for so long asks another gateway."""
@@ -38,6 +42,12 @@ class Part:
     listen: str
     """The setting that names its address."""
     address: str = ""
+    door: str = ""
+    """The address that others know: what they say goes through the network."""
+
+    @property
+    def running(self) -> bool:
+        return self.role._process is not None and self.role._process.returncode is None
 
     @property
     def pid(self) -> int:
@@ -70,6 +80,18 @@ class Part:
         await _state(self.pid, "SR")
 
 
+def asking(first: int, tokens: int) -> gateway_pb2.GenerateRequest:
+    """For so many tokens; `first` makes it a text of its own."""
+    request = gateway_pb2.GenerateRequest(max_tokens=tokens)
+    request.prompt_token_ids.token_ids.extend([first, 8, 9])
+    return request
+
+
+def expected(first: int, tokens: int) -> list[int]:
+    """What the target alone says to that."""
+    return emulated_text([first, 8, 9], tokens)
+
+
 @dataclass
 class Text:
     """A client's completion, and the longest time in which nothing came."""
@@ -83,7 +105,7 @@ class Text:
     """Gateways that were away when it was to begin: the next one was asked."""
 
     def expected(self) -> list[int]:
-        return emulated_text([self.first, 8, 9], self.tokens)
+        return expected(self.first, self.tokens)
 
 
 @dataclass
@@ -92,7 +114,7 @@ class Cluster:
     verifiers: list[Part]
     drafters: list[Part]
     redis: RedisServer
-    _stack: AsyncExitStack
+    network: Network
     _texts: int = 0
 
     @property
@@ -114,9 +136,20 @@ class Cluster:
                     assert not text.running.done() or text.running.result()
         return texts
 
+    async def busy(self, count: int, tokens: int, pairs: Iterable[tuple[str, str]]) -> list[Text]:
+        """As `say`, in the middle of texts about which all these pairs talk: what strikes now hits them."""
+        ways = [self.network.way(*pair) for pair in pairs]
+        async with asyncio.timeout(60):
+            while True:
+                before = [way.back.passed for way in ways]
+                texts = await self.say(count, tokens)
+                while not all(text.running.done() for text in texts):
+                    if all(way.back.passed > passed for way, passed in zip(ways, before, strict=True)):
+                        return texts
+                    await asyncio.sleep(0.01)
+
     async def _run(self, text: Text, at: int) -> Completion:
-        request = gateway_pb2.GenerateRequest(max_tokens=text.tokens)
-        request.prompt_token_ids.token_ids.extend([text.first, 8, 9])
+        request = asking(text.first, text.tokens)
         loop = asyncio.get_running_loop()
         last = loop.time()
 
@@ -125,7 +158,7 @@ class Cluster:
             text.gap_s = max(text.gap_s, loop.time() - last) if text.heard else 0.0
             text.heard, last = text.heard + 1, loop.time()
 
-        async with channel(self.gateways[at].address) as here, channel(self.gateways[1 - at].address) as there:
+        async with channel(self.gateways[at].door) as here, channel(self.gateways[1 - at].door) as there:
             for one, other in itertools.cycle([(here, there), (there, here)]):
                 try:
                     return await complete(one, request, hear, [other], Patience(stall_s=STALL_S))
@@ -135,14 +168,24 @@ class Cluster:
                     await asyncio.sleep(0.2)
         raise AssertionError
 
-    async def at_rest(self) -> None:
-        """Returns once nothing is left of any session: no KV, no candidates, no lease."""
-        async with asyncio.timeout(30):
+    async def at_rest(self) -> float:
+        """Returns once nothing is left of any session: no KV, no candidates, no lease. The seconds that it took."""
+        began = time.monotonic()
+        async with asyncio.timeout(60):
             for part in [*self.verifiers, *self.drafters]:
                 while (load := await self._load(part)).sessions or load.kv_blocks_free != load.kv_blocks_total:
                     await asyncio.sleep(0.05)
             while self.redis.leases():
                 await asyncio.sleep(0.05)
+        return time.monotonic() - began
+
+    def open_files(self) -> dict[str, int]:
+        """How many each process has: connections are files too."""
+        return {part.name: len(open_files(part.pid)) for part in self.parts}
+
+    def resident_mib(self) -> dict[str, float]:
+        """Memory of each process."""
+        return {part.name: _resident_mib(part.pid) for part in self.parts}
 
     async def _load(self, part: Part) -> worker_pb2.WatchResponse:
         async with channel(part.address) as line:
@@ -150,6 +193,11 @@ class Cluster:
             load: worker_pb2.WatchResponse = await call.read()
             call.cancel()
             return load
+
+
+def _resident_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
 async def _state(pid: int, wanted: str) -> None:
@@ -176,16 +224,29 @@ async def cluster() -> AsyncIterator[Cluster]:
         decider = worker | {"MODEL": target, "MEASURE_S": "0.1"}
         verifiers = [part(f"verifier {n}", "verifier_svc", "VERIFIER", **decider) for n in "ab"]
         drafters = [part(f"drafter {n}", "drafter_svc", "DRAFTER", MODEL=draft, **worker) for n in "ab"]
-        await asyncio.gather(*(each.start() for each in [*verifiers, *drafters]))
+        parts: list[Part] = [*verifiers, *drafters]
+        network = Network(lambda: {"client": os.getpid()} | {each.name: each.pid for each in parts if each.running})
+        stack.push_async_callback(network.close)
+        await asyncio.gather(*(each.start() for each in parts))
+        for each in parts:
+            each.door = await network.door(each.name, each.address)
         settings = {
-            "VERIFIERS": ",".join(each.address for each in verifiers),
-            "DRAFTERS": ",".join(f"{each.name[-1]}={each.address}" for each in drafters),
+            "VERIFIERS": ",".join(each.door for each in verifiers),
+            "DRAFTERS": ",".join(f"{each.name[-1]}={each.door}" for each in drafters),
             "TOKENIZER": str(ROOT / "models" / "target"),
-            "STORE": redis.url,
+            "STORE": f"redis://{await network.door('store', f'127.0.0.1:{redis.port}')}/0",
             "LEASE_S": str(LEASE_S),
             "STALL_S": "1",
             "GRACE_S": "1",
+            "MAX_SESSIONS": str(MAX_SESSIONS),
+            "CREDIT_TOKENS": str(CREDIT),
+            "BREAKER_WINDOW_S": "1",
+            "BREAKER_COOL_DOWN_S": "0.2",
+            "BREAKER_LONGEST_COOL_DOWN_S": "0.5",
         }
         gateways = [part(f"gateway {n}", "gateway", "GATEWAY", **settings) for n in "ab"]
+        parts += gateways
         await asyncio.gather(*(each.start() for each in gateways))
-        yield Cluster(gateways, verifiers, drafters, redis, stack)
+        for each in gateways:
+            each.door = await network.door(each.name, each.address)
+        yield Cluster(gateways, verifiers, drafters, redis, network)

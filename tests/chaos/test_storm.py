@@ -11,18 +11,25 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 
 import pytest
 
 from tests.chaos.cluster import Cluster, Part, Text, cluster
+from tests.chaos.faults import PAIRS
+from tests.way import Way
 
 SECONDS = float(os.environ.get("CHAOS_S", "60"))
 SEED = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
 AT_ONCE, TOKENS = 8, 120
 
 
-async def strike(part: Part, chance: random.Random) -> str:
+Strike = Callable[[random.Random], Coroutine[Any, Any, str]]
+
+
+async def strike_part(part: Part, chance: random.Random) -> str:
     if chance.random() < 0.5:
         await part.kill()
         await asyncio.sleep(chance.uniform(0.0, 2.0))
@@ -46,14 +53,29 @@ async def strike_store(system: Cluster, chance: random.Random) -> str:
     return "store frozen"
 
 
-async def storm(system: Cluster, part: Part | None, until: float, struck: Counter[str]) -> None:
-    """Strikes one part, or the store, again and again."""
-    chance = random.Random(f"{SEED} {part.name if part else 'store'}")
+async def strike_way(way: Way, chance: random.Random) -> str:
+    what = chance.choice(("cut", "half cut", "reset", "slow"))
+    if what == "reset":
+        way.reset()
+        return "connections reset"
+    lanes = way.lanes if what == "cut" else [chance.choice(way.lanes)]
+    for lane in lanes if what != "slow" else []:
+        lane.cut()
+    if what == "slow":
+        way.slow(delay_s=chance.uniform(0.0, 0.1), bytes_per_s=1e5)
+    await asyncio.sleep(chance.uniform(0.2, 5.0))
+    way.heal()
+    return f"way {what}"
+
+
+async def storm(name: str, strike: Strike, until: float, struck: Counter[str]) -> None:
+    """Strikes one part, one way, or the store, again and again."""
+    chance = random.Random(f"{SEED} {name}")
     while True:
         await asyncio.sleep(chance.uniform(2.0, 20.0))
         if time.monotonic() > until:
             return
-        struck[await (strike(part, chance) if part else strike_store(system, chance))] += 1
+        struck[await strike(chance)] += 1
 
 
 async def talk(system: Cluster, over: Callable[[], bool], said: list[Text]) -> None:
@@ -95,8 +117,11 @@ async def test_no_text_changes_in_a_storm() -> None:
     async with cluster() as system:
         until = time.monotonic() + SECONDS
         async with asyncio.TaskGroup() as tasks:
-            for part in [*system.parts, None]:
-                tasks.create_task(storm(system, part, until, struck))
+            strikes: dict[str, Strike] = {"store": partial(strike_store, system)}
+            strikes |= {part.name: partial(strike_part, part) for part in system.parts}
+            strikes |= {name: partial(strike_way, system.network.way(*pair)) for name, pair in PAIRS.items()}
+            for name, strike in strikes.items():
+                tasks.create_task(storm(name, strike, until, struck))
             for _ in range(AT_ONCE):
                 tasks.create_task(talk(system, lambda: time.monotonic() > until, said))
         await system.at_rest()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from gateway.store.address import Address, parse
 from gateway.store.record import Record
 from gateway.store.redis import RedisStore
 from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tests.certificates import Authority
+from tests.network import Network
 from tests.redis_server import cluster, eventually, redis_process
 from tests.stores import PROMPT, connected, keys, outcome, record, redis_world
 
@@ -93,6 +97,24 @@ async def test_a_store_that_accepts_and_never_answers_is_typed_unavailable_in_bo
                 with pytest.raises(Unavailable):
                     await redis_world(client).store().append("x", 1, 0, [1])
         gone.set()
+
+
+async def test_a_write_can_be_cancelled_at_any_time(redis_url: str) -> None:
+    async with connected(redis_url) as client:
+        store = redis_world(client).store()
+        await store.create(made := record())
+
+        async def write_and_wait() -> None:
+            await store.renew(made.id, 1)
+            await asyncio.Event().wait()
+
+        for turns in range(40):  # of the event loop; some more than it takes
+            writing = asyncio.create_task(write_and_wait())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            writing.cancel()
+            await asyncio.wait([writing], timeout=5)
+            assert writing.cancelled(), f"went on after {turns} turns"
 
 
 async def test_hundreds_of_sessions_write_at_once(redis_url: str) -> None:
@@ -231,3 +253,28 @@ async def test_password_and_tls_hold_for_every_server(url: str) -> None:
             assert sentinel.connection_pool.connection_kwargs.get("username") is None
             assert issubclass(sentinel.connection_pool.connection_class, SSLConnection)
             assert options["db"] == 2
+
+
+async def test_a_server_that_asks_for_a_password_behind_tls(tmp_path: Path) -> None:
+    """TLS ends before the server, as with stunnel: not every build of it has TLS itself."""
+    own, others = Authority(), Authority("another CA")
+    folder = own.issue(tmp_path / "server", "localhost")
+    trusting, doubting = folder / "ca.crt", others.issue(tmp_path / "other", "localhost") / "ca.crt"
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    network = Network(lambda: {"gateway": os.getpid()})
+    with redis_process(tmp_path, "--requirepass", "secret") as server:
+        door = await network.door("store", f"127.0.0.1:{server.port}", tls)
+        place = f"localhost:{door.rpartition(':')[2]}"
+        for url, expected in (
+            (f"rediss://:secret@{place}?ssl_ca_certs={trusting}", "OK"),
+            (f"rediss://:wrong@{place}?ssl_ca_certs={trusting}", "Unavailable"),
+            (f"rediss://{place}?ssl_ca_certs={trusting}", "Unavailable"),
+            (f"rediss://:secret@{place}?ssl_ca_certs={doubting}", "Unavailable"),
+            (f"redis://:secret@{place}", "Unavailable"),
+            (f"redis://:secret@127.0.0.1:{server.port}", "OK"),
+        ):
+            async with connected(url) as client:
+                assert await outcome(redis_world(client).store().create(record())) == expected
+        assert network.way("gateway", "store").back.passed
+    await network.close()
