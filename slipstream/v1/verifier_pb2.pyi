@@ -95,14 +95,16 @@ class DecodeOpen(_message.Message):
     def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., max_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterAddress, _Mapping]]] = ..., credit: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., workload: _Optional[str] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class DrafterAddress(_message.Message):
-    __slots__ = ("address", "name", "trusted")
+    __slots__ = ("address", "name", "trusted", "shadow")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TRUSTED_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     address: str
     name: str
     trusted: bool
-    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., trusted: _Optional[bool] = ...) -> None: ...
+    shadow: bool
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., trusted: _Optional[bool] = ..., shadow: _Optional[bool] = ...) -> None: ...
 
 class DecodeAttach(_message.Message):
     __slots__ = ("drafters",)
@@ -143,7 +145,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., drafter_events: _Optional[_Iterable[_Union[DrafterEvent, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs")
+    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs", "cost_us", "shadows")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +158,8 @@ class Round(_message.Message):
     BUBBLE_US_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    COST_US_FIELD_NUMBER: _ClassVar[int]
+    SHADOWS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     base_length: int
@@ -168,7 +172,19 @@ class Round(_message.Message):
     bubble_us: int
     drafters: _containers.RepeatedCompositeFieldContainer[DrafterShare]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    cost_us: int
+    shadows: _containers.RepeatedCompositeFieldContainer[ShadowScore]
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., cost_us: _Optional[int] = ..., shadows: _Optional[_Iterable[_Union[ShadowScore, _Mapping]]] = ...) -> None: ...
+
+class ShadowScore(_message.Message):
+    __slots__ = ("drafter", "drafted", "accepted")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    drafted: _containers.RepeatedScalarFieldContainer[int]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, drafter: _Optional[str] = ..., drafted: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DrafterShare(_message.Message):
     __slots__ = ("drafter", "drafted", "accepted")
