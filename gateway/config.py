@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.experiment import Experiment
+from gateway.experiment import parse as parse_experiment
 from gateway.rules import Rule, parse
 from gateway.store.address import parse as parse_store
 from slipstream.errors import InvalidArgument
@@ -46,6 +48,11 @@ class GatewayConfig:
     """Output tokens a verifier may be ahead of a session's client."""
     rules: str = ""
     """Which requests speculate, with whom and how far, by workload, salt and lengths: see `gateway.rules`."""
+    experiment: str = ""
+    """How sessions that leave the choice to the server are split between drafters, by weight: see
+    `gateway.experiment`."""
+    experiment_name: str = "experiment"
+    """Another name deals the sessions anew."""
     max_prompt_bytes: int = 1_048_576
     """Of a prediction too."""
     max_stop_strings: int = 16
@@ -81,7 +88,15 @@ class GatewayConfig:
 
     def parsed_rules(self) -> tuple[Rule, ...]:
         """Raises InvalidArgument that names the rule and what is wrong with it."""
-        return parse(self.rules, [drafter.partition("=")[0] for drafter in self.drafters])
+        return parse(self.rules, self._drafter_names)
+
+    def parsed_experiment(self) -> Experiment | None:
+        """Raises InvalidArgument that names the arm and what is wrong with it."""
+        return parse_experiment(self.experiment_name, self.experiment, self._drafter_names)
+
+    @property
+    def _drafter_names(self) -> list[str]:
+        return [drafter.partition("=")[0] for drafter in self.drafters]
 
     def _check_store(self) -> None:
         address = None if self.store == "memory" else parse_store(self.store)
@@ -94,6 +109,7 @@ class GatewayConfig:
         for drafter in self.drafters:
             if not all(drafter.partition("=")):
                 raise InvalidArgument(f"GATEWAY_DRAFTERS holds {drafter!r}; write NAME=HOST:PORT.")
-        if unknown := set(self.trusted_drafters) - {drafter.partition("=")[0] for drafter in self.drafters}:
+        if unknown := set(self.trusted_drafters) - set(self._drafter_names):
             raise InvalidArgument(f"GATEWAY_TRUSTED_DRAFTERS names {sorted(unknown)}, which GATEWAY_DRAFTERS does not.")
         self.parsed_rules()
+        self.parsed_experiment()

@@ -36,6 +36,7 @@ class Crew:
         self._wants = plan.max_draft_tokens > 0
         self._model = plan.model
         self._drafting = plan.drafting
+        self._shadows = plan.shadows
         self._members: list[Drafter] = []
         self._broken: set[Drafter] = set()
         """Members without a link to the verifier, which mends it if it can."""
@@ -48,7 +49,23 @@ class Crew:
 
     @property
     def addresses(self) -> list[verifier_pb2.DrafterAddress]:
-        return [member.as_address() for member in self._members]
+        """Its shadows', as far as they can work now, too: whether one fails is nobody's concern here."""
+        now, shadows = self._router.clock(), map(self._router.drafter, self._shadows)
+        watching = [
+            drafter.as_address(shadow=True)
+            for drafter in shadows
+            if drafter is not None
+            and drafter.present
+            and not drafter.draining
+            and not drafter.mismatch(self._model)
+            and drafter.breaker.state(now) is State.CLOSED
+        ]
+        return [*(member.as_address() for member in self._members), *watching]
+
+    @property
+    def occupancy(self) -> float:
+        """Drafters that the session has, each divided by all the sessions that it has."""
+        return sum(1.0 / max(1, member.sessions) for member in self._members)
 
     def learn(self, news: News) -> None:
         """What the verifier says of the drafters."""

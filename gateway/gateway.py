@@ -21,6 +21,7 @@ from gateway.sessions import Chance, Sessions
 from gateway.store import SessionStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
+from gateway.trial import Trial
 from gateway.verifiers import Verifier
 from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
@@ -82,7 +83,8 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         scribe = Scribe() if config.durability == "relaxed" else None
-        stage = Stage(config, router)
+        experiment = config.parsed_experiment()
+        stage = Stage(config, router, None if experiment is None else Trial(experiment))
         sessions = Sessions(stage, tokenizer, store, scribe, world.chance)
         service = GatewayService(stage, tokenizer, sessions)
         server = Server([service.register], _access(config, world), _options(config))
@@ -156,10 +158,13 @@ def _router(config: GatewayConfig, world: World, fingerprint: str) -> Router:
     router.verifiers = [Verifier(address, dial, fingerprint, router.changed) for address in config.verifiers]
     dial = world.dial or dialling(DRAFTER, world.certificates)
     tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
+    experiment = config.parsed_experiment()
     for entry in config.drafters:
         name, _, address = entry.partition("=")
         trusted = name in config.trusted_drafters
-        router.drafters.append(Drafter(name, address, trusted, dial(address), router.changed, tolerance))
+        drafter = Drafter(name, address, trusted, dial(address), router.changed, tolerance)
+        drafter.reserved = experiment is not None and name in experiment.reserved
+        router.drafters.append(drafter)
     return router
 
 

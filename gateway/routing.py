@@ -140,7 +140,7 @@ class Router:
             for drafter in fit
             if drafter.present
             and not drafter.draining
-            and (not drafting.among or drafter.name in drafting.among)
+            and (drafter.name in drafting.among if drafting.among else not drafter.reserved)
             and (drafting.predicted or drafter.method != PREDICTS)
             and (not drafting.need_trust or (drafter.trusted and drafter.method == DRAWS))
         ]

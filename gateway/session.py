@@ -16,6 +16,7 @@ from gateway.rounds import Ledger
 from gateway.routing import Router
 from gateway.seat import End, News, Seat
 from gateway.story import Story
+from gateway.trial import Trial
 from gateway.verifiers import Verifier
 from slipstream import wire
 from slipstream.errors import Aborted, ResourceExhausted, SlipstreamError, Unavailable
@@ -36,6 +37,8 @@ class Stage:
 
     config: GatewayConfig
     router: Router
+    trial: Trial | None = None
+    """Where an experiment runs."""
 
 
 class Session:
@@ -51,6 +54,8 @@ class Session:
         self._log = log
         self._story = story
         self._crew = Crew(plan, stage.router)
+        begins = log.epoch == 1 and not story.tokens  # what was taken up is not measured: its beginning is not known
+        self._watch = stage.trial.watch(plan.arm, name) if stage.trial and plan.arm and begins else None
         self._verifier: Verifier | None = None
         self._seat: Seat | None = None
         self._opened = False
@@ -98,8 +103,11 @@ class Session:
             await self._record(gateway_pb2.Finished(reason=FINISH_REASON_ERROR))
             raise
         else:
+            occupancy = self._crew.occupancy
             await self._record(finished)
             self._story.finish(finished)
+            if self._watch is not None:
+                self._watch.end(finished, occupancy)
 
     async def _decode(self) -> FinishReason:
         """Take rounds, on one verifier after the other if need be, until there is a reason to end."""
@@ -168,6 +176,8 @@ class Session:
         """Log first, then show: what a client saw is never taken back by a fault."""
         for done in rounds:
             self.ledger.add(done)
+            if self._watch is not None:
+                self._watch.add(done)
         tokens = [token for done in rounds for token in done.token_ids]
         if tokens:
             await self._log.append(tokens)
