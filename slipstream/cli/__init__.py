@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from slipstream.cli.bench import bench
+from slipstream.cli.compare import compare_arms
 from slipstream.cli.generate import generate
 from slipstream.cli.inflate import inflate
 from slipstream.cli.key import key
@@ -20,3 +21,4 @@ for command in (serve, generate, key, bench, train, inflate):
 app.command("resume")(resume_session)
 app.command("rollback")(roll_back_session)
 app.command("cancel")(cancel_session)
+app.command("compare")(compare_arms)
