@@ -67,8 +67,7 @@ class Watch:
         self._cost_us += done.cost_us
         _count(self._sample.served, done.drafted, done.accepted)
         for score in done.shadows:
-            for drafted, accepted in zip(score.drafted, score.accepted, strict=False):
-                _count(self._sample.shadows[score.drafter], drafted, accepted)
+            _count(self._sample.shadows[score.drafter], score.drafted, score.accepted)
 
     def end(self, finished: gateway_pb2.Finished, occupancy: float) -> None:
         """`occupancy`: drafters that it had, each divided by the sessions that shared it. A session that was cancelled

@@ -3,8 +3,13 @@
 Under the coupled rule and at temperature 0 a candidate is accepted iff it is the token that is committed in its place,
 so nothing need be verified to know what would have been: when a step of the session begins, the candidates that it
 would have taken of the shadow are noted, and what is committed from there on, in this round and the next ones, is
-walked through them. That is exact. It says how good the candidates are that are there *when the served drafters' rounds
-begin*: had the shadow served, rounds would have begun elsewhere, and steps might have waited for it.
+walked through them. That is exact.
+
+**Rounds are the shadow's own.** Its next one begins with the first step that begins at or behind the end of its last
+one: accepted candidates and the token after them. If it began with each step instead, a run of text that it knows would
+be counted once for every step that the served drafters take through it, and a shadow of plain decoding would look
+several times as good as it is. What stays: its rounds begin where steps begin, which is where served candidates failed,
+and no step waited for it.
 
 **Which candidates a step would have taken**: of the likeliest ones by path probability, at most the session's
 `draft_limit`, those in front of the first whose calibrated path probability is not above the price of a place in a step
@@ -40,9 +45,15 @@ log = logging.getLogger(__name__)
 class Walk:
     """Through the candidates of one round, along what is committed from its start on."""
 
-    def __init__(self, chosen: Selection) -> None:
+    def __init__(self, base: int, chosen: Selection) -> None:
         self.chosen = chosen
         self.path: list[int] = []
+        self._base = base
+
+    @property
+    def end(self) -> int:
+        """Committed length after such a round."""
+        return self._base + len(self.path) + 1
 
     def decided(self, token_ids: Sequence[int]) -> bool:
         """These were committed next. Whether no later token can add to what was accepted."""
@@ -64,38 +75,39 @@ class Shadow:
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
         self.double = double_of(session, name)
-        self._walks: list[Walk] = []
-        """Not decided yet, oldest first: no more than candidates are deep, for every round commits a token."""
+        self._walk: Walk | None = None
+        """Of the present round, while it is not decided."""
+        self._begins = 0
+        """Committed length from which on its next round may begin."""
 
     def look(self, limit: int, price: float, calibration: Calibration) -> None:
         """A step of the session begins, which may take so many candidates where a place costs so many tokens."""
+        base = len(self.double.tokens)
+        if self._walk is not None or base < self._begins:
+            return
         chosen = self.double.tree.select(limit)
         paths = calibration.path_probabilities(self._labels(chosen), self.double.workload, chosen)
         worth = next((index for index, path in enumerate(paths) if path <= price), len(paths))
-        self._walks.append(Walk(chosen.head(worth)))
+        self._walk = Walk(base, chosen.head(worth))
 
     def commit(self, token_ids: Sequence[int], calibration: Calibration) -> verifier_pb2.ShadowScore | None:
-        """What is decided now; None where nothing is."""
-        double = self.double
+        """The round that is decided now; None while none is."""
+        double, walk = self.double, self._walk
         double.commit(list(token_ids), 0)
-        score = verifier_pb2.ShadowScore(drafter=self.name)
+        if walk is None:
+            return None
         over = len(double.tokens) >= double.max_length or double.tokens[-1] in double.stop_token_ids
-        undecided = []
-        for walk in self._walks:
-            decided = walk.decided(token_ids)
-            if decided and len(walk.chosen):
-                calibration.learn(self._labels(walk.chosen), double.workload, walk.chosen, walk.path)
-            if decided or over:  # nothing is committed behind the end
-                score.drafted.append(len(walk.chosen))
-                score.accepted.append(len(walk.path))
-            else:
-                undecided.append(walk)
-        self._walks = undecided
-        return score if score.drafted else None
+        decided = walk.decided(token_ids)
+        if not decided and not over:  # nothing is committed behind the end
+            return None
+        if decided and len(walk.chosen):
+            calibration.learn(self._labels(walk.chosen), double.workload, walk.chosen, walk.path)
+        self._walk, self._begins = None, walk.end
+        return verifier_pb2.ShadowScore(drafter=self.name, drafted=len(walk.chosen), accepted=len(walk.path))
 
     def roll_back(self, epoch: int, length: int) -> None:
         self.double.roll_back(epoch, length)
-        self._walks.clear()
+        self._walk, self._begins = None, 0
 
     def _labels(self, chosen: Selection) -> list[str]:
         return [self.name] * len(chosen)

@@ -182,9 +182,9 @@ class ShadowScore(_message.Message):
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     drafter: str
-    drafted: _containers.RepeatedScalarFieldContainer[int]
-    accepted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, drafter: _Optional[str] = ..., drafted: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ...) -> None: ...
+    drafted: int
+    accepted: int
+    def __init__(self, drafter: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class DrafterShare(_message.Message):
     __slots__ = ("drafter", "drafted", "accepted")

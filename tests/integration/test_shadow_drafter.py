@@ -104,8 +104,9 @@ async def honest(running: System, drafter: Drafter, acceptance: float) -> asynci
     return asyncio.create_task(both())
 
 
-async def decoded(shadow: Any = None, most: int = 8) -> list[verifier_pb2.Round]:
-    """All rounds, in order. `shadow`: how often it is right, or how it is bad; None: there is none."""
+async def decoded(shadow: Any = None, *, serving: bool = True) -> list[verifier_pb2.Round]:
+    """All rounds, in order. `shadow`: how often it is right, or how it is bad; None: there is none. `serving`: whether
+    anybody else drafts."""
     async with system(WORLD) as running:
         gateway, pool, task = running.gateway(), running.service.drafters, None
         known = pool._drafter(SHADOW, []) if shadow is not None else None
@@ -114,7 +115,8 @@ async def decoded(shadow: Any = None, most: int = 8) -> list[verifier_pb2.Round]
         elif known is not None:
             known._link = Wild(known, shadow)  # type: ignore[assignment]
         for number in range(SESSIONS):
-            request = open_request(number, TOKENS, most, running.drafter)
+            request = open_request(number, TOKENS, 8, running.drafter)
+            del request.commands[0].open.drafters[1 if serving else 0 :]
             if shadow is not None:
                 request.commands[0].open.drafters.append(SHADOW)
             gateway.receive(request)
@@ -151,9 +153,7 @@ def without_scores(rounds: list[verifier_pb2.Round]) -> list[bytes]:
 
 
 def scores(rounds: list[verifier_pb2.Round]) -> list[tuple[int, int]]:
-    return [
-        each for done in rounds for score in done.shadows for each in zip(score.drafted, score.accepted, strict=True)
-    ]
+    return [(score.drafted, score.accepted) for done in rounds for score in done.shadows]
 
 
 @pytest.mark.parametrize("shadow", [1.0, 0.5, *WILD])
@@ -161,16 +161,24 @@ def test_rounds_are_the_same_to_the_microsecond_with_and_without_a_shadow(shadow
     rounds = run(decoded(shadow))
     assert without_scores(rounds) == without_scores(alone())
     assert not any(done.shadows for done in alone())
-    assert len(scores(rounds)) == len(rounds)  # every round is scored, those of a dead shadow with nothing
-    brought = sum(accepted for _, accepted in scores(rounds))
-    assert brought > shadow * len(rounds) / 2 if isinstance(shadow, float) else brought == 0
+    told, said = scores(rounds), SESSIONS * TOKENS
+    assert all(accepted <= drafted <= 8 for drafted, accepted in told)
+    assert sum(1 + accepted for _, accepted in told) <= said  # no token is counted twice
+    if shadow == 1.0:
+        assert all(accepted == drafted for drafted, accepted in told) and len(told) < len(rounds) / 2
+    elif shadow == 0.5:
+        assert 0 < sum(accepted for _, accepted in told) < sum(drafted for drafted, _ in told) / 2
+    else:  # each round has a score, and nothing came of any
+        assert told == [(drafted, 0) for drafted, _ in told] and len(told) == len(rounds)
 
 
 def test_a_shadow_is_as_good_as_the_same_drafter_when_it_serves() -> None:
-    """At the same places: with the twin of the served drafter as its shadow."""
+    """Beside its twin, and beside plain decoding, which takes every token as a step of its own."""
     rounds = run(decoded(WORLD.acceptance))
-    served = sum(done.accepted for done in rounds)
-    assert sum(accepted for _, accepted in scores(rounds)) == pytest.approx(served, rel=0.15)
+    served = 1 + sum(done.accepted for done in rounds) / len(rounds)
+    for beside in (rounds, run(decoded(WORLD.acceptance, serving=False))):
+        told = scores(beside)
+        assert 1 + sum(accepted for _, accepted in told) / len(told) == pytest.approx(served, rel=0.15)
 
 
 def test_a_shadow_under_a_ratio_rule_is_refused() -> None:
