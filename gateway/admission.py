@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.config import GatewayConfig
+from gateway.experiment import Arm
 from gateway.plan import Plan
 from gateway.routing import Drafting, Router
-from gateway.rules import Case, Rule, choose
+from gateway.rules import NO_RULE, Case, Rule, choose
 from gateway.tenant import Tenant, caller
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
@@ -31,9 +32,11 @@ class Admission:
         self._tokenizer = tokenizer
         self._random_bits = random_bits
         self._rules = config.parsed_rules()
+        self._experiment = config.parsed_experiment()
 
-    async def plan(self, request: gateway_pb2.GenerateRequest, running: int) -> Plan:
-        """Raises a typed error whose sentence says what to change."""
+    async def plan(self, request: gateway_pb2.GenerateRequest, running: int, name: str = "") -> Plan:
+        """Of a session of this name; one without takes no part in experiments. Raises a typed error whose sentence says
+        what to change."""
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
         tenant = caller()
@@ -51,9 +54,10 @@ class Admission:
         tenant.check_prompt(max(len(prompt), len(prediction)))
         max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
         rule = choose(self._rules, Case(request.workload, request.cache_salt, max_length - len(prompt), len(prompt)))
-        draft_tokens = self._draft_tokens(request.speculation, rule)
+        arm = self._arm(name, request.speculation, rule, sampling)
+        draft_tokens = self._draft_tokens(request.speculation, rule, arm)
         names, need_trust = tuple(request.speculation.drafters), sampling.acceptance != "coupled"
-        drafting = Drafting(names, need_trust, bool(prediction), rule.drafters)
+        drafting = Drafting(names, need_trust, bool(prediction), arm.rule.drafters if arm else rule.drafters)
         return Plan(
             model=model,
             prompt=prompt,
@@ -71,6 +75,8 @@ class Admission:
             top_logprobs=top_logprobs,
             owner=tenant.name,
             salt=tenant.salt(request.cache_salt),
+            arm=arm.name if arm else "",
+            shadows=arm.shadows if arm and draft_tokens else (),
             drafting=drafting,
         )
 
@@ -194,11 +200,23 @@ class Admission:
         own = () if request.ignore_eos else ends
         return tuple(dict.fromkeys([*own, *asked]))
 
-    def _draft_tokens(self, speculation: gateway_pb2.SpeculationOptions, rule: Rule) -> int:
+    def _arm(
+        self, name: str, speculation: gateway_pb2.SpeculationOptions, rule: Rule, sampling: Sampling
+    ) -> Arm | None:
+        """Of the experiment. In it are those for whom neither they themselves nor a rule chose drafters or none; and
+        under a ratio rule nobody, for it has one trusted drafter. Limits on draft tokens hold in every arm."""
+        most = speculation.max_draft_tokens if speculation.HasField("max_draft_tokens") else 1
+        chosen = speculation.disabled or not most or speculation.drafters or rule.off or rule.drafters
+        if self._experiment is None or not name or chosen or sampling.acceptance != "coupled":
+            return None
+        return self._experiment.arm_of(name)
+
+    def _draft_tokens(self, speculation: gateway_pb2.SpeculationOptions, rule: Rule, arm: Arm | None) -> int:
         """What a request says for itself comes before the rule; a rule's `off` is for requests that say nothing."""
-        if speculation.disabled:
+        done = NO_RULE if arm is None else arm.rule
+        if speculation.disabled or done.off:
             return 0
-        limit = self._config.max_draft_tokens
+        limit = min(self._config.max_draft_tokens, done.max_draft_tokens or self._config.max_draft_tokens)
         if speculation.HasField("max_draft_tokens"):
             return min(speculation.max_draft_tokens, limit)
         if rule.off and not speculation.drafters:

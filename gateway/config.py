@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from gateway.discovery import by_name
 from gateway.drafters import REPLICA
+from gateway.experiment import Experiment
+from gateway.experiment import parse as parse_experiment
 from gateway.rules import Rule, parse
 from gateway.store.address import parse as parse_store
 from slipstream.config import require_positive
@@ -53,6 +55,11 @@ class GatewayConfig:
     """Output tokens a verifier may be ahead of a session's client."""
     rules: str = ""
     """Which requests speculate, with whom and how far, by workload, salt and lengths: see `gateway.rules`."""
+    experiment: str = ""
+    """How sessions that leave the choice to the server are split between drafters, by weight: see
+    `gateway.experiment`."""
+    experiment_name: str = "experiment"
+    """Another name deals the sessions anew."""
     max_prompt_bytes: int = 1_048_576
     """Of a prediction too."""
     max_stop_strings: int = 16
@@ -110,7 +117,15 @@ class GatewayConfig:
 
     def parsed_rules(self) -> tuple[Rule, ...]:
         """Raises InvalidArgument that names the rule and what is wrong with it."""
-        return parse(self.rules, [drafter.partition("=")[0] for drafter in self.drafters])
+        return parse(self.rules, self._drafter_names)
+
+    def parsed_experiment(self) -> Experiment | None:
+        """Raises InvalidArgument that names the arm and what is wrong with it."""
+        return parse_experiment(self.experiment_name, self.experiment, self._drafter_names)
+
+    @property
+    def _drafter_names(self) -> list[str]:
+        return [drafter.partition("=")[0] for drafter in self.drafters]
 
     def prices_of_drafters(self) -> dict[str, float]:
         """By name. Raises InvalidArgument for what is not NAME=PRICE, or names no drafter."""
@@ -138,7 +153,8 @@ class GatewayConfig:
             if not (name and target) or REPLICA in name:
                 raise InvalidArgument(f"GATEWAY_DRAFTERS holds {drafter!r}; write NAME=HOST:PORT, no {REPLICA} in it.")
             by_name(target, "GATEWAY_DRAFTERS")
-        if unknown := set(self.trusted_drafters) - {drafter.partition("=")[0] for drafter in self.drafters}:
+        if unknown := set(self.trusted_drafters) - set(self._drafter_names):
             raise InvalidArgument(f"GATEWAY_TRUSTED_DRAFTERS names {sorted(unknown)}, which GATEWAY_DRAFTERS does not.")
         self.parsed_rules()
         self.prices_of_drafters()
+        self.parsed_experiment()

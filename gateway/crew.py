@@ -39,6 +39,7 @@ class Crew:
         self._wants = plan.max_draft_tokens > 0
         self._model = plan.model
         self._drafting = plan.drafting
+        self._shadows = plan.shadows
         self._members: list[Drafter] = []
         self._broken: set[Drafter] = set()
         """Members without a link to the verifier, which mends it if it can."""
@@ -51,7 +52,15 @@ class Crew:
 
     @property
     def addresses(self) -> list[verifier_pb2.DrafterAddress]:
-        return [member.as_address() for member in self._members]
+        """Its shadows', as far as they can work now, too: whether one fails is nobody's concern here."""
+        watching = self._router.watching(self._model, self._shadows)
+        served = [member.as_address() for member in self._members]
+        return [*served, *(drafter.as_address(shadow=True) for drafter in watching)]
+
+    @property
+    def occupancy(self) -> float:
+        """Drafters that the session has, each divided by all the sessions that it has."""
+        return sum(1.0 / max(1, member.sessions) for member in self._members)
 
     def learn(self, news: News) -> None:
         """What the verifier says of the drafters."""

@@ -44,6 +44,8 @@ class Drafter:
         """What requests, rules and clients call it, and its replicas."""
         self.address = address
         self.trusted = trusted
+        self.reserved = False
+        """Whether it serves only those who name it: it is a shadow (`gateway.experiment`)."""
         self._channel = channel
         self._presence = Presence(address, channel, changed)
         self.breaker = Breaker(tolerance)
@@ -93,8 +95,8 @@ class Drafter:
             f"has {target.vocabulary_fingerprint}; name another drafter or none."
         )
 
-    def as_address(self) -> verifier_pb2.DrafterAddress:
-        return verifier_pb2.DrafterAddress(address=self.address, name=self.name, trusted=self.trusted)
+    def as_address(self, *, shadow: bool = False) -> verifier_pb2.DrafterAddress:
+        return verifier_pb2.DrafterAddress(address=self.address, name=self.name, trusted=self.trusted, shadow=shadow)
 
     def as_served(self, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:
         unreached = "" if self._presence.model else unreached_yet(self.pool)

@@ -26,6 +26,7 @@ from gateway.store import SessionStore
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
+from gateway.trial import Trial
 from gateway.verifiers import Verifier
 from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
@@ -96,7 +97,9 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         scribe = Scribe(world.chance.clock) if config.durability == "relaxed" else None
-        stage = Stage(config, router, meters, world.tracing)
+        experiment = config.parsed_experiment()
+        trial = None if experiment is None else Trial(experiment)
+        stage = Stage(config, router, meters, world.tracing, trial)
         sessions = Sessions(stage, tokenizer, store, scribe, world.chance)
         service = GatewayService(stage, tokenizer, sessions)
         server = Server([service.register], _access(config, world), _options(config))
@@ -198,9 +201,14 @@ def _add_drafters(router: Router, config: GatewayConfig, world: World) -> None:
     reach = world.dial or dialling(DRAFTER, world.certificates)
     tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
 
+    experiment = config.parsed_experiment()
+    reserved = frozenset() if experiment is None else experiment.reserved
+
     def drafter(name: str, address: str) -> Drafter:
-        trusted = pool_of(name) in config.trusted_drafters
-        return Drafter(name, address, trusted, reach(address), router.changed, tolerance)
+        pool = pool_of(name)
+        made = Drafter(name, address, pool in config.trusted_drafters, reach(address), router.changed, tolerance)
+        made.reserved = pool in reserved
+        return made
 
     def replicated(pool: str, address: str) -> Drafter:
         return drafter(replica(pool, address), address)

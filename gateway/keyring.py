@@ -106,6 +106,10 @@ def _entry(name: str, fields: Any) -> tuple[bytes, Limits]:
     if unknown := sorted(given.keys() - known):
         raise InvalidArgument(f"API key {name}: no such limit: {', '.join(unknown)}; known are {sorted(known)}.")
     for field, value in given.items():
+        if field == "operator":
+            if not isinstance(value, bool):
+                raise InvalidArgument(f"API key {name}: operator is true or false.")
+            continue
         least = LEAST_PRIORITY if field == "least_priority" else 1
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidArgument(f"API key {name}: {field} must be a whole number above zero; leave it out for none.")

@@ -35,6 +35,10 @@ class Plan:
     """The API key that the session belongs to; empty on an open gateway."""
     salt: str = ""
     """What caches are shared by: the owner and its own `cache_salt`."""
+    arm: str = ""
+    """Of the experiment; empty where it takes no part."""
+    shadows: tuple[str, ...] = ()
+    """Names of drafters that guess without serving."""
     drafting: Drafting = field(default_factory=Drafting, compare=False)
     """Who may take the place of a drafter that fails."""
 

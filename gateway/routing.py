@@ -146,10 +146,24 @@ class Router:
             for drafter in fit
             if drafter.present
             and not drafter.draining
-            and (not drafting.among or drafter.pool in drafting.among)
+            and (drafter.pool in drafting.among if drafting.among else not drafter.reserved)
             and (drafting.predicted or drafter.method != PREDICTS)
             and (not drafting.need_trust or (drafter.trusted and drafter.method == DRAWS))
         ]
+
+    def watching(self, target: types_pb2.ModelInfo, names: Collection[str]) -> list[Drafter]:
+        """Of each of these the replica to have as a shadow, as far as it can work now."""
+        now = self.clock()
+        able = (
+            drafter
+            for drafter in self.drafters
+            if drafter.pool in names
+            and drafter.present
+            and not drafter.draining
+            and not drafter.mismatch(target)
+            and drafter.breaker.state(now) is State.CLOSED
+        )
+        return best_of_each(pool, able)
 
     def drafter(self, name: str) -> Drafter | None:
         """By the name that verifiers know."""

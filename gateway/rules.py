@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.errors import InvalidArgument
@@ -125,7 +125,7 @@ def _rule(text: str, known: Collection[str]) -> Rule:
     if not colon:
         raise ValueError("there is no colon; write CONDITIONS: ACTIONS.")
     labels, bounds = _conditions(conditions.split())
-    off, drafters, most = _actions(actions.split(), known)
+    off, drafters, most = read_actions(actions.split(), known)
     return Rule(labels.get("workload"), labels.get("salt"), bounds, off, drafters, most)
 
 
@@ -150,7 +150,8 @@ def _conditions(words: list[str]) -> tuple[dict[str, str], tuple[Bound, ...]]:
     return labels, tuple(bounds)
 
 
-def _actions(words: list[str], known: Collection[str]) -> tuple[bool, tuple[str, ...], int | None]:
+def read_actions(words: list[str], known: Collection[str]) -> tuple[bool, tuple[str, ...], int | None]:
+    """Whether it says `off`, the drafters and the most draft tokens. Raises ValueError with a sentence."""
     if words == [OFF]:
         return True, (), None
     given: dict[str, str] = {}
@@ -164,12 +165,17 @@ def _actions(words: list[str], known: Collection[str]) -> tuple[bool, tuple[str,
     if not given:
         raise ValueError(f"give actions after the colon: {OFF!r}, or drafters=A+B and max_draft_tokens=N.")
     drafters = tuple(given["drafters"].split("+")) if "drafters" in given else ()
-    if unknown := [name for name in drafters if name not in known]:
-        raise ValueError(f"GATEWAY_DRAFTERS has no {unknown[0]!r}; it names {', '.join(sorted(known)) or 'nobody'}.")
+    check_known(drafters, known)
     most = _number("max_draft_tokens", given["max_draft_tokens"]) if "max_draft_tokens" in given else None
     if most == 0:
         raise ValueError(f"max_draft_tokens is 0; write {OFF!r}.")
     return False, drafters, most
+
+
+def check_known(drafters: Iterable[str], known: Collection[str]) -> None:
+    """Raises ValueError for a drafter that the gateway does not have."""
+    if unknown := [name for name in drafters if name not in known]:
+        raise ValueError(f"GATEWAY_DRAFTERS has no {unknown[0]!r}; it names {', '.join(sorted(known)) or 'nobody'}.")
 
 
 def _part(word: str) -> tuple[str, str, str]:

@@ -13,9 +13,10 @@ from gateway.outcome import finished_of, output_of
 from gateway.session import Stage
 from gateway.sessions import Sessions
 from gateway.story import Event
-from gateway.tenant import asked_of
+from gateway.tenant import asked_of, check_operator
 from gateway.tokenizer import Tokenizer
 from gateway.tracing import Request, traced
+from slipstream.errors import NotFound
 from slipstream.telemetry import spans
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
@@ -82,6 +83,14 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         check_name(request.model)
         self._stage.router.model(request.model)
         return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text))
+
+    async def GetExperiment(
+        self, request: gateway_pb2.GetExperimentRequest, context: Context
+    ) -> gateway_pb2.GetExperimentResponse:
+        check_operator()
+        if self._stage.trial is None:
+            raise NotFound("No experiment runs here; the operator sets GATEWAY_EXPERIMENT.", reason="NO_EXPERIMENT")
+        return self._stage.trial.told()
 
 
 async def _tell(

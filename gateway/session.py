@@ -21,6 +21,7 @@ from gateway.routing import Router
 from gateway.seat import End, News, Seat
 from gateway.story import Story
 from gateway.tracing import session_trace
+from gateway.trial import Trial
 from gateway.verifiers import Verifier
 from slipstream import wire
 from slipstream.errors import Aborted, ResourceExhausted, SlipstreamError, Unavailable
@@ -45,6 +46,8 @@ class Stage:
     meters: Meters = field(default_factory=Meters)
     tracing: Tracing | None = None
     """None: no request is traced."""
+    trial: Trial | None = None
+    """Where an experiment runs."""
 
 
 class Session:
@@ -62,6 +65,8 @@ class Session:
         self._log = log
         self._story = story
         self._crew = Crew(plan, stage.router)
+        begins = log.epoch == 1 and not story.tokens  # what was taken up is not measured: its beginning is not known
+        self._watch = stage.trial.watch(plan.arm, name) if stage.trial and plan.arm and begins else None
         self._verifier: Verifier | None = None
         self._seat: Seat | None = None
         self._opened = False
@@ -118,8 +123,11 @@ class Session:
             await self._record(gateway_pb2.Finished(reason=FINISH_REASON_ERROR))
             raise
         else:
+            occupancy = self._crew.occupancy
             await self._record(finished)
             self._story.finish(finished)
+            if self._watch is not None:
+                self._watch.end(finished, occupancy)
         finally:
             self.ended.set()
             self._meters.sessions -= 1
@@ -196,6 +204,8 @@ class Session:
         """Log first, then show: what a client saw is never taken back by a fault."""
         for done in rounds:
             self.ledger.add(done)
+            if self._watch is not None:
+                self._watch.add(done)
         tokens = [token for done in rounds for token in done.token_ids]
         if tokens:
             with nullcontext() if self._trace is None else self._trace.committing(rounds):

@@ -68,11 +68,12 @@ class Sessions:
         """A new session, in the log and running. Raises what Admission and the store raise."""
         arrived_at = self._chance.clock()
         self._check_open()
+        name = self._name()
         with self._arrival():
-            plan = await self._admission.plan(request, self._count)
+            plan = await self._admission.plan(request, self._count, name)
             grant = _admitted(plan, 0)
             try:
-                record = Record(self._name(), 1, plan.params(), len(plan.prompt), plan.prompt)
+                record = Record(name, 1, plan.params(), len(plan.prompt), plan.prompt)
                 log = self._claims.log(record)
                 await log.create()
                 self._check_open()
@@ -92,7 +93,7 @@ class Sessions:
         arrived_at = self._chance.clock()
         with self._arrival():
             record = await self.read(name)
-            plan = await self._admission.plan(request_of(record), self._count)
+            plan = await self._admission.plan(request_of(record), self._count, name)
         self._check_open()
         if known := self._own(name):  # another client came first
             return known.story

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gateway.bucket import Bucket
 from gateway.store.record import Record, refusal
-from slipstream.errors import InvalidArgument, ResourceExhausted
+from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2
 
 SESSION_RETRY_S = 1.0
@@ -37,6 +37,8 @@ class Limits:
     """Of one request's output."""
     least_priority: int | None = None
     """The lowest `priority` that it may claim; None: the gateway's own setting."""
+    operator: bool = False
+    """Whether it may ask for what concerns all tenants."""
 
 
 class Tenant:
@@ -138,6 +140,14 @@ def caller() -> Tenant:
 def called_by(tenant: Tenant) -> None:
     """From here on this task serves an RPC of the tenant."""
     _CALLER.set(tenant)
+
+
+def check_operator() -> None:
+    """Raises PermissionDenied for a caller who is not an operator; on an open gateway everybody is."""
+    if caller().name and not caller().limits.operator:
+        raise PermissionDenied(
+            f"key {caller().name} is no operator's; use one that is marked `operator = true`.", reason="OPERATOR"
+        )
 
 
 def asked_of(record: Record) -> gateway_pb2.GenerateRequest:

@@ -83,9 +83,16 @@ def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) 
 
 
 def check_trust(sampling: Sampling, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
-    """Raises PermissionDenied where a rule would have to believe a q that it may not."""
+    """Raises PermissionDenied where a rule would have to believe a q that it may not, InvalidArgument for a shadow that
+    could not be scored."""
     if sampling.acceptance == "coupled":
         return
+    if any(address.shadow for address in addresses):
+        raise InvalidArgument(
+            f"under acceptance rule {sampling.acceptance!r} nothing is known of candidates that were not verified; "
+            "leave the shadow out, or use the coupled rule.",
+            reason="SHADOW",
+        )
     if len(addresses) > 1:
         raise PermissionDenied(
             f"acceptance rule {sampling.acceptance!r} needs to know what each token was drawn from, so its sessions "

@@ -16,6 +16,7 @@ class Constraint:
     def __init__(self, grammar: Grammar, tokens: list[int], prompt_length: int, *, drawn: bool) -> None:
         """`tokens` is the session's own list, whose end after `prompt_length` is the output; it does not change during
         a step. `drawn`: candidates are judged by a ratio rule."""
+        self._grammar = grammar
         self._tokens = tokens
         self._prompt_length = prompt_length
         self._drawn = drawn
@@ -26,6 +27,10 @@ class Constraint:
     def after(self, path: tuple[int, ...]) -> Mask | None:
         """What may follow the committed tokens and this path. Raises FailedPrecondition where that cannot be said."""
         return self._judging.mask(self._output(path))
+
+    def beside(self, tokens: list[int]) -> Constraint:
+        """The same grammar along another list of tokens, for candidates that are judged apart."""
+        return Constraint(self._grammar, tokens, self._prompt_length, drawn=self._drawn)
 
     def admits(self, path: tuple[int, ...], token: int) -> bool:
         """Whether a candidate has a place in the tree below this path.

@@ -65,6 +65,11 @@ class Drafter:
         return not self._by_session
 
     @property
+    def serves(self) -> bool:
+        """Whether any session's steps take its candidates."""
+        return any(session.served for session in self._by_session)
+
+    @property
     def up(self) -> bool:
         return self._link.up
 
@@ -124,6 +129,11 @@ class Drafter:
         self.close(session)
         self._give_up(attachment, error)
 
+    def dismiss(self) -> None:
+        """Its link is given to another drafter."""
+        for session in list(self._by_session):
+            self.quarantine(session, ResourceExhausted("the verifier needs the link for another drafter."))
+
     # What the link reports.
 
     def connected(self) -> None:
@@ -157,12 +167,12 @@ class Drafter:
             refused = self._attached.get(refusal.session)
             if refused is not None and refusal.epoch == refused.session.epoch:
                 self._refused(refused, wire.failure_from_wire(refusal.failure))
-                news = True
+                news = news or refused.session.served
         if news:  # a frame that says nothing is no reason to plan a step
             self._pool.arrived()
 
     def _take(self, attachment: Attachment, candidates: types_pb2.Candidates) -> bool:
-        """Whether they changed anything."""
+        """Whether they changed anything that a step looks at."""
         try:
             news = self._graft(attachment, candidates)
             if not attachment.allowance.spend(1 + len(candidates.token_ids)):
@@ -172,7 +182,7 @@ class Drafter:
             if error.reason == error.code.name:
                 error.reason = "PROTOCOL"
             self.quarantine(attachment.session, error)
-            return True
+            return attachment.session.served
 
     def _graft(self, attachment: Attachment, candidates: types_pb2.Candidates) -> bool:
         """Raises InvalidArgument for what no correct drafter sends, FailedPrecondition for a base from the future."""
@@ -184,7 +194,7 @@ class Drafter:
             raise
         if grafted.dropped:
             self._pool.dropped.update(grafted.dropped)
-        if not grafted.added:
+        if not grafted.added or not attachment.session.served:  # nobody waits for a shadow
             return False
         attachment.arrived(self._pool.clock())
         if attachment.session.trace is not None:

@@ -15,6 +15,7 @@ from verifier_svc.drafter import Drafter
 from verifier_svc.pace import Delays
 from verifier_svc.price import PAUSE
 from verifier_svc.session import Session
+from verifier_svc.shadow import Shadows
 
 MAX_DRAFTERS = 64
 """Links one verifier keeps, whatever gateways ask for."""
@@ -47,6 +48,7 @@ class Drafters:
         """Candidates that came and were not taken, by reason."""
         self._drafters: dict[str, Drafter] = {}
         self._of_session: dict[Session, list[Drafter]] = {}
+        self.shadows = Shadows(self, clock)
         self._numbers = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._links: dict[Drafter, asyncio.Task[None]] = {}
@@ -70,6 +72,13 @@ class Drafters:
 
     def attach(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
         """The session's drafters are now these. Raises ResourceExhausted when there are too many different ones."""
+        serving = [address for address in addresses if not address.shadow]
+        self.assign(session, serving)
+        places = {address.address for address in serving}
+        self.shadows.attach(session, [each for each in addresses if each.shadow and each.address not in places])
+
+    def assign(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
+        """The same for a session that has no shadows, or is a shadow's double."""
         names: dict[Drafter, str] = {}
         for address in addresses:
             names.setdefault(self._drafter(address, names), address.name or address.address)
@@ -82,18 +91,21 @@ class Drafters:
             drafter.attach(session, name)
 
     def detach(self, session: Session) -> None:
+        self.shadows.detach(session)
         for drafter in self._of_session.pop(session, []):
             drafter.close(session)
 
     def policy(self, session: Session) -> None:
         for drafter in self._of_session.get(session, ()):
             drafter.policy(session)
+        self.shadows.policy(session)
 
     def demand(self, threshold: float) -> None:
         """Candidates below this path probability do not pay now."""
         self.threshold = threshold
         for session in self._of_session:
-            self.policy(session)
+            if session.served:
+                self.policy(session)
 
     def gave_up(self, session: Session, drafter: Drafter) -> None:
         """The drafter is not asked again for this session, whatever happens to its prefix."""
@@ -105,9 +117,11 @@ class Drafters:
         for drafter in self._of_session.get(session, ()):
             drafter.moved(session)
 
-    def commit(self, session: Session, base: int, token_ids: list[int]) -> None:
+    def commit(self, session: Session, base: int, token_ids: list[int]) -> list[verifier_pb2.ShadowScore]:
+        """Tells them; what the session's shadows would have brought, as far as it is known now."""
         for drafter in self._of_session.get(session, ()):
             drafter.commit(session, base, token_ids)
+        return self.shadows.commit(session, base, token_ids)
 
     def disbelieve(self, session: Session, error: SlipstreamError) -> None:
         """A draft token lay outside its own q: nobody who drafts for this session can be believed."""
@@ -118,6 +132,7 @@ class Drafters:
         """The prefix changed otherwise than by a commit (rollback)."""
         for drafter in self._of_session.get(session, ()):
             drafter.reopen(session)
+        self.shadows.reopen(session)
 
     def working(self, session: Session) -> bool:
         """Whether anybody drafts for the session."""
@@ -148,11 +163,12 @@ class Drafters:
         return drafter
 
     def _release(self, wanted: Collection[Drafter]) -> None:
-        """Gives up a drafter that no session uses. Raises ResourceExhausted when all are used."""
-        unused = (address for address, known in self._drafters.items() if known.idle and known not in wanted)
-        address = next(unused, None)
-        if address is None:
+        """Gives up a drafter that no session uses, or one that serves none. Raises ResourceExhausted when all serve."""
+        unused = [address for address, known in self._drafters.items() if not known.serves and known not in wanted]
+        if not unused:
             raise ResourceExhausted(f"this verifier uses {MAX_DRAFTERS} drafters already; name one of them.")
-        link = self._links.pop(self._drafters.pop(address), None)
+        gone = self._drafters.pop(min(unused, key=lambda address: not self._drafters[address].idle))
+        gone.dismiss()
+        link = self._links.pop(gone, None)
         if link is not None:
             link.cancel()

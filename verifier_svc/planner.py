@@ -58,6 +58,14 @@ class Plan:
         return replace(self, turns=turns, tokens=sum(1.0 + sum(some) for some in paths))
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Of one step."""
+
+    sessions: int
+    tokens: int
+
+
 class Planner:
     """Reads sessions and changes none, but for what it keeps there of its own (`offer`)."""
 
@@ -135,6 +143,20 @@ class Planner:
     def spent(self, tokens: int, sessions: int, candidates: int) -> float:
         """Seconds by which so many candidates, of all its tokens, made a step longer."""
         return self._curve.seconds(tokens, sessions) - self._curve.seconds(tokens - candidates, sessions)
+
+    @property
+    def price(self) -> float:
+        """Tokens that one more candidate costs the step that takes it."""
+        return self._price.average
+
+    def cost_s(self, turn: Turn, load: Load, seconds: float) -> float:
+        """The turn's own part of a step of so many seconds. What as many sessions take without further tokens is
+        divided evenly; the rest by further tokens. The turns' parts make the whole."""
+        further = load.tokens - load.sessions
+        if not further:
+            return seconds / load.sessions
+        least = min(seconds, self._curve.seconds(load.sessions, load.sessions))
+        return least / load.sessions + (seconds - least) * (turn.tokens - 1) / further
 
     def _rate(self, plan: Plan) -> float:
         """Tokens committed a second lately, waiting included; before the first step, by this one. No less than without

@@ -22,7 +22,7 @@ from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.verdict import Verdict
 from verifier_svc.drafters import Drafters
 from verifier_svc.memory import Memory
-from verifier_svc.planner import Plan, Planner
+from verifier_svc.planner import Load, Plan, Planner
 from verifier_svc.session import Rewind, Session
 from verifier_svc.step import Outcome, Turn, perform
 from verifier_svc.tally import Tally
@@ -121,6 +121,7 @@ class Scheduler:
             if turns := self.memory.fit(plan.turns):
                 await self._step(plan if turns is plan.turns else plan.only(turns), waited)
             else:
+                self._report()
                 await asyncio.sleep(0)
 
     def _close(self) -> None:
@@ -146,10 +147,11 @@ class Scheduler:
             turn.session.in_step = True
         step = self._thread.run(self._perform, turns)
         self._report()  # while the model is busy
+        self._drafters.shadows.look(turns, self._planner.price)
         outcomes = await step
         ended = self._clock()
         self.steps += 1
-        timing = Timing(started, ended, waited)
+        timing = Timing(started, ended, waited, Load(len(turns), sum(turn.tokens for turn in turns)))
         if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
             self._took = plan, timing, outcomes
         for turn, outcome in zip(turns, outcomes, strict=True):
@@ -217,7 +219,8 @@ class Scheduler:
             turn, verdict = result.turn, result.verdict
             session, chosen = turn.session, turn.selection
             drafted, accepted = len(chosen), min(len(verdict.path), len(result.token_ids))
-            self._drafters.commit(session, turn.base, result.token_ids)
+            scores = self._drafters.commit(session, turn.base, result.token_ids)
+            seconds = result.timing.ended - result.timing.started
             session.say(
                 verifier_pb2.Round(
                     session=session.number,
@@ -227,12 +230,14 @@ class Scheduler:
                     drafted=drafted,
                     accepted=accepted,
                     wait_us=int(result.idle_s * 1e6),
-                    verify_us=int((result.timing.ended - result.timing.started) * 1e6),
+                    verify_us=int(seconds * 1e6),
                     miss=result.miss,
                     bubble_us=int(min(result.timing.waited, result.idle_s) * 1e6),
                     drafters=_shares(session, chosen, verdict.path),
                     logprobs=map(wire.logprobs_to_wire, verdict.logprobs[: len(result.token_ids)]),
                     ended_unix_nano=None if session.trace is None else session.trace.verified(result, self.steps),
+                    cost_us=int(self._planner.cost_s(turn, result.timing.load, seconds) * 1e6),
+                    shadows=scores,
                 )
             )
             self._planner.judged(turn, verdict)
@@ -265,6 +270,7 @@ class Timing:
     ended: float
     waited: float
     """How long it was held back for candidates."""
+    load: Load
 
 
 class Result(NamedTuple):

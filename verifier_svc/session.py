@@ -91,6 +91,8 @@ class Session:
     """The same, for the drafters."""
     top_logprobs: int | None = None
     """Of how many likeliest tokens the gateway wants log-probabilities with each token's own; None: not even that."""
+    served: bool = True
+    """False: a double, on which a shadow's candidates are scored (`verifier_svc.shadow`); it is in no step."""
     offer: Offered | None = None
     """What the planner made of the tree the last time it looked."""
     trace: SessionTrace | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from slipstream.cli.bench import bench
+from slipstream.cli.compare import compare_arms
 from slipstream.cli.generate import generate
 from slipstream.cli.inflate import inflate
 from slipstream.cli.key import key
@@ -21,3 +22,4 @@ for command in (serve, generate, key, trace, bench, train, inflate):
 app.command("resume")(resume_session)
 app.command("rollback")(roll_back_session)
 app.command("cancel")(cancel_session)
+app.command("compare")(compare_arms)

@@ -18,6 +18,7 @@ def key(
     prompt_tokens: Annotated[int | None, typer.Option(help="Most of one prompt.", min=1)] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most of one output.", min=1)] = None,
     least_priority: Annotated[int | None, typer.Option(help="Lowest priority it may claim.")] = None,
+    operator: Annotated[bool, typer.Option("--operator", help="It may ask for what concerns all.")] = False,
 ) -> None:
     """Print a line for the file of GATEWAY_API_KEYS, and on standard error the key, which is kept nowhere."""
     if not re.fullmatch("[A-Za-z0-9_-]{1,64}", name):
@@ -30,6 +31,7 @@ def key(
         "prompt_tokens": prompt_tokens,
         "max_tokens": max_tokens,
         "least_priority": least_priority,
+        "operator": "true" if operator else None,
     }
     given = "".join(f", {limit} = {value}" for limit, value in limits.items() if value is not None)
     typer.echo(f'{name} = {{ sha256 = "{digest(made).hex()}"{given} }}')

@@ -35,9 +35,9 @@ def resume_session(
     completion = Completion(started=gateway_pb2.Started(session_id=session), token_ids=[0] * offset)
     echo = None if as_json else _say
     asyncio.run(
-        _talk(
+        talk(
             "resume",
-            _doors(server, api_key, tls, ca),
+            doors_of(server, api_key, tls, ca),
             lambda lines: resume(lines, completion, echo, Patience(resume_s=0.0)),
         )
     )
@@ -66,7 +66,7 @@ def roll_back_session(
         answer: gateway_pb2.RollbackResponse = await gateway_pb2_grpc.GatewayServiceStub(lines[0]).Rollback(request)
         return answer.key.id
 
-    typer.echo(asyncio.run(_talk("rollback", _doors(server, api_key, tls, ca), ask)))
+    typer.echo(asyncio.run(talk("rollback", doors_of(server, api_key, tls, ca), ask)))
 
 
 def cancel_session(session: Name, server: Servers = None, api_key: ApiKey = "", tls: Tls = False, ca: Ca = "") -> None:
@@ -76,14 +76,14 @@ def cancel_session(session: Name, server: Servers = None, api_key: ApiKey = "", 
         request = gateway_pb2.CancelRequest(session_id=session)
         await gateway_pb2_grpc.GatewayServiceStub(lines[0]).Cancel(request)
 
-    asyncio.run(_talk("cancel", _doors(server, api_key, tls, ca), ask))
+    asyncio.run(talk("cancel", doors_of(server, api_key, tls, ca), ask))
 
 
-def _doors(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -> list[Door]:
+def doors_of(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -> list[Door]:
     return [Door(server, api_key, tls, ca) for server in servers or [LOCAL]]
 
 
-async def _talk(command: str, doors: Sequence[Door], talk: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]) -> T:
+async def talk(command: str, doors: Sequence[Door], talk: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]) -> T:
     """Ends the process with one sentence where the gateway refuses."""
     async with AsyncExitStack() as stack:
         lines = [await stack.enter_async_context(door.channel()) for door in doors]

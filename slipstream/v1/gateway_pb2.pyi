@@ -349,3 +349,70 @@ class TokenizeResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetExperimentRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetExperimentResponse(_message.Message):
+    __slots__ = ("name", "arms_setting", "arms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARMS_SETTING_FIELD_NUMBER: _ClassVar[int]
+    ARMS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arms_setting: str
+    arms: _containers.RepeatedCompositeFieldContainer[ExperimentArm]
+    def __init__(self, name: _Optional[str] = ..., arms_setting: _Optional[str] = ..., arms: _Optional[_Iterable[_Union[ExperimentArm, _Mapping]]] = ...) -> None: ...
+
+class ExperimentArm(_message.Message):
+    __slots__ = ("name", "begun", "finished", "samples")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    begun: int
+    finished: int
+    samples: _containers.RepeatedCompositeFieldContainer[SessionSample]
+    def __init__(self, name: _Optional[str] = ..., begun: _Optional[int] = ..., finished: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SessionSample, _Mapping]]] = ...) -> None: ...
+
+class SessionSample(_message.Message):
+    __slots__ = ("priority", "tokens", "served", "shadows", "ttft_s", "e2e_s", "verifier_s", "drafter_s")
+    class ShadowsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: DraftSample
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[DraftSample, _Mapping]] = ...) -> None: ...
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    SHADOWS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    E2E_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_S_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    tokens: int
+    served: DraftSample
+    shadows: _containers.MessageMap[str, DraftSample]
+    ttft_s: float
+    e2e_s: float
+    verifier_s: float
+    drafter_s: float
+    def __init__(self, priority: _Optional[int] = ..., tokens: _Optional[int] = ..., served: _Optional[_Union[DraftSample, _Mapping]] = ..., shadows: _Optional[_Mapping[str, DraftSample]] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., verifier_s: _Optional[float] = ..., drafter_s: _Optional[float] = ...) -> None: ...
+
+class DraftSample(_message.Message):
+    __slots__ = ("rounds", "rounds_with_drafts", "drafted", "accepted", "reached")
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_WITH_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    rounds: int
+    rounds_with_drafts: int
+    drafted: int
+    accepted: int
+    reached: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rounds: _Optional[int] = ..., rounds_with_drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., reached: _Optional[_Iterable[int]] = ...) -> None: ...

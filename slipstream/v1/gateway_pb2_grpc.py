@@ -70,6 +70,11 @@ class GatewayServiceStub:
                 request_serializer=slipstream_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=slipstream_dot_v1_dot_gateway__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.GetExperiment = channel.unary_unary(
+                '/slipstream.v1.GatewayService/GetExperiment',
+                request_serializer=slipstream_dot_v1_dot_gateway__pb2.GetExperimentRequest.SerializeToString,
+                response_deserializer=slipstream_dot_v1_dot_gateway__pb2.GetExperimentResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServiceServicer:
@@ -161,6 +166,16 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetExperiment(self, request, context):
+        """What the running experiment measured on this gateway, as samples that can be merged with those of others. For operators:
+        on a gateway with API keys, for keys that are marked so.
+
+        Status codes: NOT_FOUND (NO_EXPERIMENT): none is configured; PERMISSION_DENIED (OPERATOR): use an operator's key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -198,6 +213,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=slipstream_dot_v1_dot_gateway__pb2.TokenizeRequest.FromString,
                     response_serializer=slipstream_dot_v1_dot_gateway__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'GetExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetExperiment,
+                    request_deserializer=slipstream_dot_v1_dot_gateway__pb2.GetExperimentRequest.FromString,
+                    response_serializer=slipstream_dot_v1_dot_gateway__pb2.GetExperimentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -390,6 +410,33 @@ class GatewayService:
             '/slipstream.v1.GatewayService/Tokenize',
             slipstream_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
             slipstream_dot_v1_dot_gateway__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.v1.GatewayService/GetExperiment',
+            slipstream_dot_v1_dot_gateway__pb2.GetExperimentRequest.SerializeToString,
+            slipstream_dot_v1_dot_gateway__pb2.GetExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.bucket import Bucket
+from gateway.keyring import Keyring
 from gateway.store.record import Record
-from gateway.tenant import OPEN, Limits, Tenant, asked_of, called_by
-from slipstream.errors import InvalidArgument, NotFound, ResourceExhausted
+from gateway.tenant import OPEN, Limits, Tenant, asked_of, called_by, check_operator
+from slipstream.errors import InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2
 
 
@@ -135,3 +138,30 @@ def test_anothers_session_looks_like_one_that_never_was(owner: str) -> None:
     called_by(Tenant(owner, Limits()) if owner else OPEN)
     assert asked_of(record).model == "m"
     called_by(OPEN)
+
+
+def test_what_concerns_all_tenants_is_for_operators_alone() -> None:
+    called_by(Tenant("alice", Limits()))
+    with pytest.raises(PermissionDenied) as refusal:
+        check_operator()
+    assert refusal.value.reason == "OPERATOR" and "alice" in refusal.value.message
+    called_by(Tenant("root", Limits(operator=True)))
+    check_operator()
+    called_by(OPEN)  # without keys everybody may do everything
+    check_operator()
+
+
+@pytest.mark.parametrize(
+    ("line", "operator"), [("", False), (", operator = true", True), (", operator = false", False)]
+)
+def test_a_key_is_marked_as_an_operator_s(tmp_path: Path, line: str, operator: bool) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'alice = {{ sha256 = "{"0" * 64}"{line} }}\n')
+    assert [tenant.limits.operator for _, tenant in Keyring(str(file))._keys] == [operator]
+
+
+def test_an_operator_is_marked_by_true_or_false(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'alice = {{ sha256 = "{"0" * 64}", operator = 1 }}\n')
+    with pytest.raises(InvalidArgument, match="operator is true or false"):
+        Keyring(str(file))

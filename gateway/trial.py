@@ -1,0 +1,99 @@
+"""What the running experiment measured here: of each arm a bounded sample of its sessions, fit to be merged.
+
+Kept are the `KEPT` sessions of lowest priority, which is a hash of their ids: a simple random sample of all that
+finished, without a bias to late or early ones, and mergeable: the lowest of the union are those of the parts' lowest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from gateway.drafters import pool_of
+from gateway.experiment import Arm, Experiment
+from slipstream.v1 import gateway_pb2, verifier_pb2
+
+KEPT = 2048
+"""Of one arm. With as many arms and shadows as there may be, all of them fit into one message."""
+DEPTHS = 16
+"""Accepted candidates are counted by depth down to here."""
+MEASURED = (verifier_pb2.FINISH_REASON_STOP, verifier_pb2.FINISH_REASON_LENGTH)
+
+
+@dataclass(slots=True)
+class Kept:
+    """Of one arm."""
+
+    begun: int = 0
+    finished: int = 0
+    samples: list[tuple[int, int, gateway_pb2.SessionSample]] = field(default_factory=list)
+    """A heap: the highest priority, negated, first; and a number that no other has."""
+
+    def add(self, sample: gateway_pb2.SessionSample) -> None:
+        self.finished += 1
+        entry = -sample.priority, self.finished, sample
+        if len(self.samples) < KEPT:
+            heapq.heappush(self.samples, entry)
+        else:
+            heapq.heappushpop(self.samples, entry)
+
+
+class Trial:
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self._kept = {arm.name: Kept() for arm in experiment.arms}
+
+    def watch(self, arm: str, session: str) -> Watch:
+        """A session begins in this arm."""
+        self._kept[arm].begun += 1
+        return Watch(self._kept[arm], self.experiment.priority(session))
+
+    def told(self) -> gateway_pb2.GetExperimentResponse:
+        return gateway_pb2.GetExperimentResponse(
+            name=self.experiment.name,
+            arms_setting=str(self.experiment),
+            arms=[_told(arm, self._kept[arm.name]) for arm in self.experiment.arms],
+        )
+
+
+class Watch:
+    """One session, from its beginning to its end."""
+
+    def __init__(self, kept: Kept, priority: int) -> None:
+        self._kept = kept
+        self._sample = gateway_pb2.SessionSample(priority=priority)
+        self._cost_us = 0
+
+    def add(self, done: verifier_pb2.Round) -> None:
+        self._cost_us += done.cost_us
+        _count(self._sample.served, done.drafted, done.accepted)
+        for score in done.shadows:
+            _count(self._sample.shadows[pool_of(score.drafter)], score.drafted, score.accepted)
+
+    def end(self, finished: gateway_pb2.Finished, occupancy: float) -> None:
+        """`occupancy`: drafters that it had, each divided by the sessions that shared it. A session that was cancelled
+        or failed is not measured: how long it might have taken is not known."""
+        if finished.reason not in MEASURED:
+            return
+        statistics, sample = finished.statistics, self._sample
+        sample.tokens = finished.output_tokens
+        sample.ttft_s, sample.e2e_s = statistics.ttft_s, statistics.e2e_s
+        sample.verifier_s = self._cost_us / 1e6
+        sample.drafter_s = statistics.e2e_s * occupancy
+        self._kept.add(sample)
+
+
+def _count(sample: gateway_pb2.DraftSample, drafted: int, accepted: int) -> None:
+    sample.rounds += 1
+    sample.rounds_with_drafts += drafted > 0
+    sample.drafted += drafted
+    sample.accepted += accepted
+    depth = min(accepted, DEPTHS)
+    sample.reached.extend([0] * (depth - len(sample.reached)))
+    for index in range(depth):
+        sample.reached[index] += 1
+
+
+def _told(arm: Arm, kept: Kept) -> gateway_pb2.ExperimentArm:
+    samples = [sample for _, _, sample in sorted(kept.samples, reverse=True)]
+    return gateway_pb2.ExperimentArm(name=arm.name, begun=kept.begun, finished=kept.finished, samples=samples)

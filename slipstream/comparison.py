@@ -1,0 +1,236 @@
+"""An experiment's arms compared: what each brought, how sure that is, and whether a difference is shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from slipstream.estimates import (
+    CONFIDENCE,
+    Interval,
+    Numbers,
+    Ratio,
+    apart,
+    between,
+    mean,
+    of_ratio,
+    paired,
+    quantile,
+    ratio,
+)
+from slipstream.v1 import gateway_pb2
+
+MEASURES = ("tokens", "ttft_s", "e2e_s", "verifier_s", "drafter_s")
+COUNTS = ("rounds", "rounds_with_drafts", "drafted", "accepted")
+UNLIKELY = 0.001
+"""How seldom arms may be called unevenly filled that are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Of one GPU of each kind, an hour, in whatever currency."""
+
+    verifier: float
+    drafter: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Sessions, a number of each in every array."""
+
+    tokens: Numbers
+    ttft_s: Numbers
+    e2e_s: Numbers
+    verifier_s: Numbers
+    drafter_s: Numbers
+    rounds: Numbers
+    rounds_with_drafts: Numbers
+    drafted: Numbers
+    accepted: Numbers
+
+    @property
+    def tpot_s(self) -> Numbers:
+        """Of sessions with two tokens or more."""
+        long = self.tokens > 1
+        return (self.e2e_s[long] - self.ttft_s[long]) / (self.tokens[long] - 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    unit: str
+    sign: int
+    """1: more is better, -1: less is."""
+    scale: float
+    ratio: Callable[[Measured], Ratio] | None = None
+    values: Callable[[Measured], Numbers] | None = None
+    share: float = 0.0
+    """Of a quantile of `values`."""
+
+    def of(self, measured: Measured, confidence: float) -> Interval:
+        if self.ratio is not None:
+            return self._scaled(of_ratio(self.ratio(measured), confidence))
+        assert self.values is not None
+        return self._scaled(quantile(self.values(measured), self.share, confidence))
+
+    def difference(self, first: Measured, second: Measured, confidence: float) -> Interval:
+        if self.ratio is not None:
+            return self._scaled(apart(self.ratio(first), self.ratio(second), confidence))
+        assert self.values is not None
+        intervals = (quantile(self.values(each), self.share, confidence) for each in (first, second))
+        return self._scaled(between(*intervals))
+
+    def paired(self, first: Measured, second: Measured, confidence: float) -> Interval:
+        assert self.ratio is not None
+        return self._scaled(paired(self.ratio(first), self.ratio(second), confidence))
+
+    def _scaled(self, interval: Interval) -> Interval:
+        return Interval(*(number * self.scale for number in interval))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One metric of an arm or a shadow, against the first arm's or the served drafters'."""
+
+    metric: Metric
+    first: Interval
+    second: Interval
+    difference: Interval
+
+    def verdict(self, name: str) -> str:
+        """`name`: of the second."""
+        low, high = self.difference.low, self.difference.high
+        if not self.difference.known:
+            return "too few sessions"
+        if low <= 0.0 <= high:
+            return f"no difference shown ({number(low)} to {number(high)})"
+        better = "better" if (low > 0.0) == (self.metric.sign > 0) else "worse"
+        nearest, farthest = sorted((abs(low), abs(high)))
+        return f"{name} is {better} by {number(nearest)} to {number(farthest)}"
+
+
+DRAFTING = (
+    Metric("acceptance rate", "", 1, 1.0, lambda of: ratio(of.accepted, of.drafted)),
+    Metric(
+        "acceptance length", "", 1, 1.0, lambda of: ratio(of.rounds_with_drafts + of.accepted, of.rounds_with_drafts)
+    ),
+    Metric("tokens a round", "", 1, 1.0, lambda of: ratio(of.rounds + of.accepted, of.rounds)),
+)
+"""Can be said of shadows too."""
+
+
+def metrics(prices: Prices | None = None) -> list[Metric]:
+    """With prices, the cost of tokens too."""
+    found = [
+        *DRAFTING,
+        *_times("TPOT", "ms", 1e3, lambda of: of.tpot_s),
+        *_times("TTFT", "ms", 1e3, lambda of: of.ttft_s),
+        *_times("E2E", "s", 1.0, lambda of: of.e2e_s),
+    ]
+    if prices is not None:
+        found.append(Metric("cost of 1M tokens", "", -1, 1e6, lambda of: ratio(cost(of, prices), of.tokens)))
+    return found
+
+
+def _times(name: str, unit: str, scale: float, values: Callable[[Measured], Numbers]) -> list[Metric]:
+    return [
+        Metric(f"{name} mean", unit, -1, scale, lambda of: mean(values(of))),
+        *(Metric(f"{name} p{100 * share:.0f}", unit, -1, scale, values=values, share=share) for share in (0.5, 0.95)),
+    ]
+
+
+def cost(of: Measured, prices: Prices) -> Numbers:
+    """Of each session, in the prices' currency."""
+    return (of.verifier_s * prices.verifier + of.drafter_s * prices.drafter) / 3600.0
+
+
+def compare(
+    arms: Sequence[gateway_pb2.ExperimentArm], prices: Prices | None = None, confidence: float = CONFIDENCE
+) -> dict[str, list[Line]]:
+    """Of each arm what it brought against the first one; the first one against itself."""
+    all_measured = [measured(arm.samples) for arm in arms]
+    first = all_measured[0]
+    return {
+        arm.name: [
+            Line(
+                metric,
+                metric.of(first, confidence),
+                metric.of(own, confidence),
+                metric.difference(first, own, confidence),
+            )
+            for metric in metrics(prices)
+        ]
+        for arm, own in zip(arms, all_measured, strict=True)
+    }
+
+
+def shadows(arm: gateway_pb2.ExperimentArm, confidence: float = CONFIDENCE) -> dict[str, list[Line]]:
+    """Of each shadow what it would have brought against what the served drafters brought, in the same sessions."""
+    lines = {}
+    for name in watched(arm):
+        samples = [sample for sample in arm.samples if name in sample.shadows]
+        served, own = measured(samples), measured(samples, name)
+        lines[name] = [
+            Line(
+                metric,
+                metric.of(served, confidence),
+                metric.of(own, confidence),
+                metric.paired(served, own, confidence),
+            )
+            for metric in DRAFTING
+        ]
+    return lines
+
+
+def watched(arm: gateway_pb2.ExperimentArm) -> list[str]:
+    """Names of its shadows."""
+    return sorted({name for sample in arm.samples for name in sample.shadows})
+
+
+def measured(samples: Sequence[gateway_pb2.SessionSample], shadow: str = "") -> Measured:
+    """`shadow`: with the counts of this one instead of the served drafters'."""
+    drafts = [sample.shadows[shadow] if shadow else sample.served for sample in samples]
+    own = {name: np.array([float(getattr(sample, name)) for sample in samples]) for name in MEASURES}
+    counts = {name: np.array([float(getattr(draft, name)) for draft in drafts]) for name in COUNTS}
+    return Measured(**own, **counts)
+
+
+def reached(samples: Sequence[gateway_pb2.SessionSample], shadow: str = "") -> list[float]:
+    """Share of rounds in which one candidate or more were accepted, two or more, and so on."""
+    drafts = [sample.shadows[shadow] if shadow else sample.served for sample in samples]
+    rounds = sum(draft.rounds for draft in drafts)
+    depth = max((len(draft.reached) for draft in drafts), default=0)
+    totals = [sum(draft.reached[at] for draft in drafts if at < len(draft.reached)) for at in range(depth)]
+    return [total / rounds for total in totals]
+
+
+def uneven(told: gateway_pb2.GetExperimentResponse) -> list[str]:
+    """Arms in which too many or too few sessions began for it to be chance: then something else chooses, and nothing
+    that the comparison says holds."""
+    weights = weights_of(told)
+    begun, whole = sum(arm.begun for arm in told.arms), sum(weights.values())
+    bound = NormalDist().inv_cdf(1.0 - UNLIKELY / 2.0 / max(1, len(told.arms)))
+    found = []
+    for arm in told.arms:
+        share = weights[arm.name] / whole
+        if abs(arm.begun - begun * share) > bound * math.sqrt(begun * share * (1.0 - share)) + 1e-9:
+            found.append(f"arm {arm.name} has {arm.begun} of {begun} sessions, its share is {begun * share:.0f}")
+    return found
+
+
+def weights_of(told: gateway_pb2.GetExperimentResponse) -> dict[str, int]:
+    """Of the arms, by name."""
+    return {name: int(weight) for name, weight in re.findall(r"([A-Za-z0-9_-]+): ([0-9]+)", told.arms_setting)}
+
+
+def number(value: float) -> str:
+    """Three digits, and no exponent where none is needed."""
+    if math.isnan(value):
+        return "-"
+    digits = 0 if value == 0.0 else max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 6)}f}"

@@ -1,0 +1,254 @@
+"""A shadow changes nothing but what is known: on virtual time every round is the same to the microsecond, whatever the
+shadow does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from benchmarks.virtual import (
+    BLOCKS,
+    System,
+    VirtualLink,
+    VirtualThread,
+    World,
+    _curve,
+    _engine,
+    open_request,
+    run,
+    system,
+)
+from drafter_svc import service as drafter_service
+from drafter_svc.proposers.model import ModelProposer
+from drafter_svc.scheduler import Scheduler as DraftScheduler
+from slipstream import wire
+from slipstream.engine.emulated import EmulatedModel, LinearCost
+from slipstream.errors import Unavailable
+from slipstream.sampling import Sampling
+from slipstream.selection import Selection
+from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
+from tests.fleet import opening
+from tests.hostile_drafter import frame
+from verifier_svc.drafter import Drafter
+from verifier_svc.drafters import MAX_DRAFTERS, Drafters
+from verifier_svc.planner import Limits, Load, Planner
+from verifier_svc.step import Turn
+
+SESSIONS, TOKENS = 2, 70
+WORLD = World(delay_s=0.004)
+SHADOW = verifier_pb2.DrafterAddress(address="shadow:1", name="new", shadow=True)
+
+
+class Wild:
+    """For `links.Link`: answers each command at once, as badly as is asked for."""
+
+    def __init__(self, drafter: Drafter, answer: Callable[[drafter_pb2.DraftCommand], Any]) -> None:
+        self.up = True
+        self.drops = self.commands = 0
+        self._drafter, self._answer = drafter, answer
+
+    def send(self, command: drafter_pb2.DraftCommand) -> None:
+        self.commands += 1
+        for response in self._answer(command):
+            asyncio.get_running_loop().call_soon(self._drafter.receive, response)
+
+    def drop(self) -> None:
+        self.drops += 1
+        self.up = False
+        self._drafter.lost(Unavailable("it was dropped."))
+
+
+def lies(command: drafter_pb2.DraftCommand) -> list[drafter_pb2.DraftResponse]:
+    return [frame(command, [10**6])] if command.WhichOneof("command") in ("open", "commit") else []
+
+
+def floods(command: drafter_pb2.DraftCommand) -> list[drafter_pb2.DraftResponse]:
+    return [frame(command, [1, 2, 3], generation=number) for number in range(400)]
+
+
+def claims_the_future(command: drafter_pb2.DraftCommand) -> list[drafter_pb2.DraftResponse]:
+    return [frame(command, [1], base_length=900)] if command.HasField("commit") else []
+
+
+def is_silent(command: drafter_pb2.DraftCommand) -> list[drafter_pb2.DraftResponse]:
+    return []
+
+
+def guesses_nonsense(command: drafter_pb2.DraftCommand) -> list[drafter_pb2.DraftResponse]:
+    return [frame(command, [1] * 60)] if command.WhichOneof("command") in ("open", "commit") else []
+
+
+WILD = (lies, floods, claims_the_future, is_silent, guesses_nonsense)
+
+
+async def honest(running: System, drafter: Drafter, acceptance: float) -> asyncio.Task[Any]:
+    """A second drafter, which guesses right so often."""
+    thread = VirtualThread()
+    model = EmulatedModel(vocabulary_size=512, acceptance=acceptance, fanout=WORLD.fanout)
+    draft = _engine(model, LinearCost(0.003), thread, BLOCKS)
+    proposer = ModelProposer(draft, width=4, max_nodes=64, proposal_tokens=32)
+    drafting = DraftScheduler(proposer, thread, 512, 4, asyncio.get_running_loop().time)  # type: ignore[arg-type]
+    bounds = drafter_service.Bounds(wire.model_to_wire(draft.model), 4096, 64)
+    link = VirtualLink(drafter_service.Peer(drafting, bounds), drafter, 0.001)
+    drafter._link = link  # type: ignore[assignment]
+
+    async def both() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(drafting.run())
+            tasks.create_task(link.run())
+
+    return asyncio.create_task(both())
+
+
+async def decoded(shadow: Any = None, *, serving: bool = True) -> list[verifier_pb2.Round]:
+    """All rounds, in order. `shadow`: how often it is right, or how it is bad; None: there is none. `serving`: whether
+    anybody else drafts."""
+    async with system(WORLD) as running:
+        gateway, pool, task = running.gateway(), running.service.drafters, None
+        known = pool._drafter(SHADOW, []) if shadow is not None else None
+        if isinstance(shadow, float) and known is not None:
+            task = await honest(running, known, shadow)
+        elif known is not None:
+            known._link = Wild(known, shadow)  # type: ignore[assignment]
+        for number in range(SESSIONS):
+            request = open_request(number, TOKENS, 8, running.drafter)
+            del request.commands[0].open.drafters[1 if serving else 0 :]
+            if shadow is not None:
+                request.commands[0].open.drafters.append(SHADOW)
+            gateway.receive(request)
+        rounds: list[verifier_pb2.Round] = []
+        ended = 0
+        while ended < SESSIONS:
+            replies = await gateway.outbox.take()
+            assert not any(isinstance(reply, verifier_pb2.DrafterEvent) for reply in replies)
+            rounds += [reply for reply in replies if isinstance(reply, verifier_pb2.Round)]
+            ended += sum(isinstance(reply, verifier_pb2.SessionEnd) for reply in replies)
+        assert not pool.shadows._of_session and (known is None or known.idle)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    return rounds
+
+
+@cache
+def alone() -> list[verifier_pb2.Round]:
+    rounds: list[verifier_pb2.Round] = run(decoded())
+    return rounds
+
+
+def without_scores(rounds: list[verifier_pb2.Round]) -> list[bytes]:
+    bare = []
+    for done in rounds:
+        copy = verifier_pb2.Round()
+        copy.CopyFrom(done)
+        copy.ClearField("shadows")
+        for field in ("wait_us", "verify_us", "bubble_us", "cost_us"):  # sums of virtual seconds, cut to whole ones
+            setattr(copy, field, round(getattr(done, field), -1))
+        bare.append(copy.SerializeToString(deterministic=True))
+    return bare
+
+
+def scores(rounds: list[verifier_pb2.Round]) -> list[tuple[int, int]]:
+    return [(score.drafted, score.accepted) for done in rounds for score in done.shadows]
+
+
+@pytest.mark.parametrize("shadow", [1.0, 0.5, *WILD])
+def test_rounds_are_the_same_to_the_microsecond_with_and_without_a_shadow(shadow: Any) -> None:
+    rounds = run(decoded(shadow))
+    assert without_scores(rounds) == without_scores(alone())
+    assert not any(done.shadows for done in alone())
+    told, said = scores(rounds), SESSIONS * TOKENS
+    assert all(accepted <= drafted <= 8 for drafted, accepted in told)
+    assert sum(1 + accepted for _, accepted in told) <= said  # no token is counted twice
+    if shadow == 1.0:
+        assert all(accepted == drafted for drafted, accepted in told) and len(told) < len(rounds) / 2
+    elif shadow == 0.5:
+        assert 0 < sum(accepted for _, accepted in told) < sum(drafted for drafted, _ in told) / 2
+    else:  # each round has a score, and nothing came of any
+        assert told == [(drafted, 0) for drafted, _ in told] and len(told) == len(rounds)
+
+
+def test_a_shadow_is_as_good_as_the_same_drafter_when_it_serves() -> None:
+    """Beside its twin, and beside plain decoding, which takes every token as a step of its own."""
+    rounds = run(decoded(WORLD.acceptance))
+    served = 1 + sum(done.accepted for done in rounds) / len(rounds)
+    for beside in (rounds, run(decoded(WORLD.acceptance, serving=False))):
+        told = scores(beside)
+        assert 1 + sum(accepted for _, accepted in told) / len(told) == pytest.approx(served, rel=0.15)
+
+
+def test_a_shadow_under_a_ratio_rule_is_refused() -> None:
+    async def refusal() -> verifier_pb2.SessionEnd:
+        async with system(WORLD) as running:
+            gateway = running.gateway()
+            open_ = opening([1, 2], sampling=Sampling(acceptance="rejection"))
+            open_.drafters.append(SHADOW)
+            command = verifier_pb2.DecodeCommand(session=1, epoch=1, open=open_)
+            gateway.receive(verifier_pb2.DecodeRequest(commands=[command]))
+            (end,) = await gateway.outbox.take()
+            assert isinstance(end, verifier_pb2.SessionEnd)
+            return end
+
+    assert run(refusal()).failure.reason == "SHADOW"
+
+
+def test_a_shadow_s_link_is_given_up_for_a_drafter_that_serves() -> None:
+    async def full() -> tuple[int, bool]:
+        async with system(WORLD) as running:
+            gateway, pool = running.gateway(), running.service.drafters
+            request = open_request(0, TOKENS, 8, running.drafter)
+            shadows = [replace_address(f"shadow:{number}") for number in range(1, 16)]
+            request.commands[0].open.drafters.extend(shadows)
+            gateway.receive(request)
+            for number in range(1, 60):  # each session serves with a drafter of its own
+                own = verifier_pb2.DrafterAddress(address=f"own:{number}", name="own")
+                gateway.receive(open_request(number, TOKENS, 8, own))
+            serving = [place for place, known in pool._drafters.items() if known.serves]
+            await asyncio.sleep(1.0)
+            return len(pool._drafters), len(serving) == 60
+
+    assert run(full()) == (MAX_DRAFTERS, True)
+
+
+def replace_address(address: str) -> verifier_pb2.DrafterAddress:
+    return verifier_pb2.DrafterAddress(address=address, name=address, shadow=True)
+
+
+@pytest.mark.parametrize("candidates", [[0, 0, 0], [8, 0, 1], [20, 30, 14]])
+def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> None:
+    """And whoever brings more has more of it, at least a like share of what the step takes without candidates."""
+    pool = Drafters(types_pb2.ModelInfo(), 0.02)
+    planner = Planner(pool, Limits(512, 256, 0.25), _curve(LinearCost(0.02, 0.001, 0.0, 4)))
+    turns = [Turn(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
+    load = Load(3, 3 + sum(candidates))
+    seconds = planner._curve.seconds(load.tokens, 3) * 1.1
+    parts = [planner.cost_s(turn, load, seconds) for turn in turns]
+    assert sum(parts) == pytest.approx(seconds)
+    assert sorted(parts) == [part for _, part in sorted(zip(candidates, parts, strict=True))]
+    assert min(parts) >= 0.99 * planner._curve.seconds(3, 3) / 3
+
+
+@pytest.mark.parametrize("answer", [guesses_nonsense, lies])
+def test_nobody_is_woken_for_a_shadow_and_no_pace_is_learned_from_it(answer: Any) -> None:
+    async def woken() -> tuple[int, float]:
+        async with system(WORLD) as running:
+            gateway, pool = running.gateway(), running.service.drafters
+            known, calls = pool._drafter(SHADOW, []), 0
+            known._link = Wild(known, answer)  # type: ignore[assignment]
+
+            def arrived() -> None:
+                nonlocal calls
+                calls += 1
+
+            pool.arrived = arrived
+            gateway.receive(open_request(0, 10, 8, SHADOW))
+            while not any(isinstance(reply, verifier_pb2.SessionEnd) for reply in await gateway.outbox.take()):
+                pass
+            assert known._link.commands > 1
+            return calls, sum(sum(delays._came) for delays in (known.pace.first, known.pace.few, known.pace.enough))
+
+    assert run(woken()) == (0, 0.0)

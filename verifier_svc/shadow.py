@@ -1,0 +1,202 @@
+"""Shadows: drafters that guess for a session without serving it, and what their candidates would have brought.
+
+Under the coupled rule and at temperature 0 a candidate is accepted iff it is the token that is committed in its place,
+so nothing need be verified to know what would have been: when a step of the session begins, the candidates that it
+would have taken of the shadow are noted, and what is committed from there on, in this round and the next ones, is
+walked through them. That is exact.
+
+**Rounds are the shadow's own.** Its next one begins with the first step that begins at or behind the end of its last
+one: accepted candidates and the token after them. If it began with each step instead, a run of text that it knows would
+be counted once for every step that the served drafters take through it, and a shadow of plain decoding would look
+several times as good as it is. What stays: its rounds begin where steps begin, which is where served candidates failed,
+and no step waited for it.
+
+**Which candidates a step would have taken**: of the likeliest ones by path probability, at most the session's
+`draft_limit`, those in front of the first whose calibrated path probability is not above the price of a place in a step
+(`verifier_svc.price`): the marginal form of the budget's rule. The calibration is the shadows' own.
+
+A shadow has a *double* of the session: its own list of committed tokens, its own tree, its own place in the grammar.
+The double is in no step and has no KV; a drafter's link treats it as it treats any session, with the same checks and
+limits, but learns no pace from it and wakes nobody for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from slipstream.candidates import CandidateTree
+from slipstream.errors import ResourceExhausted
+from slipstream.selection import ROOT, Selection
+from slipstream.v1 import verifier_pb2
+from verifier_svc.calibration import Calibration
+from verifier_svc.session import Reply, Session
+
+if TYPE_CHECKING:
+    from verifier_svc.drafters import Drafters
+    from verifier_svc.step import Turn
+
+log = logging.getLogger(__name__)
+
+
+class Walk:
+    """Through the candidates of one round, along what is committed from its start on."""
+
+    def __init__(self, base: int, chosen: Selection) -> None:
+        self.chosen = chosen
+        self.path: list[int] = []
+        self._base = base
+
+    @property
+    def end(self) -> int:
+        """Committed length after such a round."""
+        return self._base + len(self.path) + 1
+
+    def decided(self, token_ids: Sequence[int]) -> bool:
+        """These were committed next. Whether no later token can add to what was accepted."""
+        for token in token_ids:
+            node = self.chosen.child(self._node, token)
+            if node is None:
+                return True
+            self.path.append(node)
+        return self.chosen.first_child(self._node) is None
+
+    @property
+    def _node(self) -> int:
+        return self.path[-1] if self.path else ROOT
+
+
+class Shadow:
+    """One drafter of one session."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.name = name
+        self.double = double_of(session, name)
+        self._walk: Walk | None = None
+        """Of the present round, while it is not decided."""
+        self._begins = 0
+        """Committed length from which on its next round may begin."""
+
+    def look(self, limit: int, price: float, calibration: Calibration) -> None:
+        """A step of the session begins, which may take so many candidates where a place costs so many tokens."""
+        base = len(self.double.tokens)
+        if self._walk is not None or base < self._begins:
+            return
+        chosen = self.double.tree.select(limit)
+        paths = calibration.path_probabilities(self._labels(chosen), self.double.workload, chosen)
+        worth = next((index for index, path in enumerate(paths) if path <= price), len(paths))
+        self._walk = Walk(base, chosen.head(worth))
+
+    def commit(self, token_ids: Sequence[int], calibration: Calibration) -> verifier_pb2.ShadowScore | None:
+        """The round that is decided now; None while none is."""
+        double, walk = self.double, self._walk
+        double.commit(list(token_ids), 0)
+        if walk is None:
+            return None
+        over = len(double.tokens) >= double.max_length or double.tokens[-1] in double.stop_token_ids
+        decided = walk.decided(token_ids)
+        if not decided and not over:  # nothing is committed behind the end
+            return None
+        if decided and len(walk.chosen):
+            calibration.learn(self._labels(walk.chosen), double.workload, walk.chosen, walk.path)
+        self._walk, self._begins = None, walk.end
+        return verifier_pb2.ShadowScore(drafter=self.name, drafted=len(walk.chosen), accepted=len(walk.path))
+
+    def roll_back(self, epoch: int, length: int) -> None:
+        self.double.roll_back(epoch, length)
+        self._walk, self._begins = None, 0
+
+    def _labels(self, chosen: Selection) -> list[str]:
+        return [self.name] * len(chosen)
+
+
+class Shadows:
+    """Of all sessions of a verifier. A session without any costs one look into a dictionary."""
+
+    def __init__(self, pool: Drafters, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = pool
+        self._calibration = Calibration(clock)
+        self._of_session: dict[Session, dict[str, Shadow]] = {}
+
+    def attach(self, session: Session, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
+        """The session's shadows are now these, by address. One for which there is no room is left out."""
+        known = self._of_session.pop(session, {})
+        wanted = {address.address: address for address in addresses}
+        for address in known.keys() - wanted.keys():
+            self._pool.detach(known[address].double)
+        kept = {
+            address: known.get(address) or Shadow(session, each.name or address) for address, each in wanted.items()
+        }
+        for address, shadow in kept.items():
+            try:
+                self._pool.assign(shadow.double, [wanted[address]])
+            except ResourceExhausted as error:
+                log.warning("no room for the shadow %s: %s", shadow.name, error.message)
+        if kept:
+            self._of_session[session] = kept
+
+    def detach(self, session: Session) -> None:
+        for shadow in self._of_session.pop(session, {}).values():
+            self._pool.detach(shadow.double)
+
+    def policy(self, session: Session) -> None:
+        for shadow in self._of(session):
+            shadow.double.max_draft_tokens = session.max_draft_tokens
+            self._pool.policy(shadow.double)
+
+    def reopen(self, session: Session) -> None:
+        for shadow in self._of(session):
+            shadow.roll_back(session.epoch, len(session.tokens))
+            self._pool.reopen(shadow.double)
+
+    def look(self, turns: Iterable[Turn], price: float) -> None:
+        """A step with these turns begins, in which a candidate's place costs `price` tokens."""
+        if self._of_session:
+            for turn in turns:
+                if turn.complete:
+                    for shadow in self._of(turn.session):
+                        shadow.look(turn.session.draft_limit, price, self._calibration)
+
+    def commit(self, session: Session, base: int, token_ids: list[int]) -> list[verifier_pb2.ShadowScore]:
+        """The scores that these tokens decide."""
+        scores = []
+        for shadow in self._of(session):
+            if (score := shadow.commit(token_ids, self._calibration)) is not None:
+                scores.append(score)
+            self._pool.commit(shadow.double, base, token_ids)
+        return scores
+
+    def _of(self, session: Session) -> Iterable[Shadow]:
+        return self._of_session.get(session, {}).values()
+
+
+def double_of(session: Session, name: str) -> Session:
+    """What a drafter's link needs of a session, with nothing in it that the session itself looks at."""
+
+    def say(reply: Reply) -> None:
+        if isinstance(reply, verifier_pb2.DrafterEvent) and reply.HasField("failure"):
+            log.info("the shadow %s failed a session: %s", name, reply.failure.message)
+
+    tokens = list(session.tokens)
+    double = replace(
+        session,
+        tokens=tokens,
+        credit=None,
+        tree=CandidateTree(tokens),
+        history=None,
+        say=say,
+        computed=0,
+        sequence=None,
+        constraint=None,
+        offer=None,
+        served=False,
+        _sources={},
+        _labels={},
+    )
+    if session.constraint is not None:
+        double.constraint = session.constraint.beside(tokens)
+        double.tree.admits = double.constraint.admits
+    return double
