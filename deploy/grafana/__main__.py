@@ -1,0 +1,11 @@
+"""`python -m deploy.grafana`: writes the dashboards beside this file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deploy.grafana.dashboards import DASHBOARDS
+
+if __name__ == "__main__":
+    for dashboard in DASHBOARDS:
+        (Path(__file__).parent / f"{dashboard.name}.json").write_text(dashboard.text(), "utf-8")

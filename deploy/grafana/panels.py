@@ -1,0 +1,115 @@
+"""Grafana's JSON from short descriptions: a dashboard is rows of panels, a panel is queries and a unit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+WIDTH, HEIGHT = 24, 8
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    expr: str
+    legend: str = ""
+    exemplars: bool = False
+    """Whether points lead to traces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    title: str
+    queries: tuple[Query, ...]
+    help: str
+    unit: str = "short"
+    kind: Literal["timeseries", "stat", "bargauge", "heatmap"] = "timeseries"
+    most: float | None = None
+    """Of the axis, where it has an end."""
+
+    def json(self, number: int, place: Json) -> Json:
+        instant = self.kind in ("stat", "bargauge")
+        targets = [_target(query, "ABCDEFGH"[at], instant, self.kind) for at, query in enumerate(self.queries)]
+        defaults = {"unit": self.unit, "min": 0} | ({} if self.most is None else {"max": self.most})
+        panel = {
+            "id": number,
+            "type": self.kind,
+            "title": self.title,
+            "description": self.help,
+            "datasource": SOURCE,
+            "gridPos": place,
+            "targets": targets,
+            "fieldConfig": {"defaults": defaults, "overrides": []},
+        }
+        if self.kind == "timeseries":
+            panel["options"] = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}}
+        if self.kind == "heatmap":
+            panel["options"] = {"calculate": False, "yAxis": {"unit": self.unit}, "exemplars": {"color": "orange"}}
+        return panel
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """Chosen at the top of a dashboard: values of a metric's label, all of them unless somebody chooses."""
+
+    name: str
+    metric: str
+
+    def json(self) -> Json:
+        return {
+            "name": self.name,
+            "type": "query",
+            "datasource": SOURCE,
+            "query": {"query": f"label_values({self.metric}, {self.name})", "refId": self.name},
+            "includeAll": True,
+            "multi": True,
+            "allValue": ".*",  # an empty label too
+            "current": {"text": "All", "value": "$__all"},
+            "refresh": 2,
+            "sort": 1,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    name: str
+    title: str
+    rows: tuple[tuple[Panel, ...], ...]
+    """Panels of one row share its width."""
+    variables: tuple[Variable, ...] = ()
+
+    def json(self) -> Json:
+        panels: list[Json] = []
+        for y, row in enumerate(self.rows):
+            width = WIDTH // len(row)
+            for x, panel in enumerate(row):
+                place = {"x": x * width, "y": y * HEIGHT, "w": width, "h": HEIGHT}
+                panels.append(panel.json(len(panels) + 1, place))
+        source = {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+        return {
+            "uid": f"slipstream-{self.name}",
+            "title": self.title,
+            "tags": ["slipstream"],
+            "schemaVersion": 39,
+            "version": 1,
+            "editable": True,
+            "refresh": "30s",
+            "time": {"from": "now-1h", "to": "now"},
+            "templating": {"list": [source, *(variable.json() for variable in self.variables)]},
+            "links": [{"type": "dashboards", "title": "Slipstream", "tags": ["slipstream"], "asDropdown": True}],
+            "panels": panels,
+        }
+
+    def text(self) -> str:
+        return json.dumps(self.json(), indent=1) + "\n"
+
+
+def _target(query: Query, name: str, instant: bool, kind: str) -> Json:
+    target: Json = {"refId": name, "datasource": SOURCE, "expr": query.expr, "legendFormat": query.legend or "__auto"}
+    if instant:
+        target |= {"instant": True, "range": False}
+    if kind == "heatmap":
+        target |= {"format": "heatmap"}
+    return target | ({"exemplar": True} if query.exemplars else {})

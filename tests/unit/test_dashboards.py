@@ -1,0 +1,157 @@
+"""Dashboards and rules ask for what is told: every metric in them is declared, every query can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.grafana.dashboards import DASHBOARDS
+from slipstream.telemetry.__main__ import table
+from slipstream.telemetry.metrics import DECLARED, ROLES
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"
+DOCUMENT = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+NAME = re.compile(r"\b(?:slipstream|vllm)[:_][a-zA-Z0-9_:]+")
+RULES = [
+    rule
+    for file in ("recording.yaml", "alerts.yaml")
+    for group in yaml.safe_load((PROMETHEUS / file).read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+]
+RECORDED = {rule["record"] for rule in RULES if "record" in rule}
+ALERTS = {rule["alert"] for rule in RULES if "alert" in rule}
+FILES = [json.loads(path.read_text("utf-8")) for path in sorted(GRAFANA.glob("*.json"))]
+
+
+def told() -> set[str]:
+    """Names of time series."""
+    endings = {"histogram": ("_bucket", "_sum", "_count")}
+    return {metric.name + ending for metric in DECLARED for ending in endings.get(metric.kind, ("",))}
+
+
+def labels_of(series: str) -> set[str]:
+    metric = next(each for each in DECLARED if series.removesuffix("_bucket") == each.name or series == each.name)
+    return {*metric.labels, "le"}
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    for dashboard in FILES:
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                yield f"{dashboard['title']}: {panel['title']}", target["expr"]
+    for rule in RULES:
+        yield rule.get("record") or rule["alert"], rule["expr"]
+
+
+def promtool(*arguments: str) -> str:
+    """What it says; fails the test where it finds a fault."""
+    environment = os.environ | {"PROMTOOL_REQUIRED": "3"}
+    done = subprocess.run(
+        ["sh", str(ROOT / "tools" / "promtool"), *arguments], capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    if done.returncode == 3 and "skipped" in done.stderr and not os.environ.get("PROMTOOL_REQUIRED"):
+        pytest.skip("no promtool")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_dashboards_in_the_repository_are_those_that_are_described() -> None:
+    assert {f"{dashboard.name}.json" for dashboard in DASHBOARDS} == {path.name for path in GRAFANA.glob("*.json")}
+    for dashboard in DASHBOARDS:
+        written = (GRAFANA / f"{dashboard.name}.json").read_text("utf-8")
+        assert written == dashboard.text(), "run `python -m deploy.grafana`"
+
+
+def test_a_dashboard_is_whole() -> None:
+    assert len({dashboard["uid"] for dashboard in FILES}) == len(FILES) == 4
+    for dashboard in FILES:
+        variables = [variable["name"] for variable in dashboard["templating"]["list"]]
+        assert variables[0] == "datasource"
+        panels = dashboard["panels"]
+        assert len({panel["id"] for panel in panels}) == len(panels)
+        taken: set[tuple[int, int]] = set()
+        for panel in panels:
+            place, references = panel["gridPos"], [target["refId"] for target in panel["targets"]]
+            cells = {(x, place["y"]) for x in range(place["x"], place["x"] + place["w"])}
+            assert place["x"] + place["w"] <= 24 and not cells & taken
+            taken |= cells
+            assert panel["title"] and panel["description"] and panel["datasource"]["uid"] == "${datasource}"
+            assert references and len(set(references)) == len(references)
+            used = set(re.findall(r"\$(\w+)", " ".join(target["expr"] for target in panel["targets"])))
+            assert used <= {*variables, "__rate_interval"}
+
+
+@pytest.mark.parametrize(("where", "expr"), list(queries()))
+def test_every_metric_that_is_asked_for_is_told(where: str, expr: str) -> None:
+    names = set(NAME.findall(expr))
+    assert names and names <= told() | RECORDED, where
+    for series, selector in re.findall(rf"({NAME.pattern})\{{([^}}]*)\}}", expr):
+        asked = set(re.findall(r"(\w+)\s*=", selector))
+        assert series in RECORDED or asked <= labels_of(series), where
+
+
+def test_every_metric_is_in_a_dashboard_or_a_rule() -> None:
+    shown = {name for _, expr in queries() for name in NAME.findall(expr)}
+    hidden = {
+        metric.name for metric in DECLARED if not {metric.name, metric.name + "_bucket", metric.name + "_sum"} & shown
+    }
+    assert hidden == {metric.name for metric in DECLARED if metric.name.startswith("vllm:")} | {
+        "slipstream_slo_seconds",
+        "slipstream_verifier_committed_tokens_total",
+    }
+
+
+def test_promtool_reads_every_rule_and_every_query_of_a_dashboard(tmp_path: Path) -> None:
+    def settled(expr: str) -> str:
+        return re.sub(r"\$\w+", "x", expr.replace("$__rate_interval", "5m"))
+
+    asked = [{"record": f"q:{number}", "expr": settled(expr)} for number, (_, expr) in enumerate(queries())]
+    (tmp_path / "queries.yaml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": asked}]}))
+    rules = [str(PROMETHEUS / name) for name in ("recording.yaml", "alerts.yaml")]
+    said = promtool("check", "rules", str(tmp_path / "queries.yaml"), *rules)
+    assert said.count("SUCCESS") == 3 and f"{len(asked)} rules found" in said
+    (tmp_path / "queries.yaml").write_text("groups: [{name: q, rules: [{record: 'q:1', expr: 'sum(('}]}]")
+    with pytest.raises(AssertionError, match="unclosed left parenthesis"):
+        promtool("check", "rules", str(tmp_path / "queries.yaml"))
+
+
+def test_alerts_fire_when_they_should_and_not_else() -> None:
+    tests = sorted((PROMETHEUS / "tests").glob("*.yaml"))
+    assert "SUCCESS" in promtool("test", "rules", *map(str, tests))
+    fired: dict[str, set[bool]] = {}
+    for path in tests:
+        for test in yaml.safe_load(path.read_text("utf-8"))["tests"]:
+            for case in test.get("alert_rule_test", ()):
+                fired.setdefault(case["alertname"], set()).add(bool(case.get("exp_alerts")))
+    assert set(fired) == ALERTS
+    for alert, cases in fired.items():
+        assert True in cases and (False in cases), f"{alert} is to be tested both ways"
+
+
+def test_every_alert_says_what_is_wrong_and_where_to_read_what_to_do() -> None:
+    headings = {heading.lower() for heading in re.findall(r"^### (\w+)$", DOCUMENT, re.MULTILINE)}
+    for rule in RULES:
+        if "alert" in rule:
+            page, _, anchor = rule["annotations"]["runbook"].partition("#")
+            assert page == "docs/metrics.md" and anchor in headings
+            assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
+
+
+@pytest.mark.parametrize("roles", [ROLES, *((role,) for role in ROLES)], ids=str)
+def test_the_document_has_every_metric_with_its_meaning(roles: Any) -> None:
+    assert table(roles) in DOCUMENT, "run `python -m slipstream.telemetry`"
+
+
+def test_the_document_names_no_metric_that_is_not_there() -> None:
+    named = {name.rstrip("_:") for name in NAME.findall(DOCUMENT)}
+    known = told() | RECORDED | {metric.name for metric in DECLARED}
+    assert not {name for name in named if name not in known and not any(each.startswith(name) for each in known)}
