@@ -19,6 +19,8 @@ from verifier_svc.shadow import Shadows
 
 MAX_DRAFTERS = 64
 """Links one verifier keeps, whatever gateways ask for."""
+FORGET_S = 60.0
+"""How often those that nobody uses and that do not answer are let go: pods come and go, and addresses with them."""
 SOON_S = 0.02
 """Within which the drafters of one session are compared."""
 
@@ -68,7 +70,11 @@ class Drafters:
             self._tasks = tasks
             for drafter in self._drafters.values():
                 self._links[drafter] = tasks.create_task(drafter.run())
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(FORGET_S)
+                for address, drafter in list(self._drafters.items()):
+                    if drafter.idle and not drafter.up:
+                        self._let_go(address)
 
     def attach(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
         """The session's drafters are now these. Raises ResourceExhausted when there are too many different ones."""
@@ -167,7 +173,10 @@ class Drafters:
         unused = [address for address, known in self._drafters.items() if not known.serves and known not in wanted]
         if not unused:
             raise ResourceExhausted(f"this verifier uses {MAX_DRAFTERS} drafters already; name one of them.")
-        gone = self._drafters.pop(min(unused, key=lambda address: not self._drafters[address].idle))
+        self._let_go(min(unused, key=lambda address: not self._drafters[address].idle))
+
+    def _let_go(self, address: str) -> None:
+        gone = self._drafters.pop(address)
         gone.dismiss()
         link = self._links.pop(gone, None)
         if link is not None:

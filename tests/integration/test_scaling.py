@@ -8,14 +8,19 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
 from gateway.config import GatewayConfig
 from gateway.gateway import Gateway, World, running
 from gateway.sessions import Chance
 from slipstream.client import channel
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.fleet import until
+from slipstream.engine.opening import open_engine
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
+from tests.fleet import drafter, until, verifier
+from tests.fleet import gateway as speaking
 from tests.front import Answer, Setting
 from tests.scripted_verifier import ScriptedVerifier, served
+from verifier_svc import drafters
 
 
 class Pods:
@@ -75,12 +80,28 @@ async def test_each_new_verifier_gets_sessions_and_one_that_goes_loses_none(sett
         await until(lambda: [verifier.address for verifier in gateway.router.verifiers] == [other])
 
 
+async def test_a_verifier_forgets_a_drafter_that_is_gone_when_nobody_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafters, "FORGET_S", 0.01)
+    async with verifier(open_engine("emulated:")) as server, speaking(server.address) as speaker:
+        known = server.service.drafters._drafters
+        async with drafter(open_engine("emulated:acceptance=0.9")) as lives:
+            async with drafter(open_engine("emulated:acceptance=0.9")) as dies:
+                number, session = await speaker.open([1, 2], tokens=50_000, drafters=[lives, dies])
+                await until(lambda: all(each.up for each in known.values()) and len(known) == 2)
+            await until(lambda: not known[dies].up)
+            await asyncio.sleep(0.05)
+            assert set(known) == {lives, dies}  # it may come back
+            await speaker.command(number, close=verifier_pb2.DecodeClose())
+            await session.done.wait()
+            await until(lambda: set(known) == {lives})
+
+
 async def test_replicas_of_a_drafter_are_one_to_clients_and_each_gets_its_share(setting: Setting) -> None:
     pods = Pods()
-    verifier = setting.verifier(limit=3)
+    target = setting.verifier(limit=3)
     async with AsyncExitStack() as stack:
         gateway, stub = await opened(stack, setting, pods)
-        address, _ = await stack.enter_async_context(served(verifier))
+        address, _ = await stack.enter_async_context(served(target))
         pods.of["verifier:50071"].append(address)
         await gateway.ready()
         replicas = [await setting.drafter(), await setting.drafter()]
@@ -90,8 +111,8 @@ async def test_replicas_of_a_drafter_are_one_to_clients_and_each_gets_its_share(
         assert [drafter.name for drafter in listed.models[0].drafters] == ["model"]
         named = gateway_pb2.SpeculationOptions(drafters=["model"])
         runs = [asyncio.create_task(said(stub, speculation=named if run % 2 else None)) for run in range(4)]
-        await until(lambda: opens(verifier) == 4)
-        used = [drafter.address for opened in verifier.opens() for drafter in opened.drafters]
+        await until(lambda: opens(target) == 4)
+        used = [one.address for opened in target.opens() for one in opened.drafters]
         assert sorted(used) == sorted(replicas * 2)
         for run in runs:
             run.cancel()

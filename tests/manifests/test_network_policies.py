@@ -21,10 +21,8 @@ OUTSIDE = {
     "DNS": Place("10.244.9.3", "kube-system", {"k8s-app": "kube-dns"}),
     "NodeLocal DNS": Place("169.254.20.10"),
 }
-PORTS: tuple[Port, ...] = (
-    *((port, "TCP") for port in (50051, 50052, 50061, 50062, 50071, 50072, 9464, 6379, 4317, 16686, 443, 53, 29500)),
-    *((port, "UDP") for port in (53, 50071)),
-)
+TCP = (50051, 50052, 50061, 50062, 50071, 50072, 9464, 6379, 4317, 13133, 16686, 443, 53, 29500)
+PORTS: tuple[Port, ...] = (*((port, "TCP") for port in TCP), (53, "UDP"), (50071, "UDP"))
 Reach = set[tuple[str, str, Port]]
 
 
