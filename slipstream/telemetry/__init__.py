@@ -1,1 +1,1 @@
-"""What the services tell of themselves: traces, metrics, logs."""
+"""What the services tell of themselves to those who run them: metrics, logs, traces."""
