@@ -47,6 +47,7 @@ class SessionTrace:
         """That came since the last step began."""
         self._drafts: list[SpanContext] = []
         """Whose candidates were the last to come before it."""
+        self._round: tuple[tuple[int, int], SpanContext] | None = None
 
     def told(self, number: int, length: int, now: float) -> None:
         """A drafter is told of the committed prefix."""
@@ -92,9 +93,15 @@ class SessionTrace:
             spans.BYTES: sum(frame.size for frame in came),
             spans.WIRE: min((frame.wire_s for frame in came if frame.wire_s is not None), default=None),
         }
-        round = self.trace.round(turn.session.epoch, turn.base)
-        self._emit(timing, attributes, step, round, self._drafts if len(chosen) else ())
+        self._emit(timing, attributes, step, self.round(turn), self._drafts if len(chosen) else ())
         return self.trace.at(timing.ended)
+
+    def round(self, turn: Turn) -> SpanContext:
+        """The turn's; asked for twice of each."""
+        place = turn.session.epoch, turn.base
+        if self._round is None or self._round[0] != place:
+            self._round = place, self.trace.round(*place)
+        return self._round[1]
 
     def void(self, turn: Turn, timing: Timing, step: int) -> None:
         """A step was for nothing: the session was closed or rolled back meanwhile."""
@@ -134,11 +141,7 @@ class SessionTrace:
 
 def stepped(tracing: Tracing, number: int, plan: Plan, timing: Timing) -> None:
     """The step itself, if a traced session was in it."""
-    rounds = [
-        turn.session.trace.trace.round(turn.session.epoch, turn.base)
-        for turn in plan.turns
-        if turn.session.trace is not None and turn.complete
-    ]
+    rounds = [turn.session.trace.round(turn) for turn in plan.turns if turn.session.trace is not None and turn.complete]
     if rounds:
         trace = tracing.alone(tracing.step(number))
         attributes: dict[str, Value] = {

@@ -51,8 +51,8 @@ def from_folder(folder: Path, trace_id: str) -> list[Told]:
     spans = [
         span
         for path in sorted(folder.glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-        if trace_id in line
+        for line in path.read_text().splitlines(keepends=True)
+        if trace_id in line and line.endswith("\n")  # else it is being written
         for span in from_otlp(json.loads(line))
         if span.trace_id == trace_id
     ]

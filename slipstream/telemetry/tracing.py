@@ -12,8 +12,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from struct import Struct
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
@@ -32,6 +33,7 @@ FINE, FAILED = Status(), Status(StatusCode.ERROR)
 SCOPE = InstrumentationScope("slipstream")
 CLOSE_S = 1.0
 """What a process that ends waits at most for its last spans to be taken."""
+NAMED = Struct(">QII")
 BELIEVED_S = 1.0
 """Clocks of two machines are believed as long as what was said by the one came so soon after by the other."""
 
@@ -122,7 +124,7 @@ class Span:
     error: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Trace:
     """One traced request, as one process sees it."""
 
@@ -134,6 +136,11 @@ class Trace:
     nothing, and one that disagrees with the peer's by more than a message may take is put right."""
     parent: SpanContext | None = None
     """What the client has the request in."""
+    _prefix: bytes = field(init=False)
+    """Of what names are hashes of."""
+
+    def __post_init__(self) -> None:
+        self._prefix = self.root.trace_id.to_bytes(16) + self.root.span_id.to_bytes(8)
 
     @property
     def id(self) -> str:
@@ -162,11 +169,11 @@ class Trace:
 
     def round(self, epoch: int, length: int) -> SpanContext:
         """The round on a committed prefix of `length` tokens, whoever sends it."""
-        return self._named(b"round", epoch, length)
+        return self._named(0, epoch, length)
 
     def draft(self, epoch: int, number: int, length: int) -> SpanContext:
         """What a drafter did while it knew of `length` tokens. `number`: its verifier's name of the session."""
-        return self._named(b"draft", epoch, length, number)
+        return self._named(1 + number, epoch, length)
 
     def fresh(self) -> SpanContext:
         """Of a span that nobody else names."""
@@ -191,7 +198,6 @@ class Trace:
         for processor in self.tracing.processors:
             processor.on_end(made)
 
-    def _named(self, kind: bytes, *numbers: int) -> SpanContext:
-        parts = b"".join(number.to_bytes(8) for number in (self.root.span_id, *numbers))
-        digest = blake2b(parts, digest_size=8, key=self.root.trace_id.to_bytes(16), person=kind).digest()
+    def _named(self, whose: int, epoch: int, length: int) -> SpanContext:
+        digest = blake2b(self._prefix + NAMED.pack(whose, epoch, length), digest_size=8).digest()
         return SpanContext(self.root.trace_id, int.from_bytes(digest) or 1, is_remote=True, trace_flags=SAMPLED)

@@ -17,11 +17,15 @@ from slipstream.cli.serve import Role
 ROOT = Path(__file__).resolve().parents[2]
 
 
+ASKED_ALONE = {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}
+"""Where traces are written, those of requests whose client wants one."""
+
+
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
     """The gateway's address, while `slipstream serve` runs with these options."""
     command = [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"} | ASKED_ALONE
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -54,7 +58,13 @@ async def starting() -> AsyncIterator[tuple[AsyncExitStack, Start]]:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `server` writes its traces."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="session")
+def server(traces: Path) -> Iterator[str]:
     """The shipped pair in fp32, where texts are promised to be identical."""
-    with serving("--dtype", "float32") as address:
+    with serving("--dtype", "float32", "--traces", str(traces)) as address:
         yield address

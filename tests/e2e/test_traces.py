@@ -1,0 +1,51 @@
+"""A trace of the three real processes, from the command that asks for it to the command that prints it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from slipstream.cli import app
+from slipstream.errors import NotFound
+from slipstream.telemetry import spans
+from slipstream.telemetry.reading import Told, from_folder
+
+EVERY = set(spans.SPANS) - {spans.RESUME, spans.STEP}
+
+
+def generate(server: str, *options: str) -> tuple[str | None, str]:
+    """The id of the trace, and what was said of it."""
+    done = CliRunner().invoke(app, ["generate", "def f(", "--server", server, "--max-tokens", "12", "--json", *options])
+    assert done.exit_code == 0, done.output
+    trace_id: str | None = json.loads(done.stdout)["trace_id"]
+    return trace_id, done.stderr
+
+
+def written(folder: Path, trace_id: str) -> list[Told]:
+    """Once every process has sent all of its own."""
+    until = time.monotonic() + 20.0
+    while time.monotonic() < until:
+        try:
+            trace = from_folder(folder, trace_id)
+        except NotFound:
+            trace = []
+        if {span.name for span in trace} == EVERY:
+            assert {span.service for span in trace} == set(spans.SERVICES)
+            return trace
+        time.sleep(0.2)
+    raise AssertionError(f"of {trace_id} there is only {trace}")
+
+
+def test_a_request_is_traced_if_its_client_wants_it(server: str, traces: Path) -> None:
+    assert generate(server) == (None, "")
+    trace_id, said = generate(server, "--trace")
+    assert trace_id is not None
+    assert said == f"slipstream trace {trace_id}\n"
+    trace = written(traces, trace_id)
+    assert "def f(" not in "".join(path.read_text() for path in traces.iterdir())
+    assert sum(span.attributes[spans.TOKENS] for span in trace if span.name == spans.ROUND) == 12
+    printed = CliRunner().invoke(app, ["trace", trace_id, "--traces", str(traces)])
+    assert all(name in printed.output for name in ("generate", "prefill", "round 0", "draft model", "verify", "commit"))

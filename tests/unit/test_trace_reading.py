@@ -1,0 +1,213 @@
+"""Traces read back: from files, from Jaeger, into what Jaeger reads, and on the terminal."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from slipstream.cli import app
+from slipstream.errors import InvalidArgument, NotFound, Unavailable
+from slipstream.telemetry import spans
+from slipstream.telemetry.reading import Happened, Told, from_folder, from_jaeger, from_jaeger_at, from_otlp, to_jaeger
+from slipstream.telemetry.waterfall import waterfall
+
+ID = "0123456789abcdef" * 2
+MS = 1_000_000
+values = st.one_of(st.text(max_size=5), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))
+attributes = st.dictionaries(st.text(min_size=1, max_size=5).filter(lambda key: key != "event"), values, max_size=3)
+moments = st.integers(0, 2**50).map(lambda us: us * 1000)
+names = st.text("0123456789abcdef", min_size=16, max_size=16)
+
+
+@st.composite
+def told(draw: st.DrawFn) -> Told:
+    began = draw(moments)
+    return Told(
+        trace_id=ID,
+        span_id=draw(names),
+        parent_id=draw(st.one_of(st.just(""), names)),
+        service=draw(st.sampled_from(spans.SERVICES)),
+        name=draw(st.sampled_from(sorted(spans.SPANS))),
+        began_ns=began,
+        ended_ns=began + draw(moments),
+        attributes=draw(attributes),
+        events=tuple(draw(st.lists(st.builds(Happened, st.text(max_size=4), moments, attributes), max_size=2))),
+        links=tuple(draw(st.lists(st.tuples(st.just(ID), names), max_size=2))),
+        error=draw(st.booleans()),
+        kind=draw(st.sampled_from(["server", "internal"])),
+    )
+
+
+@settings(max_examples=50)
+@given(st.lists(told(), min_size=1, max_size=4))
+def test_what_jaeger_is_given_says_all_that_there_was(trace: list[Told]) -> None:
+    document = to_jaeger(trace)
+    assert from_jaeger(json.loads(json.dumps(document))) == trace
+    processes = document["data"][0]["processes"]
+    assert {process["serviceName"] for process in processes.values()} == {span.service for span in trace}
+
+
+def span(name: str, number: int, parent: int, began: int, took: int, **told: Any) -> Told:
+    service = {"draft": 2, "verify": 1, "prefill": 1}.get(name, 0)
+    told["attributes"] = {f"slipstream.{key}": value for key, value in told.pop("notes", {}).items()}
+    began, took = (1_700_000_000_000 + began) * MS, took * MS
+    parent_id = f"{parent:016x}" if parent else ""
+    return Told(ID, f"{number:016x}", parent_id, spans.SERVICES[service], name, began, began + took, **told)
+
+
+TRACE = [
+    span("verify", 5, 4, 40, 20, notes={"drafted": 4, "accepted": 2, "wire_s": 0.0031}),
+    span("round", 4, 1, 35, 30, notes={"round": 1, "miss": "diverged"}),
+    span("generate", 1, 0, 0, 100, events=(Happened("drafter.lost", 0),)),
+    span("draft", 6, 4, 36, 26, notes={"drafter": "ngram", "discarded": True}),
+    span("round", 2, 1, 0, 40, notes={"round": 0}, error=True),
+    span("verify", 7, 99, 90, 5),
+]
+
+
+def lines(rounds: range | None = None) -> list[str]:
+    from rich.console import Console
+
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(waterfall(TRACE, rounds))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_the_waterfall_stands_in_order_of_time_parents_first() -> None:
+    head, *rows = lines()
+    assert head.split() == ["span", "at", "ms", "took", "ms"]
+    starts = [(len(row) - len(row.lstrip()), *row.split()[:2]) for row in rows]
+    assert starts == [
+        (0, "generate", "0.0"),
+        (2, "round", "0"),
+        (2, "round", "1"),
+        (4, "draft", "ngram"),
+        (4, "verify", "40.0"),
+        (0, "verify", "90.0"),  # whose round never came
+    ]
+    assert rows[4].endswith("drafted 4, accepted 2, wire_s 3.1 ms")
+    assert rows[3].endswith("discarded true")
+    assert rows[2].endswith("miss diverged")
+    assert rows[0].endswith("drafter.lost")
+    bars = [row.index("█") for row in rows]
+    assert bars[0] == bars[1] < bars[2] <= bars[3] <= bars[4] < bars[5]
+
+
+def test_chosen_rounds_alone_are_drawn_as_wide_as_there_is_room() -> None:
+    _, *rows = lines(range(1, 2))
+    assert [row.split()[0] for row in rows] == ["round", "draft", "verify", "verify"]
+    assert rows[0].split()[2] == "0.0"
+
+
+OTLP = {
+    "resourceSpans": [
+        {
+            "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "slipstream-gateway"}}]},
+            "scopeSpans": [
+                {
+                    "spans": [
+                        {
+                            "traceId": ID,
+                            "spanId": "a" * 16,
+                            "name": "generate",
+                            "kind": "SPAN_KIND_SERVER",
+                            "startTimeUnixNano": "1000",
+                            "endTimeUnixNano": "5000",
+                            "status": {"code": "STATUS_CODE_ERROR"},
+                            "attributes": [
+                                {"key": "n", "value": {"intValue": "7"}},
+                                {"key": "words", "value": {"arrayValue": {"values": [{"stringValue": "stop"}]}}},
+                            ],
+                            "events": [{"name": "lost", "timeUnixNano": "2000"}],
+                        }
+                    ]
+                }
+            ],
+        }
+    ]
+}
+
+
+def test_a_line_of_otlp_is_read() -> None:
+    [read] = from_otlp(OTLP)
+    assert (read.service, read.name, read.kind, read.error) == ("slipstream-gateway", "generate", "server", True)
+    assert read.attributes == {"n": 7, "words": ["stop"]}
+    assert read.events == (Happened("lost", 2000),)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "slipstream-gateway-1.jsonl").write_text(json.dumps(OTLP) + "\n")
+    return tmp_path
+
+
+def test_the_command_prints_and_exports(folder: Path) -> None:
+    printed = CliRunner().invoke(app, ["trace", ID, "--traces", str(folder)])
+    assert printed.exit_code == 0, printed.output
+    assert "generate" in printed.output
+    exported = CliRunner().invoke(app, ["trace", "export", ID, "--traces", str(folder)])
+    assert from_jaeger(json.loads(exported.output))[0].name == "generate"
+
+
+@pytest.mark.parametrize("what", [["print", ID], ["xyz"], [ID.upper()], [ID, "--rounds", "5-"]])
+def test_the_command_says_how_it_is_used(what: list[str]) -> None:
+    assert CliRunner().invoke(app, ["trace", *what]).exit_code == 2
+
+
+def test_a_trace_that_is_nowhere_is_not_found(folder: Path) -> None:
+    with pytest.raises(NotFound, match="no trace"):
+        from_folder(folder, "f" * 32)
+    assert CliRunner().invoke(app, ["trace", "f" * 32, "--traces", str(folder)]).exit_code == 1
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[tuple[str, list[str]]]:
+    asked: list[str] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", asked
+        server.shutdown()
+
+
+def test_jaeger_is_asked_for_the_trace() -> None:
+    with answering(200, json.dumps(to_jaeger(TRACE)).encode()) as (url, asked):
+        assert from_jaeger_at(url, ID) == TRACE
+    assert asked == [f"/api/traces/{ID}"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [(404, b"", NotFound), (500, b"", Unavailable), (200, b"<html>", Unavailable), (200, b'{"data":[]}', Unavailable)],
+)
+def test_what_is_no_answer_of_jaegers_is_typed(status: int, body: bytes, error: type[Exception]) -> None:
+    with answering(status, body) as (url, _), pytest.raises(error):
+        from_jaeger_at(url, ID)
+
+
+def test_nobody_at_the_address_is_typed() -> None:
+    with pytest.raises(Unavailable):
+        from_jaeger_at("http://127.0.0.1:1", ID)
+    with pytest.raises(InvalidArgument):
+        from_jaeger_at("file:///etc/passwd", ID)
