@@ -35,6 +35,8 @@ class Plan:
     """The API key that the session belongs to; empty on an open gateway."""
     salt: str = ""
     """What caches are shared by: the owner and its own `cache_salt`."""
+    revision: int = 0
+    """How often it was rolled back: those who were told the former text know by it that this is another one."""
     drafting: Drafting = field(default_factory=Drafting, compare=False)
     """Who may take the place of a drafter that fails."""
 
@@ -62,6 +64,7 @@ class Plan:
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
             owner=self.owner,
+            revision=self.revision,
         )
         if self.prediction:
             request.prediction.token_ids.token_ids.extend(self.prediction)

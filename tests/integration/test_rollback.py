@@ -111,9 +111,21 @@ async def test_a_cancelled_session_has_ended_even_if_its_client_leaves_meanwhile
     call.cancel()
 
 
-async def test_what_follows_a_rollback_is_not_what_a_follower_elsewhere_goes_on_with(shared: Shared) -> None:
-    """Nothing was cut, but the seed is another one."""
-    await shared.front.roll_back(shared.name, 9, seed=5)
-    assert isinstance(await broken_off(shared.follower, shared.heard), Aborted)
-    assert len(shared.front.verifiers[0].opens()) == 1
-    shared.call.cancel()
+EDIT = gateway_pb2.TokenIds(token_ids=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("keep", "change", "left"), [(9, {"seed": 5}, 9), (9, {"token_ids": EDIT}, 9), (4, {"token_ids": EDIT}, 4)]
+)
+async def test_followers_hear_what_is_left_of_what_they_were_told(
+    shared: Shared, keep: int, change: dict[str, Any], left: int
+) -> None:
+    """Even where the log is as it was, or as long again."""
+    await shared.beside.roll_back(shared.name, keep, **change)
+    shared.go_on()
+    again = await shared.beside.resume(shared.name, Answer(tokens=shared.text[:keep]))
+    assert len(again.tokens) == 40
+    for call, answer in ((shared.call, shared.answer), (shared.follower, shared.heard)):
+        error = await broken_off(call, answer)
+        assert isinstance(error, Aborted) and error.reason == "ROLLED_BACK"
+        assert f"to {left} output tokens" in error.message
