@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from gateway.log import Scribe, SessionLog
-from gateway.outcome import cancelled
+from gateway.outcome import cancelled, rolled_back
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
 from slipstream.errors import SlipstreamError
@@ -41,13 +41,16 @@ class Claims:
         """Of a new session, or of one that was taken."""
         return SessionLog(self._store, record, scribe=self._scribe, grace_s=self._grace_s)
 
-    async def cut(self, name: str, length: int, edit: Sequence[int], params: bytes) -> int:
-        """Whoever owns it: its first `length` tokens and the edit are left, and nobody owns them. Returns the epoch."""
-        record = await self.take(name, force=True)
+    async def cut(self, seen: Record, length: int, edit: Sequence[int], params: bytes) -> int:
+        """Whoever owns it: its first `length` tokens and the edit are left, and nobody owns them. Returns the epoch.
+        Raises Aborted where the session was rolled back since it was `seen`: this may be the late repeat of that."""
+        record = await self.take(seen.id, force=True)
         log = SessionLog(self._store, record, scribe=None, grace_s=self._grace_s)
         try:
-            if length > record.length:  # somebody else was faster
-                raise refusal("MISMATCH", name, record.epoch, record.length)
+            if record.params != seen.params:
+                raise rolled_back()
+            if length > record.length:  # the store lost the rest
+                raise refusal("MISMATCH", seen.id, record.epoch, record.length)
             await log.truncate(length, params)
             await log.append(edit)
         finally:

@@ -6,13 +6,10 @@ import asyncio
 from dataclasses import dataclass
 
 from gateway.log import SessionLog
-from gateway.outcome import finished_of
+from gateway.outcome import finished_of, rolled_back
 from gateway.session import Session
 from gateway.store.record import Record
 from gateway.story import Story
-from slipstream.errors import Aborted, Unavailable
-
-ROLLED_BACK = "ROLLED_BACK"
 
 
 @dataclass(slots=True, eq=False)
@@ -67,11 +64,3 @@ class Known:
             finished.output_tokens = min(finished.output_tokens, story.transcript.carrying())
             story.finish(finished)
         return not record.outcome
-
-
-def rolled_back(output_tokens: int) -> Aborted:
-    return Aborted(f"The session was rolled back to {output_tokens} output tokens; resume there.", reason=ROLLED_BACK)
-
-
-def suspended() -> Unavailable:
-    return Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED")

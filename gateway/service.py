@@ -39,7 +39,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     async def Resume(self, request: gateway_pb2.ResumeRequest, context: Context) -> None:
         story = await self._sessions.resume(request.session_id)
         characters = request.characters if request.HasField("characters") else None
-        async with aclosing(story.follow(request.offset, characters)) as events:
+        revision = request.revision if request.HasField("revision") else None
+        async with aclosing(story.follow(request.offset, characters, revision)) as events:
             async for event in events:
                 await context.write(gateway_pb2.ResumeResponse(**_named(event)))
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from gateway.admission import Admission, RandomBits
 from gateway.claims import Claims
-from gateway.known import Known, rolled_back, suspended
+from gateway.known import Known
 from gateway.log import Scribe, SessionLog
-from gateway.outcome import output_of
+from gateway.outcome import output_of, rolled_back, suspended
 from gateway.plan import Plan
 from gateway.rounds import Ledger
 from gateway.session import Session, Stage
@@ -109,19 +109,19 @@ class Sessions:
         if request.output_tokens > said:
             raise OutOfRange(f"The session has {said} output tokens; keep at most those.", reason="NO_OFFSET")
         plan, edit = await self._admission.revise(request_of(record), request)
-        kept = record.prompt_length + request.output_tokens
         if request.branch:
+            kept = record.prompt_length + request.output_tokens
             return await self._branch(plan, (*record.tokens[:kept], *edit)), 1
         # A caller that leaves in the middle must not leave half of it.
-        cutting = asyncio.create_task(self._cut(record.id, request.output_tokens, kept, edit, plan.params()))
+        cutting = asyncio.create_task(self._cut(record, request.output_tokens, edit, plan.params()))
         return record.id, await asyncio.shield(cutting)
 
-    async def _cut(self, name: str, output: int, kept: int, edit: Sequence[int], params: bytes) -> int:
-        async with self._claims.turn(name):
-            if known := self._known.get(name):
+    async def _cut(self, record: Record, output: int, edit: Sequence[int], params: bytes) -> int:
+        async with self._claims.turn(record.id):
+            if known := self._known.get(record.id):
                 known.story.fail(rolled_back(output))
                 await self._let_go(known)
-            return await self._claims.cut(name, kept, edit, params)
+            return await self._claims.cut(record, record.prompt_length + output, edit, params)
 
     async def cancel(self, name: str) -> None:
         """The session has ended, wherever it ran. Nothing happens to one that had."""
@@ -249,7 +249,11 @@ class Sessions:
 
     def _tell(self, record: Record, plan: Plan) -> Known:
         started = gateway_pb2.Started(
-            session_id=record.id, seed=plan.sampling.seed, prompt_token_ids=plan.prompt, model=plan.model.name
+            session_id=record.id,
+            seed=plan.sampling.seed,
+            prompt_token_ids=plan.prompt,
+            model=plan.model.name,
+            revision=asked_of(record).revision,
         )
         shown = number_only if plan.top_logprobs is None else self._tokenizer.shown
         story = Story(started, Transcript(self._tokenizer.detokenizer(), plan.stops, shown))

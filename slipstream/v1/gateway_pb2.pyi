@@ -114,16 +114,18 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("session_id", "seed", "prompt_token_ids", "model")
+    __slots__ = ("session_id", "seed", "prompt_token_ids", "model", "revision")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     seed: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     model: str
-    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ...) -> None: ...
+    revision: int
+    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("offset", "token_ids", "text", "logprobs")
@@ -229,14 +231,16 @@ class DrafterStatistics(_message.Message):
     def __init__(self, name: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("session_id", "offset", "characters")
+    __slots__ = ("session_id", "offset", "characters", "revision")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     offset: int
     characters: int
-    def __init__(self, session_id: _Optional[str] = ..., offset: _Optional[int] = ..., characters: _Optional[int] = ...) -> None: ...
+    revision: int
+    def __init__(self, session_id: _Optional[str] = ..., offset: _Optional[int] = ..., characters: _Optional[int] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")

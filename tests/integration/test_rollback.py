@@ -14,6 +14,7 @@ from tests.calls import Shared, begun, broken_off, read_on, store
 from tests.front import Answer, Setting
 
 LENGTH = verifier_pb2.FINISH_REASON_LENGTH
+EDIT = gateway_pb2.TokenIds(token_ids=[1, 2])
 
 
 async def test_a_session_rolled_back_says_another_thing_from_there(setting: Setting) -> None:
@@ -111,7 +112,16 @@ async def test_a_cancelled_session_has_ended_even_if_its_client_leaves_meanwhile
     call.cancel()
 
 
-EDIT = gateway_pb2.TokenIds(token_ids=[1, 2])
+async def test_who_has_the_former_text_does_not_get_the_rest_of_another(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    whole = await front.generate()
+    name, former = whole.started.session_id, Answer(tokens=whole.tokens[:20])
+    await front.roll_back(name, 10, token_ids=EDIT)
+    with pytest.raises(Aborted) as caught:
+        await front.resume(name, former, revision=whole.started.revision)
+    assert caught.value.reason == "ROLLED_BACK" and not front.gateway.sessions._known
+    again = await front.resume(name, Answer(tokens=whole.tokens[:10]), revision=1)
+    assert again.started.revision == 1 and again.tokens[10:12] == [1, 2]
 
 
 @pytest.mark.parametrize(
