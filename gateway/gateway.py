@@ -96,8 +96,8 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
                 address = await server.start(config.listen, config.health_listen)
                 yield Gateway(address, router, sessions, server, tokenizer)
             finally:
-                await _drained(server, sessions, config.grace_s)
-                await _written(scribe, config.store_grace_s)
+                await drained(server, sessions, config.grace_s)
+                await written(scribe, config.store_grace_s)
                 for loop in loops:
                     loop.cancel()
 
@@ -164,7 +164,7 @@ def _router(config: GatewayConfig, world: World, fingerprint: str) -> Router:
     return router
 
 
-async def _drained(server: Server, sessions: Sessions, grace_s: float) -> None:
+async def drained(server: Server, sessions: Sessions, grace_s: float) -> None:
     """Sessions have `grace_s` to finish; those that have not are let go, and their clients told to resume them."""
     stopping = asyncio.create_task(server.stop(grace_s + TOLD_S))
     await asyncio.wait([stopping], timeout=grace_s)
@@ -172,7 +172,7 @@ async def _drained(server: Server, sessions: Sessions, grace_s: float) -> None:
     await stopping
 
 
-async def _written(scribe: Scribe | None, grace_s: float) -> None:
+async def written(scribe: Scribe | None, grace_s: float) -> None:
     """Give what relaxed sessions left behind a chance to be written."""
     if scribe is None:
         return

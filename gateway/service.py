@@ -37,17 +37,15 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
                 await context.write(gateway_pb2.GenerateResponse(**_named(event)))
 
     async def Resume(self, request: gateway_pb2.ResumeRequest, context: Context) -> None:
-        story = await self._sessions.resume(request.session_id)
         characters = request.characters if request.HasField("characters") else None
         revision = request.revision if request.HasField("revision") else None
+        story = await self._sessions.resume(request.session_id, revision)
         async with aclosing(story.follow(request.offset, characters, revision)) as events:
             async for event in events:
                 await context.write(gateway_pb2.ResumeResponse(**_named(event)))
 
     async def Rollback(self, request: gateway_pb2.RollbackRequest, context: Context) -> gateway_pb2.RollbackResponse:
-        name, epoch = await self._sessions.roll_back(request)
-        key = types_pb2.SessionKey(id=name, epoch=epoch)
-        return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens)
+        return await self._sessions.roll_back(request)
 
     async def Cancel(self, request: gateway_pb2.CancelRequest, context: Context) -> gateway_pb2.CancelResponse:
         await self._sessions.cancel(request.session_id)

@@ -271,12 +271,14 @@ class RollbackRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., output_tokens: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., branch: _Optional[bool] = ...) -> None: ...
 
 class RollbackResponse(_message.Message):
-    __slots__ = ("key", "output_tokens")
+    __slots__ = ("key", "output_tokens", "revision")
     KEY_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.SessionKey
     output_tokens: int
-    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    revision: int
+    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., output_tokens: _Optional[int] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("session_id",)

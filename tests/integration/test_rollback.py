@@ -139,3 +139,21 @@ async def test_followers_hear_what_is_left_of_what_they_were_told(
         error = await broken_off(call, answer)
         assert isinstance(error, Aborted) and error.reason == "ROLLED_BACK"
         assert f"to {left} output tokens" in error.message
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_gateway_that_has_not_heard_of_a_rollback_does_not_go_on_with_the_former_text(
+    shared: Shared, told: bool
+) -> None:
+    rolled = await shared.beside.roll_back(shared.name, 4, token_ids=EDIT)
+    more = {"revision": rolled.revision} if told else {}
+    call = shared.front.stub.Resume(gateway_pb2.ResumeRequest(session_id=shared.name, offset=4, **more))
+    again = Answer(tokens=shared.text[:4])
+    while len(again.tokens) < 6:
+        again.add(await call.read())
+    assert again.tokens[4:] == [1, 2]
+    shared.go_on()
+    await read_on(call, again)
+    assert len(again.tokens) == 40
+    error = await broken_off(shared.call, shared.answer)
+    assert isinstance(error, Aborted) and "to 4 output tokens" in error.message
