@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gateway.config import GatewayConfig
 from gateway.experiment import Arm
@@ -101,7 +102,7 @@ class Admission:
                 reason="EDIT_TOO_LONG",
             )
         _check_tokens("the edit", max(edit, default=0), plan.model)
-        return plan, tuple(edit)
+        return replace(plan, revision=request.revision + 1), tuple(edit)
 
     def _check_priority(self, priority: int, tenant: Tenant) -> None:
         own = tenant.limits.least_priority

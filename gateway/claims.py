@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from gateway.log import Scribe, SessionLog
-from gateway.outcome import cancelled
+from gateway.outcome import cancelled, rolled_back
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
 from slipstream.errors import SlipstreamError
@@ -16,7 +16,7 @@ from slipstream.errors import SlipstreamError
 
 class Claims:
     def __init__(self, store: SessionStore, scribe: Scribe | None, grace_s: float) -> None:
-        self._store = store
+        self.store = store
         self._scribe = scribe
         self._grace_s = grace_s
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -35,19 +35,22 @@ class Claims:
         """What is still to be written comes first: the next epoch would fence it off. Raises Aborted while another
         owner's lease runs, unless by `force`."""
         await self.written(name)
-        return await self._store.takeover(name, force=force)
+        return await self.store.takeover(name, force=force)
 
     def log(self, record: Record) -> SessionLog:
         """Of a new session, or of one that was taken."""
-        return SessionLog(self._store, record, scribe=self._scribe, grace_s=self._grace_s)
+        return SessionLog(self.store, record, scribe=self._scribe, grace_s=self._grace_s)
 
-    async def cut(self, name: str, length: int, edit: Sequence[int], params: bytes) -> int:
-        """Whoever owns it: its first `length` tokens and the edit are left, and nobody owns them. Returns the epoch."""
-        record = await self.take(name, force=True)
-        log = SessionLog(self._store, record, scribe=None, grace_s=self._grace_s)
+    async def cut(self, seen: Record, length: int, edit: Sequence[int], params: bytes) -> int:
+        """Whoever owns it: its first `length` tokens and the edit are left, and nobody owns them. Returns the epoch.
+        Raises Aborted where the session was rolled back since it was `seen`: this may be the late repeat of that."""
+        record = await self.take(seen.id, force=True)
+        log = SessionLog(self.store, record, scribe=None, grace_s=self._grace_s)
         try:
-            if length > record.length:  # somebody else was faster
-                raise refusal("MISMATCH", name, record.epoch, record.length)
+            if record.params != seen.params:
+                raise rolled_back()
+            if length > record.length:  # the store lost the rest
+                raise refusal("MISMATCH", seen.id, record.epoch, record.length)
             await log.truncate(length, params)
             await log.append(edit)
         finally:
@@ -57,13 +60,13 @@ class Claims:
 
     async def branch(self, record: Record) -> None:
         """Another session, which nobody owns."""
-        await self._store.create(record)
-        await self._store.release(record.id, record.epoch)
+        await self.store.create(record)
+        await self.store.release(record.id, record.epoch)
 
     async def cancel(self, name: str) -> None:
         """Whoever owns it. One that has ended stays as it is."""
         await self.written(name)
-        if (await self._store.read(name)).outcome:
+        if (await self.store.read(name)).outcome:
             return
-        record = await self._store.takeover(name, force=True)
-        await self._store.finish(name, record.epoch, record.outcome or cancelled(record))
+        record = await self.store.takeover(name, force=True)
+        await self.store.finish(name, record.epoch, record.outcome or cancelled(record))

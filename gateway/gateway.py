@@ -115,8 +115,8 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
                 address = await server.start(config.listen, config.health_listen)
                 yield Gateway(address, router, sessions, server, tokenizer)
             finally:
-                await _drained(server, sessions, config.grace_s)
-                await _written(scribe, config.store_grace_s)
+                await drained(server, sessions, config.grace_s)
+                await written(scribe, config.store_grace_s)
                 for loop in loops:
                     loop.cancel()
 
@@ -226,7 +226,7 @@ def _add_drafters(router: Router, config: GatewayConfig, world: World) -> None:
             router.drafters.append(drafter(pool, target))
 
 
-async def _drained(server: Server, sessions: Sessions, grace_s: float) -> None:
+async def drained(server: Server, sessions: Sessions, grace_s: float) -> None:
     """Sessions have `grace_s` to finish; those that have not are let go, and their clients told to resume them."""
     log.info("draining: sessions have %g s to finish", grace_s)
     stopping = asyncio.create_task(server.stop(grace_s + TOLD_S))
@@ -235,7 +235,7 @@ async def _drained(server: Server, sessions: Sessions, grace_s: float) -> None:
     await stopping
 
 
-async def _written(scribe: Scribe | None, grace_s: float) -> None:
+async def written(scribe: Scribe | None, grace_s: float) -> None:
     """Give what relaxed sessions left behind a chance to be written."""
     if scribe is None:
         return

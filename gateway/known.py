@@ -6,14 +6,10 @@ import asyncio
 from dataclasses import dataclass
 
 from gateway.log import SessionLog
-from gateway.outcome import finished_of
+from gateway.outcome import finished_of, rolled_back
 from gateway.session import Session
 from gateway.store.record import Record
 from gateway.story import Story
-from slipstream.errors import Aborted, Unavailable
-from slipstream.v1.verifier_pb2 import FINISH_REASON_CANCELLED
-
-ROLLED_BACK = "ROLLED_BACK"
 
 
 @dataclass(slots=True, eq=False)
@@ -52,27 +48,19 @@ class Known:
 
     def hear(self, record: Record) -> bool:
         """Tells the story what the record has more; whether the session goes on. A log that is shorter than what was
-        told has lost it, or was rolled back: then its epoch is a later one."""
-        story, output, finished = self.story, list(record.tokens[record.prompt_length :]), finished_of(record)
+        told has lost it: then it says it again."""
+        story, output = self.story, record.tokens[record.prompt_length :]
         both = min(len(output), len(story.tokens))
-        cut = both < len(story.tokens) and record.epoch > self.epoch
-        # Whoever cancels a session knows of its log alone: what its owner had shown besides is of no account.
-        cut = cut and finished.reason != FINISH_REASON_CANCELLED
-        if output[:both] != story.tokens[:both] or cut or record.params != self.params:
-            story.fail(rolled_back(both))
+        same = next((place for place in range(both) if output[place] != story.tokens[place]), both)
+        if same < both or record.params != self.params:
+            story.fail(rolled_back(same))
             return False
         self.epoch = record.epoch
-        story.tell(output[both:])
+        if output[both:]:
+            story.tell(output[both:])
         if record.outcome:
             story.conclude()
+            finished = finished_of(record)
             finished.output_tokens = min(finished.output_tokens, story.transcript.carrying())
             story.finish(finished)
         return not record.outcome
-
-
-def rolled_back(output_tokens: int) -> Aborted:
-    return Aborted(f"The session was rolled back to {output_tokens} output tokens; resume there.", reason=ROLLED_BACK)
-
-
-def suspended() -> Unavailable:
-    return Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED")

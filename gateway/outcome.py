@@ -1,8 +1,9 @@
-"""How a record ends: the last word of its session, and the tokens that count."""
+"""How sessions end: what a record says of it, the tokens that count, and what those who follow are told."""
 
 from __future__ import annotations
 
 from gateway.store.record import Record
+from slipstream.errors import Aborted, Unavailable
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 
@@ -21,3 +22,13 @@ def cancelled(record: Record) -> bytes:
     """The outcome of a session that is cancelled as its record stands."""
     reason = verifier_pb2.FINISH_REASON_CANCELLED
     return gateway_pb2.Finished(reason=reason, output_tokens=len(output_of(record))).SerializeToString()
+
+
+def rolled_back(output_tokens: int | None = None) -> Aborted:
+    """`output_tokens`: of what was told, those that are left."""
+    left = "" if output_tokens is None else f" to {output_tokens} output tokens"
+    return Aborted(f"The session was rolled back{left}; resume at what is left.", reason="ROLLED_BACK")
+
+
+def suspended() -> Unavailable:
+    return Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED")

@@ -39,6 +39,8 @@ class Plan:
     """Of the experiment; empty where it takes no part."""
     shadows: tuple[str, ...] = ()
     """Names of drafters that guess without serving."""
+    revision: int = 0
+    """How often it was rolled back: those who were told the former text know by it that this is another one."""
     drafting: Drafting = field(default_factory=Drafting, compare=False)
     """Who may take the place of a drafter that fails."""
 
@@ -66,6 +68,7 @@ class Plan:
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
             owner=self.owner,
+            revision=self.revision,
         )
         if self.prediction:
             request.prediction.token_ids.token_ids.extend(self.prediction)

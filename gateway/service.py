@@ -44,14 +44,14 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def Resume(self, request: gateway_pb2.ResumeRequest, context: Context) -> None:
         with traced(self._stage.tracing, spans.RESUME, context) as trace:
-            story = await self._sessions.resume(request.session_id)
             characters = request.characters if request.HasField("characters") else None
-            await _tell(story.follow(request.offset, characters), context, gateway_pb2.ResumeResponse, trace)
+            revision = request.revision if request.HasField("revision") else None
+            story = await self._sessions.resume(request.session_id, revision)
+            said = story.follow(request.offset, characters, revision)
+            await _tell(said, context, gateway_pb2.ResumeResponse, trace)
 
     async def Rollback(self, request: gateway_pb2.RollbackRequest, context: Context) -> gateway_pb2.RollbackResponse:
-        name, epoch = await self._sessions.roll_back(request)
-        key = types_pb2.SessionKey(id=name, epoch=epoch)
-        return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens)
+        return await self._sessions.roll_back(request)
 
     async def Cancel(self, request: gateway_pb2.CancelRequest, context: Context) -> gateway_pb2.CancelResponse:
         await self._sessions.cancel(request.session_id)

@@ -7,16 +7,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.admission import Admission, RandomBits
 from gateway.claims import Claims
-from gateway.known import Known, rolled_back, suspended
-from gateway.log import Scribe, SessionLog
-from gateway.outcome import output_of
+from gateway.feed import Feed
+from gateway.known import Known
+from gateway.log import Scribe
+from gateway.outcome import output_of, rolled_back, suspended
 from gateway.plan import Plan
-from gateway.rounds import Ledger
 from gateway.session import Session, Stage
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
@@ -24,14 +24,12 @@ from gateway.story import Story
 from gateway.tenant import Grant, asked_of, caller, request_of
 from gateway.tokenizer import Tokenizer
 from gateway.transcript import Transcript, number_only
-from slipstream.errors import Aborted, Internal, OutOfRange, SlipstreamError
-from slipstream.v1 import gateway_pb2
+from slipstream.errors import Internal, OutOfRange, SlipstreamError
+from slipstream.v1 import gateway_pb2, types_pb2
 
 log = logging.getLogger(__name__)
 
 MAX_ID_LENGTH = 64
-POLL_S = 0.2
-"""How often the log of a session that another gateway runs is read while somebody follows it here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,6 @@ class Sessions:
     ) -> None:
         self._stage = stage
         self._tokenizer = tokenizer
-        self._store = store
         self._claims = Claims(store, scribe, stage.config.store_grace_s)
         self._chance = chance
         self._admission = Admission(stage.config, stage.router, tokenizer, chance.random_bits)
@@ -81,15 +78,17 @@ class Sessions:
                 grant.end(0)
                 raise
         known = self._tell(record, plan)
-        self._start(record.id, known, self._begin(record.id, known, plan, log, arrived_at), grant)
+        self._start(record.id, known, self._feed(record.id, known, plan, arrived_at).begin(log), grant)
         return known.story
 
-    async def resume(self, name: str) -> Story:
-        """The session's story, whoever runs it. Raises NotFound, and what Admission raises."""
+    async def resume(self, name: str, revision: int | None = None) -> Story:
+        """The session's story, whoever runs it. `revision`: of the text that the client has, if it says so. Raises
+        NotFound, and what Admission raises."""
         while known := self._own(name):
-            if not known.stopping or known.task is None:
+            if known.stopping and known.task is not None:
+                await asyncio.wait([known.task])
+            elif await self._current(known, name, revision):
                 return known.story
-            await asyncio.wait([known.task])
         arrived_at = self._chance.clock()
         with self._arrival():
             record = await self.read(name)
@@ -99,30 +98,44 @@ class Sessions:
             return known.story
         grant = _admitted(plan, plan.max_length if record.outcome else len(output_of(record)))
         known = self._tell(record, plan)
-        self._start(name, known, self._follow(record, known, plan, arrived_at), grant)
+        self._start(name, known, self._feed(name, known, plan, arrived_at).follow(record), grant)
         return known.story
 
-    async def roll_back(self, request: gateway_pb2.RollbackRequest) -> tuple[str, int]:
-        """The name and epoch of the session, cut and edited as asked. Raises NotFound, OutOfRange and what Admission
-        raises for what is left."""
+    async def _current(self, known: Known, name: str, revision: int | None) -> bool:
+        """Whether what is known is what the session says now: somebody may have rolled it back on another gateway, and
+        nobody here has heard of it. A client that has the same text as those here need not ask."""
+        if revision == known.story.started.revision:
+            return True
+        record = await self.read(name)
+        if record.params == known.params:
+            return True
+        known.hear(record)
+        await self._let_go(known)
+        return False
+
+    async def roll_back(self, request: gateway_pb2.RollbackRequest) -> gateway_pb2.RollbackResponse:
+        """The session, cut and edited as asked, is nobody's now. Raises NotFound, OutOfRange, Aborted where somebody
+        else changes it at the same time, and what Admission raises for what is left."""
         record = await self.read(request.session_id)
         said = len(output_of(record))
         if request.output_tokens > said:
             raise OutOfRange(f"The session has {said} output tokens; keep at most those.", reason="NO_OFFSET")
         plan, edit = await self._admission.revise(request_of(record), request)
-        kept = record.prompt_length + request.output_tokens
         if request.branch:
-            return await self._branch(plan, (*record.tokens[:kept], *edit)), 1
-        # A caller that leaves in the middle must not leave half of it.
-        cutting = asyncio.create_task(self._cut(record.id, request.output_tokens, kept, edit, plan.params()))
-        return record.id, await asyncio.shield(cutting)
+            kept = record.prompt_length + request.output_tokens
+            name, epoch = await self._branch(plan, (*record.tokens[:kept], *edit)), 1
+        else:  # a caller that leaves in the middle must not leave half of it
+            cutting = asyncio.create_task(self._cut(record, request.output_tokens, edit, plan.params()))
+            name, epoch = record.id, await asyncio.shield(cutting)
+        key = types_pb2.SessionKey(id=name, epoch=epoch)
+        return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=plan.revision)
 
-    async def _cut(self, name: str, output: int, kept: int, edit: Sequence[int], params: bytes) -> int:
-        async with self._claims.turn(name):
-            if known := self._known.get(name):
+    async def _cut(self, record: Record, output: int, edit: Sequence[int], params: bytes) -> int:
+        async with self._claims.turn(record.id):
+            if known := self._known.get(record.id):
                 known.story.fail(rolled_back(output))
                 await self._let_go(known)
-            return await self._claims.cut(name, kept, edit, params)
+            return await self._claims.cut(record, record.prompt_length + output, edit, params)
 
     async def cancel(self, name: str) -> None:
         """The session has ended, wherever it ran. Nothing happens to one that had."""
@@ -144,7 +157,7 @@ class Sessions:
         if not 1 <= len(name) <= MAX_ID_LENGTH:
             raise refusal("MISSING", name[:MAX_ID_LENGTH], 0, 0)
         await self._claims.written(name)
-        record = await self._store.read(name)
+        record = await self._claims.store.read(name)
         asked_of(record)
         return record
 
@@ -174,53 +187,8 @@ class Sessions:
         if self._closing:
             raise suspended()
 
-    # How sessions run and are followed.
-
-    async def _begin(self, name: str, known: Known, plan: Plan, log: SessionLog, arrived_at: float) -> None:
-        try:
-            await self._run(name, known, plan, log, arrived_at)
-        except Aborted:  # somebody rolled it back, cancelled it or took it up
-            await self._follow(await self._latest(name, known, plan), known, plan, arrived_at)
-
-    async def _run(self, name: str, known: Known, plan: Plan, log: SessionLog, arrived_at: float) -> None:
-        ledger = Ledger(self._chance.clock, arrived_at, plan.max_draft_tokens > 0, self._stage.router.predicts)
-        await known.run(Session(name, plan, self._stage, log, known.story, ledger), log)
-
-    async def _follow(self, record: Record, known: Known, plan: Plan, arrived_at: float) -> None:
-        """Tells what the log says, until the session ends or nobody runs it: then it is taken up here."""
-        while known.hear(record) and not known.stopping:
-            if not record.leased:
-                with contextlib.suppress(Aborted):  # somebody else was faster, or took it later
-                    log = await self._take_up(record.id, known)
-                    if log is not None:
-                        await self._run(record.id, known, plan, log, arrived_at)
-                    return
-            await asyncio.sleep(POLL_S)
-            record = await self._latest(record.id, known, plan)
-
-    async def _take_up(self, name: str, known: Known) -> SessionLog | None:
-        """The log of a session that is ours now; None where there is nothing to go on with."""
-        async with self._claims.turn(name):
-            record = await self._claims.take(name)
-            log = self._claims.log(record)
-            try:
-                if known.hear(replace(record, epoch=record.epoch - 1)):  # a takeover raises it by one
-                    # A store that failed over may have lost what it had acknowledged, and a client has seen.
-                    await log.append(known.story.tokens[len(output_of(record)) :])
-                    return log
-            except BaseException:
-                await log.release()
-                raise
-            await log.release()
-            return None
-
-    async def _latest(self, name: str, known: Known, plan: Plan) -> Record:
-        """The record as it is now; what was told of it already is not read again."""
-        told = (*plan.prompt, *known.story.tokens)
-        tail = await self._store.read(name, len(told))
-        if tail.epoch == known.epoch and tail.start == len(told):
-            return replace(tail, tokens=told + tail.tokens, start=0)
-        return await self._store.read(name)
+    def _feed(self, name: str, known: Known, plan: Plan, arrived_at: float) -> Feed:
+        return Feed(name, known, plan, self._stage, self._claims, self._chance.clock, arrived_at)
 
     def _start(self, name: str, known: Known, feeding: Coroutine[Any, Any, None], grant: Grant) -> None:
         async def feed() -> None:
@@ -250,7 +218,11 @@ class Sessions:
 
     def _tell(self, record: Record, plan: Plan) -> Known:
         started = gateway_pb2.Started(
-            session_id=record.id, seed=plan.sampling.seed, prompt_token_ids=plan.prompt, model=plan.model.name
+            session_id=record.id,
+            seed=plan.sampling.seed,
+            prompt_token_ids=plan.prompt,
+            model=plan.model.name,
+            revision=asked_of(record).revision,
         )
         shown = number_only if plan.top_logprobs is None else self._tokenizer.shown
         story = Story(started, Transcript(self._tokenizer.detokenizer(), plan.stops, shown))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from gateway.outcome import rolled_back
 from gateway.transcript import Transcript
 from slipstream.errors import OutOfRange, SlipstreamError
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -77,12 +78,15 @@ class Story:
             self._failure = error
             self.wake()
 
-    async def follow(self, offset: int = 0, characters: int | None = None) -> AsyncGenerator[Event, None]:
+    async def follow(
+        self, offset: int = 0, characters: int | None = None, revision: int | None = None
+    ) -> AsyncGenerator[Event, None]:
         """Started, then what a client misses that has `offset` tokens and so much text (None: that of its tokens), then
-        Finished. An event counts as taken when the next one is asked for. Raises what ended the session instead, and
-        OutOfRange for an offset that its output never reached."""
+        Finished. An event counts as taken when the next one is asked for. Raises what ended the session instead,
+        Aborted for another `revision` than the story's, and OutOfRange for an offset that its output never reached."""
         self._clients += 1
         try:
+            self._check(revision)
             yield self.started
             while True:
                 news = self._news
@@ -114,6 +118,10 @@ class Story:
         while len(self.tokens) - self.reached >= tokens and self._clients and not over():
             await self._news.wait()
         return max(0, len(self.tokens) - self.reached)
+
+    def _check(self, revision: int | None) -> None:
+        if revision not in (None, self.started.revision):
+            raise rolled_back()
 
     def _ahead(self, offset: int, characters: int | None) -> int | None:
         """The same once so many tokens were told; None where their text is as long."""

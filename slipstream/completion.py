@@ -262,6 +262,7 @@ async def resume(
             session_id=completion.started.session_id,
             offset=seen,
             characters=len(completion.text) if completion.text else None,
+            revision=completion.started.revision if completion.started.HasField("revision") else None,
         )
         try:
             await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(line).Resume(request), echo, patience)

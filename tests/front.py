@@ -72,10 +72,10 @@ class Front:
             raise error_of(error) from error
         return answer
 
-    async def resume(self, session: str, answer: Answer | None = None, characters: int | None = None) -> Answer:
+    async def resume(self, session: str, answer: Answer | None = None, **more: Any) -> Answer:
         """What a client hears that has `answer` already."""
         answer = answer or Answer()
-        request = gateway_pb2.ResumeRequest(session_id=session, offset=len(answer.tokens), characters=characters)
+        request = gateway_pb2.ResumeRequest(session_id=session, offset=len(answer.tokens), **more)
         try:
             async for event in self.stub.Resume(request):
                 answer.add(event)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -93,22 +94,22 @@ class EmulatedEngine(Bookkeeping):
     def forward(self, segments: list[Segment]) -> torch.Tensor:
         start = self._clock()
         self._begin(segments)
-        salts: list[int] = []
-        positions: list[int] = []
         for segment in segments:
             self._write(segment)
-            if segment.want_logits:
-                rows = _next_positions(segment)
-                positions += rows
-                salts += [_first(segment)] * len(rows)
-        logits = torch.zeros(len(positions), self._emulated.vocabulary_size)
-        if positions:
-            chosen = self.tokens(np.array(salts, np.uint64), np.array(positions, np.uint64))
+        chosen = self._next([segment for segment in segments if segment.want_logits])
+        logits = torch.zeros(len(chosen), self._emulated.vocabulary_size)
+        if len(chosen):
             self._favour(logits, torch.from_numpy(chosen))
         end = start + self._cost(sum(segment.tokens for segment in segments), len(segments))
         if (left := end - self._clock()) > 0:
             self._sleep(left)
         return logits
+
+    def _next(self, segments: list[Segment]) -> np.ndarray:
+        """The token (int64) behind each of the segments' rows."""
+        rows = [next_positions(segment) for segment in segments]
+        salts = [first(segment) for segment, places in zip(segments, rows, strict=True) for _ in places]
+        return self.tokens(np.array(salts, np.uint64), np.array([*chain.from_iterable(rows)], np.uint64))
 
     def text(self, prompt: Sequence[int], count: int) -> list[int]:
         """The `count` tokens after a prompt, without any pass."""
@@ -151,12 +152,12 @@ class EmulatedEngine(Bookkeeping):
         segment.sequence.ahead = segment.tokens
 
 
-def _first(segment: Segment) -> int:
+def first(segment: Segment) -> int:
     """The session's first token, which names its text."""
     return (segment.sequence.tokens or segment.pending)[0]
 
 
-def _next_positions(segment: Segment) -> list[int]:
+def next_positions(segment: Segment) -> list[int]:
     """Per logits row the position of the token it predicts."""
     root = segment.sequence.length + len(segment.pending)
     depths: list[int] = []

@@ -46,7 +46,7 @@ BASES: dict[str, Any] = {
 
 
 UNREAD = {
-    "gateway": {"owner"},
+    "gateway": {"owner", "revision"},
     "verifier": set(),
     "drafter": {
         "open.key.id",

@@ -91,9 +91,11 @@ async def test_a_follower_of_a_session_goes_on_when_its_owner_lets_it_go(shared:
     assert [opened.key.epoch for opened in shared.front.verifiers[0].opens()] == [1, 2]
 
 
-async def test_what_a_store_lost_is_written_again(shared: Shared) -> None:
+@pytest.mark.parametrize("takeovers", [0, 2])
+async def test_what_a_store_lost_is_written_again(shared: Shared, takeovers: int) -> None:
     entry = shared.memory.entries[shared.name]
     del entry.tokens[-4 * 5 :]
+    entry.epoch += takeovers
     entry.owner, entry.lease_until = "somebody", 0.0
     shared.go_on()
     await read_on(shared.follower, shared.heard)

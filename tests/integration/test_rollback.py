@@ -14,6 +14,7 @@ from tests.calls import Shared, begun, broken_off, read_on, store
 from tests.front import Answer, Setting
 
 LENGTH = verifier_pb2.FINISH_REASON_LENGTH
+EDIT = gateway_pb2.TokenIds(token_ids=[1, 2])
 
 
 async def test_a_session_rolled_back_says_another_thing_from_there(setting: Setting) -> None:
@@ -111,9 +112,48 @@ async def test_a_cancelled_session_has_ended_even_if_its_client_leaves_meanwhile
     call.cancel()
 
 
-async def test_what_follows_a_rollback_is_not_what_a_follower_elsewhere_goes_on_with(shared: Shared) -> None:
-    """Nothing was cut, but the seed is another one."""
-    await shared.front.roll_back(shared.name, 9, seed=5)
-    assert isinstance(await broken_off(shared.follower, shared.heard), Aborted)
-    assert len(shared.front.verifiers[0].opens()) == 1
-    shared.call.cancel()
+async def test_who_has_the_former_text_does_not_get_the_rest_of_another(setting: Setting) -> None:
+    front = await setting.front(setting.verifier())
+    whole = await front.generate()
+    name, former = whole.started.session_id, Answer(tokens=whole.tokens[:20])
+    await front.roll_back(name, 10, token_ids=EDIT)
+    with pytest.raises(Aborted) as caught:
+        await front.resume(name, former, revision=whole.started.revision)
+    assert caught.value.reason == "ROLLED_BACK" and not front.gateway.sessions._known
+    again = await front.resume(name, Answer(tokens=whole.tokens[:10]), revision=1)
+    assert again.started.revision == 1 and again.tokens[10:12] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("keep", "change", "left"), [(9, {"seed": 5}, 9), (9, {"token_ids": EDIT}, 9), (4, {"token_ids": EDIT}, 4)]
+)
+async def test_followers_hear_what_is_left_of_what_they_were_told(
+    shared: Shared, keep: int, change: dict[str, Any], left: int
+) -> None:
+    """Even where the log is as it was, or as long again."""
+    await shared.beside.roll_back(shared.name, keep, **change)
+    shared.go_on()
+    again = await shared.beside.resume(shared.name, Answer(tokens=shared.text[:keep]))
+    assert len(again.tokens) == 40
+    for call, answer in ((shared.call, shared.answer), (shared.follower, shared.heard)):
+        error = await broken_off(call, answer)
+        assert isinstance(error, Aborted) and error.reason == "ROLLED_BACK"
+        assert f"to {left} output tokens" in error.message
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_gateway_that_has_not_heard_of_a_rollback_does_not_go_on_with_the_former_text(
+    shared: Shared, told: bool
+) -> None:
+    rolled = await shared.beside.roll_back(shared.name, 4, token_ids=EDIT)
+    more = {"revision": rolled.revision} if told else {}
+    call = shared.front.stub.Resume(gateway_pb2.ResumeRequest(session_id=shared.name, offset=4, **more))
+    again = Answer(tokens=shared.text[:4])
+    while len(again.tokens) < 6:
+        again.add(await call.read())
+    assert again.tokens[4:] == [1, 2]
+    shared.go_on()
+    await read_on(call, again)
+    assert len(again.tokens) == 40
+    error = await broken_off(shared.call, shared.answer)
+    assert isinstance(error, Aborted) and "to 4 output tokens" in error.message

@@ -22,8 +22,6 @@ CONFIGS: Mapping[str, type[GatewayConfig] | type[VerifierConfig] | type[DrafterC
 }
 OTHERS = re.compile(r"OTEL_[A-Z_]+|HF_(HOME|HUB_OFFLINE|HUB_DISABLE_TELEMETRY|TOKEN)|MODEL")
 """Names that are not ours: telemetry's standard ones, the hub's, and what the model cache's job is told."""
-AWAITED = {f"{role.upper()}_METRICS_LISTEN" for role in CONFIGS}
-"""Settings that another change brings."""
 FLUSH_S = 3.0
 """For telemetry's last words, after everything else."""
 TORCHRUN_KILLS_S = 30.0
@@ -33,9 +31,7 @@ def settings(workload: Workload, documents: Documents) -> GatewayConfig | Verifi
     """Raises InvalidArgument for what the process would refuse."""
     values = environment(workload.spec["containers"][0], documents)
     prefix = f"{workload.role.upper()}_"
-    known = {field for kind in CONFIGS.values() for field in kind.__dataclass_fields__}
-    coming = {name for name in AWAITED if name.partition("_")[2].lower() not in known}
-    return from_env(CONFIGS[workload.role], prefix, {k: v for k, v in values.items() if k not in coming})
+    return from_env(CONFIGS[workload.role], prefix, values)
 
 
 def drain_s(workload: Workload, documents: Documents) -> float:

@@ -51,7 +51,7 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "a client takes what follows what it has": [_without(Completion, "_extend", _believe)],
     HONEST: [
         _without(Completion, "_extend", _believe),
-        _without(Story, "follow", lambda self, offset=0, characters=None: _FOLLOW(self)),
+        _without(Story, "follow", lambda self, offset=0, characters=None, revision=None: _FOLLOW(self)),
     ],
     "a stream's end ends its sessions": [_without(Peer, "leave", lambda self: None)],
     "candidates are checked": [_without(reading, "check", lambda frame, vocabulary_size, limits: frame)],

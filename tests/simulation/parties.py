@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.virtual import VirtualThread, _curve
 from drafter_svc import service as drafter_service
 from drafter_svc.scheduler import Scheduler as DraftScheduler
 from gateway.config import GatewayConfig
-from gateway.gateway import World, _router
+from gateway.gateway import World, _router, drained, written
+from gateway.log import Scribe
 from gateway.service import GatewayService
 from gateway.session import Stage
 from gateway.sessions import Chance, Sessions
@@ -26,6 +29,7 @@ from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, worker_pb2
 from slipstream.vocabulary import load_tokenizer
 from slipstream.worker import Identity, WorkerService
 from tests.hostile_drafter import HostileDrafter, frame, refusal
+from tests.simulation.chained import VOCABULARY, ChainedEngine
 from tests.simulation.clock import Party
 from tests.simulation.dialling import Channel, address_of
 from tests.simulation.network import Network
@@ -38,10 +42,11 @@ from verifier_svc.planner import Limits, Planner
 from verifier_svc.scheduler import Scheduler
 from verifier_svc.verifier import load
 
-VOCABULARY = 64
 BLOCKS, BLOCK_SIZE = 48, 4
 """So few that sessions have to take turns now and then."""
 TARGET_S, DRAFT_S = 0.02, 0.008
+GRACE_S = 3.0
+"""For what runs, when a party is to end."""
 TARGET = LinearCost(TARGET_S, 0.001, 0.0, 16)
 MODEL = EmulatedModel(vocabulary_size=VOCABULARY)
 TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "target"
@@ -53,13 +58,18 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(load_tokenizer(str(TOKENIZER)), 1 << 16)
 
 
-def target(thread: VirtualThread, blocks: int = BLOCKS) -> EmulatedEngine:
-    return EmulatedEngine(MODEL, TARGET, BlockPool(blocks, BLOCK_SIZE), lambda: 0.0, thread.sleep)
+def target(thread: VirtualThread, blocks: int = BLOCKS) -> ChainedEngine:
+    return ChainedEngine(MODEL, TARGET, BlockPool(blocks, BLOCK_SIZE), lambda: 0.0, thread.sleep)
+
+
+Drain = Callable[[], Coroutine[Any, Any, None]]
+"""What a role does on SIGTERM before it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierParty:
     party: Party
+    drain: Drain
     scheduler: Scheduler
     service: verifier_service.VerifierService
     engine: EmulatedEngine
@@ -68,6 +78,7 @@ class VerifierParty:
 @dataclass(frozen=True, slots=True)
 class DrafterParty:
     party: Party
+    drain: Drain
     scheduler: DraftScheduler | None
     """None: hostile, with no session of its own."""
 
@@ -75,7 +86,10 @@ class DrafterParty:
 @dataclass(frozen=True, slots=True)
 class GatewayParty:
     party: Party
+    drain: Drain
     sessions: Sessions
+    scribe: Scribe | None
+    """None: strict."""
 
 
 def verifier(network: Network, name: str) -> VerifierParty:
@@ -93,10 +107,15 @@ def _verifier(network: Network, party: Party) -> VerifierParty:
     bounds = verifier_service.Bounds(model, 64, 8, BLOCKS * BLOCK_SIZE)
     service = verifier_service.VerifierService(scheduler, drafters, bounds, Grammars.of("", engine.model))
     worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
-    Host(network, party, party.name, [service.register, worker.register])
+    host = Host(network, party, party.name, [service.register, worker.register])
     party.spawn(scheduler.run())
     party.spawn(drafters.run())
-    return VerifierParty(party, scheduler, service, engine)
+
+    async def drain() -> None:
+        service.leave()
+        await worker.end(host, GRACE_S)  # type: ignore[arg-type]
+
+    return VerifierParty(party, drain, scheduler, service, engine)
 
 
 def drafter(network: Network, name: str) -> DrafterParty:
@@ -107,7 +126,7 @@ def drafter(network: Network, name: str) -> DrafterParty:
 def _drafter(network: Network, party: Party) -> DrafterParty:
     thread = VirtualThread()
     scheduler = DraftScheduler(
-        Recall(target(thread), DRAFT_S, thread.sleep),
+        Recall(DRAFT_S, thread.sleep),
         thread,  # type: ignore[arg-type]
         64,
         4,
@@ -116,9 +135,9 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
     model = wire.model_to_wire(target(thread, 1).model)
     service = drafter_service.DrafterService(scheduler, drafter_service.Bounds(model, 64, 64, draws=False))
     worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
-    Host(network, party, party.name, [service.register, worker.register])
+    host = Host(network, party, party.name, [service.register, worker.register])
     party.spawn(scheduler.run())
-    return DrafterParty(party, scheduler)
+    return DrafterParty(party, lambda: worker.end(host, GRACE_S), scheduler)  # type: ignore[arg-type]
 
 
 def hostile(network: Network, name: str) -> DrafterParty:
@@ -132,8 +151,8 @@ def _hostile(network: Network, party: Party) -> DrafterParty:
     model = wire.model_to_wire(target(VirtualThread(), 1).model)
     worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "index"), worker_pb2.WatchResponse)
     register = functools.partial(drafter_pb2_grpc.add_DrafterServiceServicer_to_server, liar)
-    Host(network, party, party.name, [register, worker.register])
-    return DrafterParty(party, None)
+    host = Host(network, party, party.name, [register, worker.register])
+    return DrafterParty(party, lambda: worker.end(host, GRACE_S), None)  # type: ignore[arg-type]
 
 
 def lies(chance: random.Random, command: drafter_pb2.DraftCommand) -> list[drafter_pb2.DraftResponse | Exception]:
@@ -158,12 +177,16 @@ def lies(chance: random.Random, command: drafter_pb2.DraftCommand) -> list[draft
     return [chance.choice(wrong)] if choice < 0.99 else wrong[:-1] * 20
 
 
-def gateway(network: Network, name: str, store: Server, workers: tuple[list[str], list[str]]) -> GatewayParty:
+Workers = tuple[list[str], list[str]]
+"""Names of verifiers and of drafters."""
+
+
+def gateway(network: Network, name: str, store: Server, workers: Workers, *, relaxed: bool) -> GatewayParty:
     party = Party(name)
-    return party.context.run(_gateway, network, party, store, workers)
+    return party.context.run(_gateway, network, party, store, workers, relaxed)
 
 
-def _gateway(network: Network, party: Party, store: Server, workers: tuple[list[str], list[str]]) -> GatewayParty:
+def _gateway(network: Network, party: Party, store: Server, workers: Workers, relaxed: bool) -> GatewayParty:
     bits = network.chance.getrandbits
     config = GatewayConfig(
         verifiers=tuple(workers[0]),
@@ -182,9 +205,17 @@ def _gateway(network: Network, party: Party, store: Server, workers: tuple[list[
     world = World(chance, lambda address: Channel(network, address), client)  # type: ignore[arg-type, return-value]
     router = _router(config, world, tokenizer().fingerprint)
     stage = Stage(config, router)
-    sessions = Sessions(stage, tokenizer(), client, None, chance)
-    Host(network, party, party.name, [GatewayService(stage, tokenizer(), sessions).register])
+    scribe = Scribe() if relaxed else None
+    sessions = Sessions(stage, tokenizer(), client, scribe, chance)
+    host = Host(network, party, party.name, [GatewayService(stage, tokenizer(), sessions).register])
     for worker in router.workers:
         party.spawn(worker.run())
     party.spawn(sessions.keep_leases())
-    return GatewayParty(party, sessions)
+    if scribe is not None:
+        party.spawn(scribe.run())
+
+    async def drain() -> None:
+        await drained(host, sessions, GRACE_S)  # type: ignore[arg-type]
+        await written(scribe, config.store_grace_s)
+
+    return GatewayParty(party, drain, sessions, scribe)

@@ -8,7 +8,7 @@ from zlib import crc32
 
 from drafter_svc.proposers import Answer, Guess, Turn
 from drafter_svc.session import Session
-from slipstream.engine.emulated import EmulatedEngine
+from tests.simulation.chained import VOCABULARY, follows
 
 DEPTH = 3
 """Guesses below each node that is guessed on."""
@@ -20,34 +20,30 @@ LIKELY = math.log(0.7)
 class Recall:
     draws = False
 
-    def __init__(self, target: EmulatedEngine, cost_s: float, sleep: Callable[[float], None]) -> None:
-        self._target = target
+    def __init__(self, cost_s: float, sleep: Callable[[float], None]) -> None:
         self._cost_s = cost_s
-        self._texts: dict[int, list[int]] = {}
         self._sleep = sleep
 
     def grow(self, turns: list[Turn]) -> list[Answer]:
         self._sleep(self._cost_s)
-        return [self._guess(turn) for turn in turns]
+        return [_guess(turn) for turn in turns]
 
     def close(self, session: Session) -> None:
         """It holds nothing."""
 
-    def _guess(self, turn: Turn) -> Answer:
-        guesses: list[Guess] = []
-        tokens = turn.session.tokens
-        for start, index in zip(turn.starts, turn.expand, strict=True):
-            place = turn.computed + len(turn.pending) + len(turn.path(index))
-            parent: object = start
-            for depth in range(DEPTH):
-                token = self._token(tokens[0], place + depth)
-                guesses.append(Guess(parent, token, LIKELY))  # type: ignore[arg-type]
-                parent = len(guesses) - 1
-        return guesses
 
-    def _token(self, first: int, place: int) -> int:
-        if first not in self._texts:
-            self._texts[first] = self._target.text([first], 128)
-        text = self._texts[first]
-        right = text[place - 1] if place - 1 < len(text) else 0
-        return right if crc32(b"%d %d" % (first, place)) % WRONG else (right + 1) % 64
+def _guess(turn: Turn) -> Answer:
+    guesses: list[Guess] = []
+    for start, index in zip(turn.starts, turn.expand, strict=True):
+        path = [*turn.pending, *turn.path(index)]
+        token, parent = path[-1], start
+        for place in range(turn.computed + len(path), turn.computed + len(path) + DEPTH):
+            token = _recalled(turn.session.tokens[0], place, token)
+            guesses.append(Guess(parent, token, LIKELY))  # type: ignore[arg-type]
+            parent = len(guesses) - 1  # type: ignore[assignment]
+    return guesses
+
+
+def _recalled(first: int, place: int, before: int) -> int:
+    right = follows(first, place, before)
+    return right if crc32(b"%d %d" % (first, place)) % WRONG else (right + 1) % VOCABULARY

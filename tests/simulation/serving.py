@@ -22,8 +22,12 @@ class Host:
         self.party = party
         self.network = network
         self.methods: dict[str, Any] = {}
+        self.calls: dict[int, Serving] = {}
+        """That run, by the number of their stream."""
         for register in services:
             register(self)  # type: ignore[arg-type]
+        self._address = address
+        self._stopping = False
         network.hosts[address] = self
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
@@ -34,9 +38,29 @@ class Host:
 
     def accept(self, stream: Stream, parcel: Parcel) -> None:
         if stream.listener is None and parcel.kind == "open":
-            stream.listener = Serving(self, stream, parcel)
+            if self._stopping:
+                self.network.break_off(stream)
+            else:
+                stream.listener = Serving(self, stream, parcel)
         elif stream.listener is not None:
             stream.listener.receive(parcel)
+
+    # As `slipstream.server.Server`.
+
+    async def serving(self, ready: bool) -> None:
+        """Nobody asks for health here."""
+
+    async def stop(self, grace_s: float) -> None:
+        """No new calls; those that run have `grace_s`."""
+        self._stopping = True
+        if self.network.hosts.get(self._address) is self:
+            del self.network.hosts[self._address]
+        if self.calls:
+            await asyncio.wait([call.task for call in self.calls.values()], timeout=grace_s)
+        for call in list(self.calls.values()):
+            self.network.break_off(call.stream)
+        if self.calls:
+            await asyncio.wait([call.task for call in self.calls.values()])
 
 
 class Serving:
@@ -44,13 +68,15 @@ class Serving:
 
     def __init__(self, host: Host, stream: Stream, opening: Parcel) -> None:
         self.party = host.party
+        self.stream = stream
         self._host = host
-        self._stream = stream
         self._handler = host.methods[opening.name]
         self._inbox: deque[bytes] = deque()
         self._news = asyncio.Event()
         self._over = False
-        self._task = self.party.spawn(self._run(opening))
+        self.task = self.party.spawn(self._run(opening))
+        host.calls[stream.number] = self
+        self.task.add_done_callback(lambda _: host.calls.pop(stream.number))
 
     def receive(self, parcel: Parcel) -> None:
         if parcel.kind == "message":
@@ -62,9 +88,9 @@ class Serving:
     def broken(self, why: str) -> None:
         if not self._over:
             self._over = True
-            self._host.network.close(self._stream)
-            self._host.network.send(self._stream.back, Parcel("reset"))
-            self._task.cancel()
+            self._host.network.close(self.stream)
+            self._host.network.send(self.stream.back, Parcel("reset"))
+            self.task.cancel()
 
     # As handlers see it.
 
@@ -113,7 +139,7 @@ class Serving:
             await self._news.wait()
 
     def _send(self, parcel: Parcel) -> None:
-        self._host.network.send(self._stream.back, parcel)
+        self._host.network.send(self.stream.back, parcel)
 
     def _end(self, trailers: Parcel) -> None:
         if not self._over:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from gateway.store.memory import Memory, MemoryStore
-from gateway.store.record import TOKEN_BYTES
+from gateway.store.record import TOKEN_BYTES, unpack
 from slipstream.errors import Unavailable
 from tests.simulation.clock import Party
 from tests.simulation.network import Network
@@ -35,12 +35,17 @@ class Server:
         self.longest: dict[str, int] = {}
         """Tokens that each session's log ever had."""
         self.lost: list[str] = []
-        """Logs that became shorter or older by a write, which no write of these clients' sessions may do."""
+        """Logs that became shorter or older by a write that may not do so."""
+        self.may_cut: set[str] = set()
+        """Sessions that their clients roll back."""
+        self.losses = 0
+        """Times that it lost what it had acknowledged."""
         self._before: deque[Any] = deque(maxlen=REMEMBERED)
 
     def fail_over(self, lost: int) -> None:
         """To a replica that misses the last writes."""
         if lost and self._before:
+            self.losses += 1
             self.memory.entries = _copied(self._before[-min(lost, len(self._before))])
             self._before.clear()
         self.network.note("failover", lost)
@@ -48,12 +53,17 @@ class Server:
 
     def forget(self) -> None:
         """Restarted without its data."""
+        self.losses += 1
         self.memory.entries.clear()
         self._before.clear()
         self.network.note("forgotten")
 
     def leases(self) -> int:
         return sum(entry.lease_until > self.network.loop.time() for entry in self.memory.entries.values())
+
+    def logged(self, session: str) -> tuple[int, ...]:
+        entry = self.memory.entries.get(session)
+        return () if entry is None else unpack(bytes(entry.tokens))
 
     def carry_out(self, name: str, operation: Operation, answer: asyncio.Future[Any]) -> None:
         """Of an operation that has arrived."""
@@ -82,7 +92,7 @@ class Server:
         except StopIteration as done:
             return done.value
         finally:
-            self._compare(before)
+            self._compare(name, before)
         raise AssertionError("the embedded store never waits")
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
@@ -92,12 +102,13 @@ class Server:
             for name, entry in self.memory.entries.items()
         }
 
-    def _compare(self, before: dict[str, tuple[int, int]]) -> None:
+    def _compare(self, operation: str, before: dict[str, tuple[int, int]]) -> None:
         for name, (epoch, length) in self._sizes().items():
             old_epoch, old_length = before.get(name, (0, 0))
-            if epoch < old_epoch or length < old_length:
+            cut = operation in ("truncate", "restore") and name in self.may_cut and epoch > old_epoch
+            if epoch < old_epoch or (length < old_length and not cut):
                 self.lost.append(f"{name} went from {old_length} tokens of epoch {old_epoch} to {length} of {epoch}")
-            self.longest[name] = max(length, self.longest.get(name, 0))
+            self.longest[name] = length if cut else max(length, self.longest.get(name, 0))
 
 
 class Client:

@@ -28,6 +28,16 @@ async def kill(world: World) -> None:
     world.start(name)
 
 
+async def drain(world: World) -> None:
+    name = world.chance.choice([*world.alive])
+    if name in world.leaving:
+        return
+    _count(world, f"{name.split()[0]} drained")
+    if await world.drain(name):
+        await asyncio.sleep(world.chance.uniform(0.0, 0.5))
+        world.start(name)
+
+
 async def freeze(world: World) -> None:
     name = world.chance.choice([*world.alive, *world.clients])
     party = world.party(name)
@@ -82,7 +92,8 @@ async def forget(world: World) -> None:
 
 
 FAULTS: tuple[tuple[Fault, float], ...] = (
-    (kill, 4.0),
+    (kill, 3.0),
+    (drain, 2.0),
     (freeze, 3.0),
     (block, 3.0),
     (reset, 2.0),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -15,21 +14,16 @@ from typing import Any
 from unittest import mock
 
 from slipstream import completion
-from slipstream.completion import Patience, complete
-from slipstream.errors import ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.v1 import gateway_pb2
 from tests.simulation import parties
+from tests.simulation.client import ERRANDS, Client
 from tests.simulation.clock import Party, PartyLoop
-from tests.simulation.dialling import Channel
 from tests.simulation.network import Network
 from tests.simulation.store import Server
-from tests.simulation.watching import PROMPT, Errors, Violation, Watched, demand, look, truth, unrest, words
+from tests.simulation.text import Text
+from tests.simulation.watching import Errors, Violation, Watched, demand, look, unrest
 
 FINISH_S, REST_S = 60.0, 20.0
 """Of virtual time after the storm: for the clients, and until nothing is left of their sessions."""
-LEAVING = 0.15
-"""Share of texts whose client goes away, maybe before their end."""
-PATIENCE = Patience(resume_s=60.0, stall_s=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +36,12 @@ class Size:
     clients: int = 4
     texts: int = 2
     """Of each client, one after the other."""
+    pause_s: float = 1.5
+    """The longest before each."""
+    errands: Mapping[str, float] = field(default_factory=lambda: ERRANDS)
+    """What clients do with a text, and how often."""
+    relaxed: float = 0.3
+    """Share of worlds with relaxed durability."""
     least_tokens: int = 12
     most_tokens: int = 40
 
@@ -62,12 +62,18 @@ class World:
         self.size = size
         self.network = Network(loop, self.chance)
         self.store = Server(self.network)
+        self.relaxed = self.chance.random() < size.relaxed
+        self.texts: dict[int, Text] = {}
+        """By their first token."""
+        self.watched: type[Watched] = type("Watched", (Watched,), {"world": self})
         self.verifiers = self._names("verifier", size.verifiers)
         self.drafters = self._names("drafter", size.drafters)
         self.hostile = self._names("hostile", size.hostile)
         self.gateways = self._names("gateway", size.gateways)
         self.alive: dict[str, Any] = {}
         """The present party at each address."""
+        self.leaving: set[str] = set()
+        """Of those: who drains."""
         self.clients: dict[str, Party] = {}
         self.broken: Violation | None = None
         self._errors = errors
@@ -75,25 +81,41 @@ class World:
         loop.turned = self._look
 
     @property
+    def proposers(self) -> list[str]:
+        return [*self.drafters, *self.hostile]
+
+    @property
     def names(self) -> list[str]:
-        return [*self.verifiers, *self.drafters, *self.hostile, *self.gateways]
+        return [*self.verifiers, *self.proposers, *self.gateways]
 
     def start(self, name: str) -> None:
         """Empty, as a process starts."""
         self.network.note("start", name)
         kind = name.split()[0]
         if kind == "gateway":
-            workers = self.verifiers, [*self.drafters, *self.hostile]
-            self.alive[name] = parties.gateway(self.network, name, self.store, workers)
+            workers = self.verifiers, self.proposers
+            self.alive[name] = parties.gateway(self.network, name, self.store, workers, relaxed=self.relaxed)
         else:
             self.alive[name] = getattr(parties, kind)(self.network, name)
 
     def kill(self, name: str) -> None:
         self.network.note("kill", name)
         party: Party = self.alive.pop(name).party
-        self.network.hosts.pop(name)
+        self.network.hosts.pop(name, None)  # unless it was drained
         self.network.sever(party)
         party.kill()
+
+    async def drain(self, name: str) -> bool:
+        """As on SIGTERM: whether it ended by itself, and was not killed meanwhile."""
+        self.network.note("drain", name)
+        ending = self.alive[name]
+        self.leaving.add(name)
+        await asyncio.wait([ending.party.spawn(ending.drain())])
+        self.leaving.discard(name)
+        if self.alive.get(name) is not ending:
+            return False
+        self.kill(name)
+        return True
 
     def party(self, name: str) -> Party:
         """Of those that live."""
@@ -112,16 +134,18 @@ class World:
         for name in self.names:
             self.start(name)
         keeping = asyncio.create_task(self.network.keep_alive())
-        clients = [self._client(number) for number in range(self.size.clients)]
+        clients = [Client(self, number) for number in range(self.size.clients)]
+        self.clients = {client.party.name: client.party for client in clients}
+        talks = [client.talk() for client in clients]
         try:
             await self._or_failed(asyncio.create_task(storm(self)), 600.0, "the storm")
-            await self._or_failed(asyncio.gather(*clients), FINISH_S, "the clients")
+            await self._or_failed(asyncio.gather(*talks), FINISH_S, "the clients")
             await self._or_failed(asyncio.create_task(self._rest()), REST_S + 1.0, "rest")
         finally:
             keeping.cancel()
-            for client, party in zip(clients, self.clients.values(), strict=True):
-                client.cancel()
-                party.thaw()
+            for client, talk in zip(clients, talks, strict=True):
+                talk.cancel()
+                client.party.thaw()
             for name in list(self.alive):
                 self.kill(name)
             await self._end()
@@ -139,66 +163,17 @@ class World:
 
     async def _rest(self) -> None:
         for _ in range(int(REST_S / 0.25)):
-            left = self._unrest()
+            left = unrest(self)
             if not left:
                 return
             await asyncio.sleep(0.25)
         raise Violation(f"at rest {left}")
 
-    def _unrest(self) -> str:
-        return unrest(
-            self.loop,
-            self.of(self.gateways),
-            self.of(self.verifiers),
-            self.of([*self.drafters, *self.hostile]),
-            self.store,
-        )
-
-    def _client(self, number: int) -> asyncio.Task[None]:
-        party = self.clients[f"client {number}"] = Party(f"client {number}")
-        chance = random.Random(self.chance.getrandbits(64))
-        return party.spawn(self._talk(number, chance))
-
-    async def _talk(self, number: int, chance: random.Random) -> None:
-        for turn in range(self.size.texts):
-            await asyncio.sleep(chance.uniform(0.0, 1.5))
-            first = 1 + number + turn * self.size.clients
-            tokens = chance.randint(self.size.least_tokens, self.size.most_tokens)
-            patience_s = chance.uniform(0.05, 3.0) if chance.random() < LEAVING else None
-            try:
-                async with asyncio.timeout(patience_s):
-                    said = await self._say(first, tokens, chance.randrange(len(self.gateways)))
-                demand(said.token_ids == truth(first, tokens), f"text {first} ended as {said.token_ids}")
-                demand(said.text == words(first, tokens), f"text {first} ended as {said.text!r}")
-            except TimeoutError:
-                self.network.counts["clients left"] += 1
-            except SlipstreamError as error:
-                self.fail(Violation(f"the client of text {first} was told {error.reason}: {error.message}"))
-            except Violation as violation:
-                self.fail(violation)
-            self.network.counts["texts"] += 1
-
-    async def _say(self, first: int, tokens: int, at: int) -> completion.Completion:
-        request = gateway_pb2.GenerateRequest(max_tokens=tokens)
-        request.sampling.temperature = 0.0
-        request.prompt_token_ids.token_ids.extend([first, *PROMPT])
-        lines: list[Any] = [Channel(self.network, name) for name in self.gateways]
-        heard: list[str] = []
-        for shift in itertools.count(at):
-            shifted = [lines[(shift + number) % len(lines)] for number in range(len(lines))]
-            try:
-                return await complete(shifted[0], request, heard.append, shifted[1:], PATIENCE)
-            except (Unavailable, ResourceExhausted):  # it never began: another try is another text
-                if heard:
-                    raise
-                await asyncio.sleep(0.2)
-        raise AssertionError
-
     def _look(self) -> None:
         if self.broken is not None:
             return
         try:
-            look(self.of(self.verifiers), self.of([*self.drafters, *self.hostile]), self.store, self._errors)
+            look(self, self._errors)
         except Violation as violation:
             self.fail(violation)
 
@@ -236,9 +211,8 @@ def run(seed: int, storm: Callable[[World], Coroutine[Any, Any, None]], size: Si
 
         async def main() -> None:
             world = World(loop, seed, size or Size(), errors)
-            watched = type("Watched", (Watched,), {"store": world.store})
             try:
-                with mock.patch.object(completion, "Completion", watched):
+                with mock.patch.object(completion, "Completion", world.watched):
                     await world.run(storm)
             except Violation as violation:
                 report.failure = str(violation)

@@ -10,7 +10,7 @@ from gateway.claims import Claims
 from gateway.log import Scribe
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
-from slipstream.errors import OutOfRange
+from slipstream.errors import Aborted, OutOfRange
 
 RECORD = Record(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
 
@@ -37,6 +37,17 @@ async def test_a_cut_that_cannot_be_leaves_the_session_to_everybody() -> None:
     there = store()
     await there.create(RECORD)
     with pytest.raises(OutOfRange):
-        await Claims(there, None, 5.0).cut("s", 3, (), b"q")
+        await Claims(there, None, 5.0).cut(RECORD, 3, (), b"q")
     record = await there.read("s")
     assert (record.tokens, record.params, record.leased) == ((1, 2), b"p", False)
+
+
+async def test_a_rollback_that_comes_late_does_not_repeat_itself() -> None:
+    there = store()
+    await there.create(RECORD)
+    claims = Claims(there, None, 5.0)
+    await claims.cut(RECORD, 2, (7,), b"q")
+    with pytest.raises(Aborted):
+        await claims.cut(RECORD, 2, (7,), b"q")
+    record = await there.read("s")
+    assert (record.tokens, record.params, record.leased) == ((1, 2, 7), b"q", False)

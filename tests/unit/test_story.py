@@ -104,6 +104,7 @@ def test_a_client_that_comes_and_goes_misses_nothing_and_hears_nothing_twice(
     asyncio.run(run())
 
 
+@settings(deadline=None)
 @given(texts, st.integers(0, 12))
 def test_the_text_behind_a_number_of_tokens_is_that_which_a_client_of_them_lacks(tokens: list[int], have: int) -> None:
     async def run() -> None:

@@ -1,0 +1,36 @@
+"""A target whose every token depends on the one before it: whoever edits a text changes all that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+
+from slipstream.engine.emulated import EmulatedEngine, first, next_positions
+from slipstream.engine.step import Segment
+
+VOCABULARY = 64
+
+
+def follows(first: int, place: int, before: int) -> int:
+    """The token at a place of the text that begins with `first`, behind the token `before`."""
+    return crc32(b"%d %d %d" % (first, place, before)) % VOCABULARY
+
+
+def continued(tokens: Sequence[int], length: int) -> tuple[int, ...]:
+    """The text that begins so, up to a length."""
+    text = list(tokens)
+    while len(text) < length:
+        text.append(follows(text[0], len(text), text[-1]))
+    return tuple(text)
+
+
+class ChainedEngine(EmulatedEngine):
+    def _next(self, segments: list[Segment]) -> np.ndarray:
+        tokens: list[int] = []
+        for segment in segments:
+            befores = [segment.pending[-1], *segment.nodes]
+            places = next_positions(segment)
+            tokens += [follows(first(segment), *pair) for pair in zip(places, befores, strict=True)]
+        return np.array(tokens, np.int64)

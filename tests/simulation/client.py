@@ -1,0 +1,219 @@
+"""A client: asks for texts, one after the other, leaves some, edits some, cancels some."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from slipstream.client import error_of
+from slipstream.completion import Patience, complete, resume
+from slipstream.errors import (
+    Aborted,
+    DeadlineExceeded,
+    NotFound,
+    OutOfRange,
+    ResourceExhausted,
+    SlipstreamError,
+    Unavailable,
+)
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
+from tests.simulation.chained import VOCABULARY
+from tests.simulation.clock import Party
+from tests.simulation.dialling import Channel
+from tests.simulation.text import Output, Text, words
+from tests.simulation.watching import Violation, Watched, demand
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+ERRANDS = {"listen": 0.5, "leave": 0.12, "edit": 0.23, "cancel": 0.15}
+PATIENCE = Patience(resume_s=60.0, stall_s=2.0)
+ANSWER_S = 2.0
+"""For one gateway to answer."""
+TRIES = 40
+PAUSE_S = 0.2
+MOST_EDITED = 3
+"""Tokens of an edit; none: only the seed is another one."""
+CANCELLED = verifier_pb2.FINISH_REASON_CANCELLED
+
+Ask = Callable[[Any], Awaitable[Any]]
+
+
+class Client:
+    """All its chances are drawn from one seed of its own."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.party = Party(f"client {number}")
+        self._world = world
+        self._number = number
+        self._chance = random.Random(world.chance.getrandbits(64))
+
+    def talk(self) -> asyncio.Task[None]:
+        return self.party.spawn(self._talk())
+
+    async def _talk(self) -> None:
+        size, counts = self._world.size, self._world.network.counts
+        for turn in range(size.texts):
+            await asyncio.sleep(self._chance.uniform(0.0, size.pause_s))
+            text = self._world.texts[1 + self._number + turn * size.clients] = Text(
+                1 + self._number + turn * size.clients, self._chance.randint(size.least_tokens, size.most_tokens)
+            )
+            (errand,) = self._chance.choices([*size.errands], [*size.errands.values()])
+            try:
+                await getattr(self, f"_{errand}")(text)
+            except SlipstreamError as error:
+                told = f"was told {error.reason}: {error.message}"
+                self._world.fail(Violation(f"the client of text {text.first}, which was to {errand}, {told}"))
+            except Violation as violation:
+                self._world.fail(violation)
+            counts["texts"] += 1
+            counts[f"texts to {errand}"] += 1
+
+    # What it does with a text.
+
+    async def _listen(self, text: Text) -> None:
+        said = await self._said(text, self._gateway())
+        _check_whole(said, text, text.versions[:1])
+
+    async def _leave(self, text: Text) -> None:
+        try:
+            async with asyncio.timeout(self._chance.uniform(0.05, 3.0)):
+                await self._listen(text)
+        except TimeoutError:
+            self._world.network.counts["clients left"] += 1
+
+    async def _cancel(self, text: Text) -> None:
+        losses, at = self._world.store.losses, self._gateway()
+        saying = await self._begun(text, at)
+        name = text.heard.started.session_id if text.heard else ""
+        request = gateway_pb2.CancelRequest(session_id=name)
+        leaves = self._chance.random() < 0.3
+        asking = asyncio.create_task(self._asked(text, lambda stub: stub.Cancel(request, timeout=ANSWER_S), at, losses))
+        if leaves:
+            await asyncio.sleep(self._chance.uniform(0.0, 0.02))
+            saying.cancel()
+        if await asking is not None and losses == self._world.store.losses:
+            self._world.network.counts["sessions cancelled"] += 1
+            demand(bool(self._world.store.memory.entries[name].outcome), f"session {name} has not ended: cancelled")
+        if leaves:
+            await asyncio.wait([saying])
+            return
+        said = await saying
+        if said.finished.reason != CANCELLED:
+            _check_whole(said, text, text.versions[:1])
+
+    async def _edit(self, text: Text) -> None:
+        """Rolls the session back, with other tokens or another seed, or makes a branch of it."""
+        losses, at = self._world.store.losses, self._gateway()
+        saying = await self._begun(text, at)
+        name = text.heard.started.session_id if text.heard else ""
+        kept = self._chance.randint(0, len(text.tokens_heard))
+        room = min(MOST_EDITED, text.tokens - kept)
+        edit = [self._chance.randrange(VOCABULARY) for _ in range(self._chance.randint(0, room))]
+        branch = self._chance.random() < 0.3
+        version = text.edited(kept, edit)
+        if not branch:
+            self._world.store.may_cut.add(name)
+        request = gateway_pb2.RollbackRequest(
+            session_id=name,
+            output_tokens=kept,
+            token_ids=gateway_pb2.TokenIds(token_ids=edit),
+            seed=self._chance.getrandbits(64),
+            branch=branch,
+        )
+        answer = await self._asked(text, lambda stub: stub.Rollback(request, timeout=ANSWER_S), at, losses)
+        if answer is not None:
+            self._world.network.counts["branches" if branch else "rollbacks"] += 1
+            edited = text.prompt + version[: kept + len(edit)]
+            logged = self._world.store.logged(answer.key.id)
+            right = losses != self._world.store.losses or logged[: len(edited)] == edited
+            demand(right, f"session {answer.key.id} is not rolled back to {edited}: {logged}")
+            await self._hear_edited(text, answer, version, losses)
+        try:
+            said = await saying
+        except Aborted as error:
+            demand(error.reason == "ROLLED_BACK" and not branch, f"text {text.first} was told {error.reason}")
+        else:
+            _check_whole(said, text, text.versions[:1])
+
+    async def _hear_edited(self, text: Text, answer: Any, version: Output, losses: int) -> None:
+        store, heard = self._world.store, self._world.watched()
+        name, kept = answer.key.id, answer.output_tokens
+        heard.edited, heard.losses = version, losses
+        heard.started = gateway_pb2.Started(session_id=name, prompt_token_ids=text.prompt)
+        if self._chance.random() < 0.5:
+            heard.started.revision = answer.revision
+        heard.token_ids, heard.text = list(version[:kept]), words(version[:kept], all_of_it=False)
+        try:
+            await resume(self._lines(self._gateway()), heard, None, PATIENCE)
+            _check_whole(heard, text, heard.versions(text))
+        except (NotFound, Aborted) as error:
+            lost = f"the edited session {name} is lost: {error.reason}, {losses} losses, now {store.losses}"
+            demand(losses != store.losses, lost)
+
+    # How it asks.
+
+    def _gateway(self) -> int:
+        return self._chance.randrange(len(self._world.gateways))
+
+    def _lines(self, at: int) -> list[Any]:
+        lines = [Channel(self._world.network, name) for name in self._world.gateways]
+        return [*lines[at:], *lines[:at]]
+
+    async def _begun(self, text: Text, at: int) -> asyncio.Task[Watched]:
+        """A text of which some tokens came, or all."""
+        saying = asyncio.create_task(self._said(text, at))
+        enough = self._chance.randint(1, text.tokens)
+        while not saying.done() and len(text.tokens_heard) < enough:
+            await asyncio.sleep(0.02)
+        return saying
+
+    async def _said(self, text: Text, at: int) -> Watched:
+        request = gateway_pb2.GenerateRequest(max_tokens=text.tokens)
+        request.sampling.temperature = 0.0
+        request.prompt_token_ids.token_ids.extend(text.prompt)
+        heard: list[str] = []
+        for shift in itertools.count(at):
+            line, *others = self._lines(shift % len(self._world.gateways))
+            try:
+                said = await complete(line, request, heard.append, others, PATIENCE)
+                assert isinstance(said, Watched)
+                return said
+            except (Unavailable, ResourceExhausted):  # it never began: another try is another text
+                if heard:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+        raise AssertionError
+
+    async def _asked(self, text: Text, ask: Ask, at: int, losses: int) -> Any:
+        """The answer of whichever gateway gives one; None where what is asked of is lost."""
+        gateway = self._world.alive.get(self._world.gateways[at])
+        for shift in range(TRIES):
+            line = self._lines((at + shift) % len(self._world.gateways))[0]
+            try:
+                return await ask(gateway_pb2_grpc.GatewayServiceStub(line))
+            except grpc.aio.AioRpcError as failure:
+                error = error_of(failure)
+            if isinstance(error, OutOfRange):
+                here = shift == 0 and gateway is self._world.alive.get(self._world.gateways[at])
+                stayed = text.heard is not None and text.heard.starts == 1
+                lost = losses != self._world.store.losses or (self._world.relaxed and not (here and stayed))
+                demand(lost, f"what the client of text {text.first} heard is not there: {error.message}")
+            elif isinstance(error, NotFound):
+                demand(losses != self._world.store.losses, f"the session of text {text.first} is lost")
+                return None
+            elif not isinstance(error, (Unavailable, ResourceExhausted, DeadlineExceeded, Aborted)):
+                raise error
+            await asyncio.sleep(PAUSE_S)
+        return None
+
+
+def _check_whole(said: Watched, text: Text, versions: list[Output]) -> None:
+    whole = [version[: text.tokens] for version in versions]
+    demand(tuple(said.token_ids) in whole, f"text {text.first} ended as {said.token_ids}, not {whole}")
+    demand(said.text in map(words, whole), f"text {text.first} ended as {said.text!r}")
