@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,12 @@ def environment(name: str) -> dict[str, str]:
 
 
 def test_the_dockerfile_is_lint_free() -> None:
-    done = subprocess.run(["hadolint", ROOT / "docker" / "Dockerfile"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [Path(sys.executable).parent / "hadolint", ROOT / "docker" / "Dockerfile"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
 
 
