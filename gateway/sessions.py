@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.admission import Admission, RandomBits
 from gateway.claims import Claims
@@ -28,6 +28,7 @@ from slipstream.errors import Internal, OutOfRange, SlipstreamError
 from slipstream.v1 import gateway_pb2, types_pb2
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_ID_LENGTH = 64
 
@@ -124,9 +125,8 @@ class Sessions:
         if request.branch:
             kept = record.prompt_length + request.output_tokens
             name, epoch = await self._branch(plan, (*record.tokens[:kept], *edit)), 1
-        else:  # a caller that leaves in the middle must not leave half of it
-            cutting = asyncio.create_task(self._cut(record, request.output_tokens, edit, plan.params()))
-            name, epoch = record.id, await asyncio.shield(cutting)
+        else:
+            name, epoch = record.id, await _whole(self._cut(record, request.output_tokens, edit, plan.params()))
         key = types_pb2.SessionKey(id=name, epoch=epoch)
         return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=plan.revision)
 
@@ -142,7 +142,7 @@ class Sessions:
         if session := self.running(name):
             session.cancel()  # at once, whatever the store does
         await self.read(name)
-        await asyncio.shield(asyncio.create_task(self._cancel(name)))
+        await _whole(self._cancel(name))
 
     async def _cancel(self, name: str) -> None:
         async with self._claims.turn(name):
@@ -250,6 +250,13 @@ class Sessions:
     def _count(self) -> int:
         """Sessions here, and other requests that may become one."""
         return len(self._known) + self._arriving - 1
+
+
+async def _whole(work: Coroutine[Any, Any, T]) -> T:
+    """A caller that leaves in the middle must not leave half of it."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be there to hear of it
+    return await asyncio.shield(task)
 
 
 def _admitted(plan: Plan, said: int) -> Grant:

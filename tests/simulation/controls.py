@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from gateway.claims import Claims
+from gateway.feed import Feed
+from gateway.log import SessionLog
+from gateway.plan import Plan
 from gateway.seat import Seat
 from gateway.session import Session
+from gateway.sessions import Sessions
 from gateway.store.memory import MemoryStore
 from gateway.story import Story
 from slipstream.completion import Completion
 from slipstream.v1 import gateway_pb2, verifier_pb2
+from tests.simulation import parties
+from tests.simulation.storm import Storm, honest_storm, restarts, storm
+from tests.simulation.world import Size
 from verifier_svc import reading
 from verifier_svc.service import Peer
 
@@ -40,9 +49,23 @@ def _without(owner: Any, name: str, instead: Any) -> Callable[[ExitStack], Any]:
     return lambda stack: stack.enter_context(mock.patch.object(owner, name, instead))
 
 
-_FOLLOW = Story.follow
+async def _run_only(self: Feed, log: SessionLog) -> None:
+    await self._run(log)
+
+
+async def _nothing(*_: Any) -> None:
+    """Instead of something."""
+
+
+async def _yes(*_: Any) -> bool:
+    return True
+
+
+_FOLLOW, _PARAMS = Story.follow, Plan.params
 HONEST = "a stream resumes at an offset"
-"""Tried where every stream keeps gRPC's promise."""
+EDITED = Size(errands={"edit": 1.0})
+ROLLING = Size(texts=4, errands={"listen": 1.0}, relaxed=1.0, gentle=True)
+"""Rolling restarts, which nobody may notice."""
 
 RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "the store fences": [_without(MemoryStore, "_check", lambda *_: None)],
@@ -55,7 +78,30 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     ],
     "a stream's end ends its sessions": [_without(Peer, "leave", lambda self: None)],
     "candidates are checked": [_without(reading, "check", lambda frame, vocabulary_size, limits: frame)],
+    "a record counts its rollbacks": [_without(Plan, "params", lambda self: _PARAMS(replace(self, revision=0)))],
+    "a stale text is not resumed": [_without(Sessions, "_current", _yes)],
+    "an owner that is fenced off follows the log": [_without(Feed, "begin", _run_only)],
+    "a cancel is written down": [_without(Claims, "cancel", _nothing)],
+    "what was shown is written before a takeover": [_without(Claims, "written", _nothing)],
+    "a gateway that ends writes what is left": [_without(parties, "written", _nothing)],
+    "sessions may finish before a worker ends": [_without(parties, "GRACE_S", 0.0)],
 }
+
+WORLDS: dict[str, tuple[Storm, Size]] = {
+    HONEST: (honest_storm, Size()),  # where every stream keeps gRPC's promise
+    "a record counts its rollbacks": (storm, EDITED),
+    "a stale text is not resumed": (storm, EDITED),
+    "an owner that is fenced off follows the log": (storm, replace(EDITED, relaxed=0.0)),
+    "a cancel is written down": (storm, Size(errands={"cancel": 1.0})),
+    "what was shown is written before a takeover": (storm, replace(EDITED, relaxed=1.0)),
+    "a gateway that ends writes what is left": (restarts, ROLLING),
+    "sessions may finish before a worker ends": (restarts, ROLLING),
+}
+"""Where a rule is missed; any other one anywhere."""
+
+
+def worlds(rule: str) -> tuple[Storm, Size]:
+    return WORLDS.get(rule, (storm, Size()))
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Channel:
             try:
                 answer = await call.read()
                 if answer is grpc.aio.EOF:
-                    raise _error("INTERNAL", "there was no answer.")
+                    raise _error("UNAVAILABLE", "the answer was lost.")
                 await call.read()
                 return answer
             finally:

@@ -38,6 +38,8 @@ class Server:
         """Logs that became shorter or older by a write that may not do so."""
         self.may_cut: set[str] = set()
         """Sessions that their clients roll back."""
+        self._claims: set[tuple[str, int, str]] = set()
+        """Epochs that sessions ever had, and whose."""
         self.losses = 0
         """Times that it lost what it had acknowledged."""
         self._before: deque[Any] = deque(maxlen=REMEMBERED)
@@ -105,7 +107,11 @@ class Server:
     def _compare(self, operation: str, before: dict[str, tuple[int, int]]) -> None:
         for name, (epoch, length) in self._sizes().items():
             old_epoch, old_length = before.get(name, (0, 0))
-            cut = operation in ("truncate", "restore") and name in self.may_cut and epoch > old_epoch
+            claim = name, epoch, self.memory.entries[name].owner
+            # A takeover that was lost comes back whole, over what an earlier owner had put back meanwhile.
+            again = operation == "restore" and claim in self._claims
+            cut = epoch > old_epoch and (again or (operation in ("truncate", "restore") and name in self.may_cut))
+            self._claims.add(claim)
             if epoch < old_epoch or (length < old_length and not cut):
                 self.lost.append(f"{name} went from {old_length} tokens of epoch {old_epoch} to {length} of {epoch}")
             self.longest[name] = length if cut else max(length, self.longest.get(name, 0))

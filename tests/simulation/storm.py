@@ -11,7 +11,7 @@ from tests.simulation.network import Weather
 from tests.simulation.world import World
 
 STORM_S = 6.0
-Fault = Callable[[World], Coroutine[Any, Any, None]]
+Storm = Fault = Callable[[World], Coroutine[Any, Any, None]]
 
 
 def _count(world: World, what: str) -> None:
@@ -133,6 +133,15 @@ async def storm(world: World, *, honest: bool = False) -> None:
             (fault,) = world.chance.choices(faults, weights)
             under_way.create_task(fault(world))
     clear_up(world)
+
+
+async def restarts(world: World) -> None:
+    """Every party ends in good order and starts again, one after the other; nothing else happens."""
+    for name in world.names:
+        await asyncio.sleep(world.chance.uniform(0.0, 0.3))
+        if await world.drain(name):
+            _count(world, "restarts")
+            world.start(name)
 
 
 async def calm(world: World) -> None:

@@ -12,13 +12,15 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.simulation.__main__ import AGAIN
-from tests.simulation.controls import HONEST, RULES, switched_off
-from tests.simulation.storm import calm, honest_storm, storm
+from tests.simulation.client import ERRANDS
+from tests.simulation.controls import ROLLING, RULES, switched_off, worlds
+from tests.simulation.storm import calm, restarts, storm
 from tests.simulation.world import Report, Size, run
 
 SEEDS = 16
@@ -26,8 +28,9 @@ MOST_SEEDS = 40
 """Within which a rule that is switched off must be missed."""
 FAULTS = [
     *(f"{role} {fate}" for role in ("gateway", "verifier", "drafter", "hostile") for fate in ("killed", "frozen")),
+    *(f"{role} drained" for role in ("gateway", "verifier", "drafter")),
     *(f"frames {fate}" for fate in ("late", "dropped", "repeated", "overtaken")),
-    *("client frozen", "clients left"),
+    *("client frozen", "clients left", "sessions cancelled", "rollbacks", "branches"),
     *("partitions", "resets", "peers given up"),
     *("store away", "store failed over", "store forgot all", "store operations failed"),
 ]
@@ -59,7 +62,9 @@ def test_every_fault_happened(reports: list[Report]) -> None:
 def test_without_faults_nothing_is_given_up() -> None:
     report = run(0, calm, Size(clients=2))
     assert not report.failure
-    assert {what for what, number in report.counts.items() if number} <= {"frames", "texts", "clients left"}
+    happened = {what for what, number in report.counts.items() if number}
+    asked = {"sessions cancelled", "rollbacks", "branches", "clients left", *(f"texts to {each}" for each in ERRANDS)}
+    assert happened <= {"frames", "texts", *asked}
 
 
 def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) -> None:
@@ -75,8 +80,15 @@ def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) ->
     assert said.stdout.splitlines()[:3] == [f"{each.seed} {each.trace}" for each in reports[3:6]], said.stderr
 
 
+@pytest.mark.parametrize("relaxed", [0.0, 1.0], ids=["strict", "relaxed"])
+def test_nobody_notices_when_everything_is_restarted_in_turn(relaxed: float) -> None:
+    report = run(0, restarts, replace(ROLLING, relaxed=relaxed))
+    assert not report.failure
+    assert report.counts["restarts"] == 7 and report.counts["texts"] == 16
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_that_is_switched_off_is_missed(rule: str) -> None:
-    weather = honest_storm if rule == HONEST else storm
+    faults, size = worlds(rule)
     with switched_off(rule):
-        assert any(run(seed, weather).failure for seed in range(MOST_SEEDS))
+        assert any(run(seed, faults, size).failure for seed in range(MOST_SEEDS))

@@ -46,6 +46,8 @@ class Text:
     """The first one is nobody's edit."""
     logs: list[bytes] = field(default_factory=list)
     """Of the versions, as the store has them."""
+    asked: object = None
+    """The gateway that was asked for it last."""
     heard: Watched | None = None
     """By its client, as of now."""
 

@@ -128,6 +128,17 @@ def _look_at_verifier(verifier: VerifierParty, texts: dict[int, Text]) -> None:
         demand(right, f"a verifier's session holds {session.tokens}")
 
 
+def look_back(world: World) -> None:
+    """When all is over and nothing was to be noticed: every text came on one stream, and is logged."""
+    for text in world.texts.values():
+        assert text.heard is not None
+        name, said = text.heard.started.session_id, text.heard.token_ids
+        demand(text.heard.starts == 1, f"text {text.first} came in {text.heard.starts} pieces")
+        ended = name in world.store.memory.entries and bool(world.store.memory.entries[name].outcome)
+        logged = world.store.logged(name)
+        demand(ended and logged == (*text.prompt, *said), f"the log of text {text.first} says {logged}, {ended=}")
+
+
 def unrest(world: World) -> str:
     """What is left of sessions, in words; nothing once nothing is left."""
     gateways: list[GatewayParty] = world.of(world.gateways)

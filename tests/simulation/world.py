@@ -20,8 +20,10 @@ from tests.simulation.clock import Party, PartyLoop
 from tests.simulation.network import Network
 from tests.simulation.store import Server
 from tests.simulation.text import Text
-from tests.simulation.watching import Errors, Violation, Watched, demand, look, unrest
+from tests.simulation.watching import Errors, Violation, Watched, demand, look, look_back, unrest
 
+LINGER_S = 0.01
+"""What a process said last arrives after its end."""
 FINISH_S, REST_S = 60.0, 20.0
 """Of virtual time after the storm: for the clients, and until nothing is left of their sessions."""
 
@@ -42,6 +44,8 @@ class Size:
     """What clients do with a text, and how often."""
     relaxed: float = 0.3
     """Share of worlds with relaxed durability."""
+    gentle: bool = False
+    """Whether no client may notice anything."""
     least_tokens: int = 12
     most_tokens: int = 40
 
@@ -111,6 +115,7 @@ class World:
         ending = self.alive[name]
         self.leaving.add(name)
         await asyncio.wait([ending.party.spawn(ending.drain())])
+        await asyncio.sleep(LINGER_S)
         self.leaving.discard(name)
         if self.alive.get(name) is not ending:
             return False
@@ -141,6 +146,8 @@ class World:
             await self._or_failed(asyncio.create_task(storm(self)), 600.0, "the storm")
             await self._or_failed(asyncio.gather(*talks), FINISH_S, "the clients")
             await self._or_failed(asyncio.create_task(self._rest()), REST_S + 1.0, "rest")
+            if self.size.gentle:
+                look_back(self)
         finally:
             keeping.cancel()
             for client, talk in zip(clients, talks, strict=True):
