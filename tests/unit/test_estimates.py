@@ -95,6 +95,12 @@ def test_a_quantile_lies_in_its_interval_with_the_probability_that_the_binomial_
     assert interval.value == math.ceil(share * size)
 
 
+def test_the_ends_of_a_difference_come_from_the_ends_that_face_each_other() -> None:
+    """Its low end from how low the second and how high the first may be: 3 and 4 make 5."""
+    found = between(Interval(10.0, 9.0, 14.0), Interval(20.0, 17.0, 21.0))
+    assert found == (10.0, 5.0, pytest.approx(10.0 + math.sqrt(2.0)))
+
+
 def test_few_sessions_say_nothing_of_rare_ones() -> None:
     assert quantile(np.arange(50.0), 0.95).high == math.inf
     assert not of_ratio(mean(np.arange(9.0))).known and of_ratio(mean(np.arange(10.0))).known
