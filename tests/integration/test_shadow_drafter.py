@@ -38,7 +38,7 @@ from verifier_svc.drafters import MAX_DRAFTERS, Drafters
 from verifier_svc.planner import Limits, Load, Planner
 from verifier_svc.step import Turn
 
-SESSIONS, TOKENS = 2, 70
+SESSIONS, TOKENS = 2, 50
 WORLD = World(delay_s=0.004)
 SHADOW = verifier_pb2.DrafterAddress(address="shadow:1", name="new", shadow=True)
 

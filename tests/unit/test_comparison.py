@@ -75,10 +75,10 @@ def test_costs_are_seconds_times_prices() -> None:
 
 
 def test_arms_that_are_alike_are_seldom_called_different() -> None:
-    """Over 14 metrics of 60 experiments; metrics go together, so the share varies more than it would alone."""
+    """Over 14 metrics of 30 experiments; metrics go together, so the share varies more than it would alone."""
     verdicts = [
         line.verdict("b")
-        for seed in range(60)
+        for seed in range(30)
         for line in compare([arm("a", 80, 0.5, 0.02, seed), arm("b", 60, 0.5, 0.02, 1000 + seed)])["b"]
     ]
     shown = sum("difference shown" not in verdict and "few" not in verdict for verdict in verdicts)

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
@@ -54,6 +54,7 @@ ARMS = st.builds(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(ARMS, min_size=1, max_size=MAX_ARMS, unique_by=lambda arm: arm.name))
 def test_what_is_written_is_read_as_it_was(arms: list[Arm]) -> None:
     written = Experiment("trial", tuple(arms))
@@ -161,6 +162,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 2), max_size=40))
 def test_gateways_samples_merge_into_what_one_gateway_would_have_kept(owners: list[int]) -> None:
     names = [f"s{number}" for number in range(len(owners))]

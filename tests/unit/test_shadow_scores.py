@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.candidates import CandidateTree, Frame
@@ -74,6 +74,7 @@ def longest(tree: CandidateTree, limit: int, text: list[int]) -> int:
     return len(text)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.lists(TOKENS, min_size=1, max_size=4), trees(), st.booleans()), min_size=1, max_size=8))
 def test_scores_are_those_of_the_whole_text_however_it_is_committed(
     steps: list[tuple[list[int], list[tuple[int, int, float]], bool]],
