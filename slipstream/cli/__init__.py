@@ -8,6 +8,7 @@ from slipstream.cli.bench import bench
 from slipstream.cli.generate import generate
 from slipstream.cli.inflate import inflate
 from slipstream.cli.key import key
+from slipstream.cli.plan import SETTINGS, plan
 from slipstream.cli.serve import serve
 from slipstream.cli.session import cancel_session, resume_session, roll_back_session
 from slipstream.cli.train import train
@@ -20,3 +21,4 @@ for command in (serve, generate, key, bench, train, inflate):
 app.command("resume")(resume_session)
 app.command("rollback")(roll_back_session)
 app.command("cancel")(cancel_session)
+app.command("plan", context_settings=SETTINGS)(plan)
