@@ -12,7 +12,8 @@ from capacity.agenda import Agenda
 from capacity.drafting import Drafter, Drafting
 from capacity.guessing import Tree
 from capacity.session import Session
-from capacity.verifying import Verifier, Verifying
+from capacity.step import Verifying
+from capacity.verifying import Verifier
 
 Request = tuple[float, int, int]
 """(seconds since the one before, prompt tokens, output tokens)"""

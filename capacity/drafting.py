@@ -42,10 +42,9 @@ class Drafter:
         self._agenda = agenda
         self._settings = settings
         self._most = min(settings.max_nodes, AHEAD * max_draft_tokens)
-        self.sessions: dict[Session, float] = {}
-        """With the path probability that each one's verifier asks for."""
+        self.sessions: dict[Session, None] = {}
         self._listeners: dict[Session, Listener] = {}
-        self._busy = False
+        self._busy = self._awake = False
         self.busy_s = 0.0
         self.passes = 0
 
@@ -54,7 +53,8 @@ class Drafter:
         return self._settings.delay_s
 
     def add(self, session: Session, threshold: float, listener: Listener) -> None:
-        self.sessions[session] = threshold
+        session.tree.demand(threshold)
+        self.sessions[session] = None
         self._listeners[session] = listener
         self.wake()
 
@@ -64,7 +64,7 @@ class Drafter:
 
     def demand(self, session: Session, threshold: float) -> None:
         if session in self.sessions:
-            self.sessions[session] = threshold
+            session.tree.demand(threshold)
             self.wake()
 
     def commit(self, session: Session, count: int) -> None:
@@ -76,10 +76,13 @@ class Drafter:
             self.wake()
 
     def wake(self) -> None:
-        if not self._busy:
-            self._start()
+        """There may be something to guess, when all that happens at this moment has happened."""
+        if not self._busy and not self._awake:
+            self._awake = True
+            self._agenda.at(self._agenda.now, self._start)
 
     def _start(self) -> None:
+        self._awake = False
         turns = self._turns()
         if turns:
             tokens = sum(size for _, size, _ in turns)
@@ -135,9 +138,7 @@ class Drafter:
         order = sorted(self.sessions, key=lambda session: (session.reading > ROUND, session.tree.size))
         found: list[tuple[Session, list[Guess]]] = []
         for session in order:
-            least = self.sessions[session]
-            most = self._most if least < PAUSE else 0
-            starts = session.tree.frontier(self._settings.expand, least, most)
+            starts = session.tree.frontier(self._settings.expand, self._allowed(session))
             if starts:
                 found.append((session, starts))
         others = sorted(((-place.path, number) for number, (_, starts) in enumerate(found) for place in starts[1:]))
@@ -151,13 +152,13 @@ class Drafter:
                 del starts[count:]
         return found
 
+    def _allowed(self, session: Session) -> int:
+        """Nodes that may be told."""
+        return self._most if session.tree.least < PAUSE else 0
+
     def _tell(self, sessions: list[Session]) -> None:
         arrives = self._agenda.now + self._settings.delay_s
-        told = [
-            session
-            for session in sessions
-            if (least := self.sessions[session]) < PAUSE and session.tree.tell(least, self._most, arrives)
-        ]
+        told = [session for session in sessions if session.tree.tell(self._allowed(session), arrives)]
         if told:
             self._agenda.at(arrives, lambda: self._arrive(told))
 

@@ -78,8 +78,10 @@ class Guess:
 class Tree:
     """Of one session."""
 
-    def __init__(self, acceptance: Acceptance) -> None:
+    def __init__(self, acceptance: Acceptance, least: float = 0.02) -> None:
         self._acceptance = acceptance
+        self.least = least
+        """Path probability worth telling."""
         self._order = 0
         self.lag: list[int] = []
         """Ranks of committed tokens that the drafter does not know of yet."""
@@ -87,18 +89,23 @@ class Tree:
 
     # What the drafter does.
 
-    def frontier(self, count: int, least: float, most: int) -> list[Guess]:
-        """The `count` likeliest places that were not guessed on yet; `least` is the path probability worth telling, and
-        `most` the nodes that may be told."""
+    def demand(self, least: float) -> None:
+        """Another path probability is worth telling from now on."""
+        if least != self.least:
+            self.least = least
+            self._plant(self.root)
+
+    def frontier(self, count: int, most: int) -> list[Guess]:
+        """The `count` likeliest places that were not guessed on yet; `most` nodes may be told."""
         room = most - self.told
         if room <= 0 or self.size >= UNTOLD_SHARE * most:
             return []
-        return self._best(self._open, min(count, room), least / PREPARED)
+        return self._best(self._open, min(count, room))
 
     def shelve(self, places: Sequence[Guess]) -> None:
         """These are not guessed on now."""
         for place in places:
-            self._push(self._open, place)
+            self._push(self._open, place, self.least / PREPARED)
 
     def grow(self, place: Guess) -> None:
         """Adds the guesses below a place, unless it died since the pass began."""
@@ -106,13 +113,13 @@ class Tree:
             shares = self._acceptance.shares(place.depth - self.root.depth + 1)
             place.children = [Guess(place, place.depth + 1, place.path * share) for share in shares]
             for child in place.children:
-                self._push(self._open, child)
-                self._push(self._untold, child)
+                self._push(self._open, child, self.least / PREPARED)
+                self._push(self._untold, child, self.least)
             self.size += len(shares)
 
-    def tell(self, least: float, most: int, arrives: float) -> bool:
+    def tell(self, most: int, arrives: float) -> bool:
         """Tells what is likely enough, and the best guess at the next token however bad; whether there was anything."""
-        worthy = self._best(self._untold, most - self.told, least)
+        worthy = self._best(self._untold, most - self.told)
         first = self.root.children[:1]
         if first and first[0].arrives == NEVER and first[0] not in worthy and self.told + len(worthy) < most:
             worthy += first
@@ -150,17 +157,21 @@ class Tree:
             paths.append(path)
         return chosen, paths
 
-    def decide(self, chosen: Sequence[Guess], draws: Sequence[float]) -> list[int]:
-        """Ranks of the tokens that a pass over these candidates commits, at most one for each draw."""
+    def decide(self, chosen: Sequence[Guess], draws: Sequence[float]) -> tuple[list[int], bool]:
+        """(ranks of the tokens that a pass over these candidates commits, at most one for each draw; whether one of the
+        candidates was refused at the end of the accepted path)"""
         taken, node, ranks = set(map(id, chosen)), _walk(self.root, self.lag), list[int]()
+        refused = False
         for draw in draws:
             rank = self._acceptance.rank(len(ranks) + 1, draw)
             ranks.append(rank)
-            node = node.children[rank] if node is not None and rank != NOWHERE and node.children else None
+            children = node.children if node is not None else []
+            node = children[rank] if rank != NOWHERE and children else None
             if node is None or id(node) not in taken:
+                refused = any(id(child) in taken for child in children)
                 break
         self.lag += ranks
-        return ranks
+        return ranks, refused
 
     def holds(self, count: int, now: float) -> bool:
         """Whether the verifier has so many candidates."""
@@ -182,29 +193,31 @@ class Tree:
         self._open: list[tuple[float, int, Guess]] = []
         self._untold: list[tuple[float, int, Guess]] = []
         if not root.expanded:
-            self._push(self._open, root)
+            self._push(self._open, root, 0.0)
         stack = [*root.children]
         while stack:
             node = stack.pop()
             self.size += 1
             node.path /= whole
             if not node.expanded:
-                self._push(self._open, node)
+                self._push(self._open, node, self.least / PREPARED)
             if node.arrives == NEVER:
-                self._push(self._untold, node)
+                self._push(self._untold, node, self.least)
             else:
                 self.told += 1
             stack += node.children
 
-    def _push(self, heap: list[tuple[float, int, Guess]], node: Guess) -> None:
-        self._order += 1
-        heapq.heappush(heap, (-node.path, self._order, node))
+    def _push(self, heap: list[tuple[float, int, Guess]], node: Guess, least: float) -> None:
+        """What is too unlikely now is looked at again when the root has moved."""
+        if node.path >= least:
+            self._order += 1
+            heapq.heappush(heap, (-node.path, self._order, node))
 
-    def _best(self, heap: list[tuple[float, int, Guess]], count: int, least: float) -> list[Guess]:
-        """Takes the likeliest from the heap, down to `least` and DEEPEST as seen from the root."""
-        worst, deepest = -least, self.root.depth + DEEPEST
+    def _best(self, heap: list[tuple[float, int, Guess]], count: int) -> list[Guess]:
+        """Takes the likeliest from the heap, down to DEEPEST as seen from the root."""
+        deepest = self.root.depth + DEEPEST
         best: list[Guess] = []
-        while heap and len(best) < count and heap[0][0] <= worst:
+        while heap and len(best) < count:
             _, _, node = heapq.heappop(heap)
             if node.depth < deepest and not (heap is self._untold and node.arrives < NEVER):
                 best.append(node)

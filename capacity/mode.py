@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from capacity.cell import Cell
 from capacity.scenario import Scenario
 
-RATIOS = ((1, 4), (1, 2), (1, 1), (2, 1), (4, 1))
+RATIOS = ((1, 4), (1, 2), (1, 1), (2, 1))
 """Drafters to verifiers."""
 
 

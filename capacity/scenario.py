@@ -19,7 +19,7 @@ from capacity.cell import Request
 from capacity.cost import Cost, read_cost
 from capacity.drafting import Drafting
 from capacity.guessing import ALTERNATIVES, Acceptance
-from capacity.verifying import Verifying
+from capacity.step import Verifying
 from slipstream.errors import InvalidArgument, NotFound
 
 Kind = TypeVar("Kind")

@@ -34,7 +34,6 @@ class Session:
     ended: float = math.nan
     idle_since: float = 0.0
     rounds: int = 0
-    drafted: int = 0
     version: int = 0
     """Of the candidates that have arrived."""
     since: float = 0.0

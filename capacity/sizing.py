@@ -14,10 +14,9 @@ from capacity.stationary import Cells, State
 PRECISION = 0.01
 STEP_BACK = 0.93
 TRIES = 5
-WARM, COUNTED = 150, 600
-"""Requests to each verifier that are simulated before, and while, latencies are taken."""
-
-
+WARM, COUNTED, LEAST = 60, 600, 200
+"""Requests that are simulated: to each verifier before latencies are taken; to a cell, and to each verifier, while they
+are."""
 OVERLOAD = "verifier"
 """More traffic than its passes or its KV can hold, whatever latency is allowed."""
 
@@ -87,7 +86,7 @@ def simulate(mode: Mode, scenario: Scenario, rate: float, seed: int = 0) -> Outc
     simulation = Simulation(mode.cell, seed)
     simulation.open(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
     simulation.observe(WARM / rate)
-    return simulation.observe(simulation.agenda.now + COUNTED / rate)
+    return simulation.observe(simulation.agenda.now + max(COUNTED / mode.cell.verifiers, LEAST) / rate)
 
 
 def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> Plan:

@@ -34,6 +34,8 @@ ENDLESS = 1 << 40
 SESSION_ROUNDS, LEAST_ROUNDS, WARM_ROUNDS = 3000, 30, 15
 """Of all sessions together, and of each, that are simulated for one number of sessions."""
 SAMPLES = 4096
+GRID, GRID_PROMPTS = 16, 256
+"""Numbers of sessions for which the time of prompts is computed, and prompts that it is averaged over."""
 
 Array = npt.NDArray[np.float64]
 
@@ -110,22 +112,33 @@ class State:
 class Cells:
     """The long-run state of a kind of cell by its load."""
 
-    def __init__(self, cell: Cell, traffic: Traffic, seed: int = 0) -> None:
+    def __init__(self, cell: Cell, traffic: Traffic, seed: int = 0, measured: Rates | None = None) -> None:
+        """`measured`: the rates of this cell, if they are known."""
         self.cell = cell
         self._traffic = traffic
         draws = np.random.default_rng(seed)
-        self._uniform = draws.random((3, SAMPLES))
+        self._uniform = draws.random((2, SAMPLES))
         self._normal = draws.standard_normal((2, SAMPLES))
         self._prompts = traffic.prompt.sample(draws, SAMPLES).astype(float)
         self._outputs = traffic.output.sample(draws, SAMPLES).astype(float)
         length = traffic.prompt.average + traffic.output.average
         self.room = max(1, min(cell.verifying.sessions, int(cell.verifying.kv_tokens / length)))
-        self.rates = rates(cell, self.room, seed)
+        self.rates = measured or rates(cell, self.room, seed)
+        self._grid = np.unique(np.geomspace(1, self.room, GRID).astype(int))
+        chunk = cell.verifying.prefill_tokens
+        self._chunk = self.rates.step(self._grid.astype(float)) + [self._extra(n, chunk) for n in self._grid]
+        """Seconds of a step that reads as much of prompts as fits, by sessions on the grid."""
+        self._prefill = np.array([self._added(n) for n in self._grid])
+        """Seconds that the prompt of one request adds to steps, on average."""
+        sizes = np.minimum(self._prompts, cell.verifying.step_tokens).astype(int).tolist()
+        seconds = np.array([cell.verifying.cost(size, 1) + cell.verifying.host_s for size in sizes])
+        self._alone = np.ceil(self._prompts / cell.verifying.step_tokens) * seconds
+        """Seconds of each prompt on a verifier that has nothing else to do."""
 
     def at(self, rate: float) -> State:
         """With `rate` requests a second to each verifier."""
         sessions = np.arange(1, self.room + 1, dtype=float)
-        speeds = self.rates.speed(sessions) * np.clip(1.0 - rate * self._prefill_s(sessions), 1e-9, 1.0)
+        speeds = self.rates.speed(sessions) * np.clip(1.0 - rate * self._on_grid(self._prefill, sessions), 1e-9, 1.0)
         # The first token comes of the prompt.
         deaths = speeds / max(self._traffic.output.average - 1.0, 1e-3)
         if rate >= deaths[-1]:
@@ -137,7 +150,7 @@ class Cells:
         whole = weights.sum() + queued
         waiting = queued / (1.0 - full) / whole
         inside = float((np.arange(self.room + 1) * weights).sum() + self.room * queued) / whole
-        if rate * self._reading_s(np.array([max(1.0, inside)]))[0] >= 1.0:
+        if rate * self._reading_s(np.array([inside]))[0] >= 1.0:
             return self._overloaded(rate)
         chances = np.append(weights, 0.0)
         chances[self.room] += queued
@@ -152,7 +165,7 @@ class Cells:
         it down; and it has luck with its candidates: tokens a round are spread about as a geometric distribution."""
         tokens = np.maximum(self._outputs - 1.0, 1.0)
         pure = present / self.rates.speed(present)
-        mean_s = self._prefill_s(present)
+        mean_s = self._on_grid(self._prefill, present)
         life_s = tokens * pure / np.maximum(1.0 - rate * mean_s, 0.01)
         prompts = np.random.default_rng(0).poisson(rate * life_s)
         spread = mean_s * (1.0 + self._traffic.prompt.cv) * np.sqrt(prompts) * self._normal[0]
@@ -169,36 +182,27 @@ class Cells:
     def _ttft(self, rate: float, found: Array, present: Array) -> Array:
         """Of requests that find so many sessions: the rest of a step, then their own prompt in pieces, slowed down by
         the prompts of others."""
-        limits = self.cell.verifying
         busy = np.minimum(rate * self._reading_s(present), 0.99)
-        pieces = np.ceil(self._prompts / limits.prefill_tokens)
-        shared = pieces * self._reading_s(present) * limits.prefill_tokens / self._traffic.prompt.average
-        pieces = np.ceil(self._prompts / limits.step_tokens)
-        sizes = np.minimum(self._prompts, limits.step_tokens).astype(int).tolist()
-        alone = pieces * (np.array([limits.cost(size, 1) for size in sizes]) + limits.host_s)
+        pieces = np.ceil(self._prompts / self.cell.verifying.prefill_tokens)
+        shared = pieces * self._on_grid(self._chunk, present) / (1.0 - busy)
         rest = self._uniform[1] * self.rates.step(present)
-        return 2.0 * self.cell.client_s + np.where(found > 0.0, rest + shared / (1.0 - busy), alone)
-
-    def _reading_s(self, sessions: Array) -> Array:
-        """Seconds of steps that the prompts of one request take, where only as much as fits is read in each."""
-        chunk = self.cell.verifying.prefill_tokens
-        step = self.rates.step(sessions) + np.array([self._extra(int(n), chunk) for n in sessions])
-        seconds: Array = step * self._traffic.prompt.average / chunk
+        seconds: Array = 2.0 * self.cell.client_s + np.where(found > 0.0, rest + shared, self._alone)
         return seconds
 
-    def _prefill_s(self, sessions: Array) -> Array:
-        """Seconds that the prompt of one request adds to steps, on average."""
+    def _reading_s(self, sessions: Array) -> Array:
+        """Seconds of steps that the prompt of one request takes, where each reads as much as fits."""
+        chunks = self._traffic.prompt.average / self.cell.verifying.prefill_tokens
+        seconds: Array = chunks * self._on_grid(self._chunk, sessions)
+        return seconds
+
+    def _on_grid(self, seconds: Array, sessions: Array) -> Array:
+        return np.interp(sessions, self._grid, seconds)
+
+    def _added(self, sessions: int) -> float:
         chunk = self.cell.verifying.prefill_tokens
-        some = self._prompts[:256]
-        whole, rest = np.floor(some / chunk), np.mod(some, chunk)
-        grid = np.unique(np.geomspace(1, len(sessions), 12).astype(int))
-        seconds = [
-            float(
-                np.mean([w * self._extra(n, chunk) + self._extra(n, int(r)) for w, r in zip(whole, rest, strict=True)])
-            )
-            for n in grid
-        ]
-        return np.interp(sessions, grid, seconds)
+        whole, rest = np.divmod(self._prompts[:GRID_PROMPTS], chunk)
+        ends = [self._extra(sessions, int(tokens)) for tokens in rest]
+        return float(np.mean(whole)) * self._extra(sessions, chunk) + float(np.mean(ends))
 
     def _extra(self, sessions: int, tokens: int) -> float:
         """Seconds that so many tokens of a prompt add to a step of so many sessions."""
