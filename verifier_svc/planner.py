@@ -14,6 +14,7 @@ from verifier_svc.calibration import Calibration
 from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
 from verifier_svc.pace import Delays, place
+from verifier_svc.prefill import chunks
 from verifier_svc.price import Price
 from verifier_svc.promise import Hope, Promise
 from verifier_svc.session import Offered, Session
@@ -49,8 +50,8 @@ class Plan:
 
     @property
     def decoding(self) -> bool:
-        """Whether every session gets a token: no prefill in it."""
-        return bool(self.turns) and all(turn.complete for turn in self.turns)
+        """Whether every session gets a token: no prefill in it, not even one that ends."""
+        return bool(self.turns) and all(len(turn.pending) == 1 for turn in self.turns)
 
     def only(self, turns: list[Turn]) -> Plan:
         """With these turns, some of which have fewer candidates than before."""
@@ -80,7 +81,7 @@ class Planner:
         self._acceptance = Average(FIRST_GUESS)
         self._tokens, self._seconds = Average(), Average()
         self._price = Price(drafters.threshold)
-        self._promise = Promise()
+        self._promise = Promise[Session]()
 
     def plan(self, sessions: Iterable[Session]) -> Plan:
         """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody of the same
@@ -96,7 +97,7 @@ class Planner:
         plan = self._decode(decoding, self._limits.step_tokens - reserved - len(decoding), reserved)
         room = self._limits.step_tokens - sum(1 + len(turn.selection) for turn in plan.turns)
         room = min(room, self._limits.prefill_tokens) if decoding else room
-        plan.turns.extend(_turn(session, size, NOTHING) for session, size in _chunks(prefilling, room).items())
+        plan.turns.extend(_turn(session, size, NOTHING) for session, size in chunks(prefilling, room).items())
         return plan
 
     def pause(self, plan: Plan, waited_s: float) -> float:
@@ -223,20 +224,6 @@ class Planner:
         if len(chosen) >= session.draft_limit or len(paths) > len(chosen):
             cost = max(cost, paths[min(len(chosen), len(paths) - 1)])
         return Hope(session.tree.version, sum(paths[: len(chosen)]), gain, cost)
-
-
-def _chunks(sessions: list[Session], room: int) -> dict[Session, int]:
-    """How many tokens of each prompt are read in a step of `room`: half goes to those that come first, half to those
-    that have the least left. So a long prompt is read on while others come, and they are not held up by it."""
-    sizes = dict.fromkeys(sessions, 0)
-    first = sorted(sessions, key=lambda session: session.rank)
-    shortest = sorted(first, key=lambda session: (session.priority, session.pending))
-    for order, until in ((first, room // 2), (shortest, 0)):
-        for session in order:
-            size = max(0, min(session.pending - sizes[session], room - until))
-            sizes[session] += size
-            room -= size
-    return {session: size for session, size in sizes.items() if size}
 
 
 def drawn(session: Session, budget: int) -> Selection:

@@ -8,11 +8,12 @@ candidates are worth now, less what they were worth before, for the sessions on 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from verifier_svc.average import Average
-from verifier_svc.session import Session
 
+Key = TypeVar("Key")
+"""A session, whatever it is known by."""
 LEAST, MOST = 0.5, 8.0
 """More is taken for an accident; and at least half is hoped for, or nothing were waited for and learned ever again."""
 
@@ -30,23 +31,23 @@ class Hope(NamedTuple):
     """Tokens that its place costs, or the candidate that a full selection would have to give for it."""
 
 
-class Promise:
+class Promise(Generic[Key]):
     """Owned by the planner."""
 
     def __init__(self) -> None:
         self._ratio = Average(1.0)
-        self._hopes: Mapping[Session, Hope] = {}
+        self._hopes: Mapping[Key, Hope] = {}
 
     @property
     def ratio(self) -> float:
         """Tokens that came for each that one more candidate would have added."""
         return max(LEAST, self._ratio.value or 0.0)
 
-    def wait(self, hopes: Mapping[Session, Hope]) -> None:
+    def wait(self, hopes: Mapping[Key, Hope]) -> None:
         """A step waits, hoping for this."""
         self._hopes = hopes
 
-    def look(self, hopes: Mapping[Session, Hope]) -> None:
+    def look(self, hopes: Mapping[Key, Hope]) -> None:
         """It is planned again; the same sessions, and what they hope for now."""
         came = [
             (hope.worth - before.worth, before.gain)

@@ -9,6 +9,7 @@ from slipstream.cli.compare import compare_arms
 from slipstream.cli.generate import generate
 from slipstream.cli.inflate import inflate
 from slipstream.cli.key import key
+from slipstream.cli.plan import SETTINGS, plan
 from slipstream.cli.serve import serve
 from slipstream.cli.session import cancel_session, resume_session, roll_back_session
 from slipstream.cli.trace import trace
@@ -23,3 +24,4 @@ app.command("resume")(resume_session)
 app.command("rollback")(roll_back_session)
 app.command("cancel")(cancel_session)
 app.command("compare")(compare_arms)
+app.command("plan", context_settings=SETTINGS)(plan)

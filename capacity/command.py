@@ -1,0 +1,84 @@
+"""`python -m capacity`, which `slipstream plan` runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from capacity import report
+from capacity.measuring import measured
+from capacity.scenario import Scenario, read
+from capacity.sizing import compare
+from slipstream.errors import InvalidArgument, SlipstreamError
+
+
+def plan(
+    scenario: Annotated[Path | None, typer.Argument(help="TOML or JSON file; see examples/plan.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second, instead of the file's.", min=1e-3)] = None,
+    delay_ms: Annotated[float | None, typer.Option(help="One way between drafter and verifier.", min=0.0)] = None,
+    acceptance: Annotated[float | None, typer.Option(help="Of a first guess at any depth.", min=0.0, max=1.0)] = None,
+    tpot_p95_ms: Annotated[float | None, typer.Option(help="Of the SLO.", min=0.0)] = None,
+    ttft_p95_ms: Annotated[float | None, typer.Option(help="Of the SLO.", min=0.0)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Without simulating each fleet's cell step by step.")] = False,
+    day: Annotated[bool, typer.Option("--day", help="Also a day of the file's regions.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    measure: Annotated[str, typer.Option(help="Instead: print the cost table of this model on this machine.")] = "",
+    dtype: Annotated[str, typer.Option(help="For --measure.")] = "auto",
+    quantisation: Annotated[str, typer.Option(help="For --measure.")] = "",
+    device: Annotated[str, typer.Option(help="For --measure: auto, cpu, cuda or cuda:N.")] = "auto",
+    measure_s: Annotated[float, typer.Option(help="For --measure: seconds.", min=0.1)] = 20.0,
+) -> None:
+    """Replicas of each role, latencies and cost for a traffic, against co-located speculation and none."""
+    try:
+        if measure:
+            typer.echo(json.dumps(measured(measure, dtype, quantisation, device, measure_s)))
+            return
+        if scenario is None:
+            raise InvalidArgument("name a scenario file, or a model to --measure.")
+        given = _changed(read(scenario), rate, delay_ms, acceptance, tpot_p95_ms, ttft_p95_ms)
+        _tell(given, exact=not quick, day=day, as_json=as_json)
+    except SlipstreamError as error:
+        typer.echo(f"slipstream plan: {error.message}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:
+    if given.traffic.rate <= 0.0:
+        raise InvalidArgument("[traffic] needs a rate, the requests a second.")
+    plans = compare(given, exact=exact)
+    if as_json:
+        told: dict[str, Any] = {"name": given.name, "plans": [report.row(each) for each in plans]}
+        if day:
+            told["day"] = report.day_rows(given, plans)
+        typer.echo(json.dumps(told, indent=1))
+        return
+    console = Console()
+    console.print(report.table(given, plans))
+    console.print(report.sentence(given, plans))
+    if day:
+        console.print(report.day_table(given, plans))
+
+
+def _changed(
+    given: Scenario, rate: float | None, delay_ms: float | None, acceptance: float | None, *slo_ms: float | None
+) -> Scenario:
+    if rate is not None:
+        given = replace(given, traffic=replace(given.traffic, rate=rate))
+    if delay_ms is not None:
+        given = replace(given, drafting=replace(given.drafting, delay_s=delay_ms / 1e3))
+    if acceptance is not None:
+        believed = replace(given.verifying.acceptance, by_depth=(acceptance,))
+        given = replace(given, verifying=replace(given.verifying, acceptance=believed))
+    tpot, ttft = (math.nan if ms is None else ms / 1e3 for ms in slo_ms)
+    slo = given.slo
+    if not math.isnan(tpot):
+        slo = replace(slo, tpot_p95_s=tpot)
+    if not math.isnan(ttft):
+        slo = replace(slo, ttft_p95_s=ttft)
+    return replace(given, slo=slo)

@@ -1,0 +1,86 @@
+"""What a pass costs: a measured table over tokens and sessions, or a straight line."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from slipstream.errors import InvalidArgument
+
+
+class Cost(Protocol):
+    """Seconds of one pass over so many tokens of so many sessions."""
+
+    def __call__(self, tokens: int, sessions: int) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """base + per_token * (tokens beyond the free ones) + per_session * sessions; the free ones hide behind the reading
+    of the weights."""
+
+    base_s: float
+    per_token_s: float = 0.0
+    per_session_s: float = 0.0
+    free_tokens: int = 0
+
+    def __call__(self, tokens: int, sessions: int) -> float:
+        return self.base_s + self.per_token_s * max(0, tokens - self.free_tokens) + self.per_session_s * sessions
+
+
+@dataclass(frozen=True)
+class Table:
+    """`seconds[i][j]` of `tokens[j]` tokens of `sessions[i]` sessions (ascending): what `slipstream plan --measure`
+    writes. Linear between them; proportional to tokens beyond the last, and as for the nearest row of sessions."""
+
+    tokens: Sequence[int]
+    sessions: Sequence[int]
+    seconds: Sequence[Sequence[float]]
+    _rows: dict[int, tuple[float, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        ascending = all(list(axis) == sorted(set(axis)) and axis for axis in (self.tokens, self.sessions))
+        shaped = [len(row) for row in self.seconds] == [len(self.tokens)] * len(self.sessions)
+        if not (ascending and shaped and all(second > 0.0 for row in self.seconds for second in row)):
+            raise InvalidArgument(
+                "a cost table has ascending tokens and sessions, and of each row of sessions the seconds, above 0, of "
+                "each number of tokens; write it with `slipstream plan --measure`."
+            )
+
+    def __call__(self, tokens: int, sessions: int) -> float:
+        row = self._row(sessions)
+        return row[tokens] if tokens < len(row) else row[-1] * tokens / (len(row) - 1)
+
+    def _row(self, sessions: int) -> tuple[float, ...]:
+        """Seconds of 0 .. the last number of tokens."""
+        row = self._rows.get(sessions)
+        if row is None:
+            above = min(bisect_right(self.sessions, sessions), len(self.sessions) - 1)
+            below = max(0, above - 1)
+            width = self.sessions[above] - self.sessions[below]
+            share = min(max((sessions - self.sessions[below]) / width, 0.0), 1.0) if width else 0.0
+            mixed = (1.0 - share) * np.array(self.seconds[below]) + share * np.array(self.seconds[above])
+            row = tuple(np.interp(np.arange(self.tokens[-1] + 1), self.tokens, mixed).tolist())
+            self._rows[sessions] = row
+        return row
+
+
+def over(cost: Cost, sessions: int) -> Callable[[range], list[float]]:
+    """Of many sizes at once, as the verifier's budget asks for them."""
+    return lambda sizes: [cost(tokens, sessions) for tokens in sizes]
+
+
+def read_cost(value: Mapping[str, object]) -> Cost:
+    """Raises InvalidArgument for what is neither a line nor a table."""
+    kind = Table if "seconds" in value else Line
+    try:
+        return kind(**value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InvalidArgument(
+            "a cost has base_s, per_token_s, per_session_s and free_tokens, or is a table of tokens, sessions and "
+            f"seconds: {error}."
+        ) from error

@@ -1,0 +1,81 @@
+"""A day of several regions: fleets that follow the traffic, and what they cost against fleets that do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from capacity.scenario import Region, Scenario
+from capacity.sizing import Plan, fleet
+from capacity.stationary import State
+
+PER_HOUR = 4
+GRAIN = 0.01
+"""Requests a second of a verifier to which its state is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """All regions together."""
+
+    hour: float
+    rate: float
+    """Requests a second."""
+    sessions: float
+    verifiers: int
+    drafters: int
+    tpot_p50_s: float
+    """Of the region where it is worst."""
+    tpot_p95_s: float
+    ttft_p95_s: float
+    tokens_per_s: float
+    price_per_hour: float
+
+
+def day(scenario: Scenario, plan: Plan, *, scaled: bool = True) -> list[Moment]:
+    """One way to serve, at every quarter of an hour. `scaled`: each region has as many cells as its traffic needs now;
+    else as many as its peak needs."""
+    states: dict[float, State] = {}
+    return [_moment(scenario, plan, number / PER_HOUR, scaled, states) for number in range(24 * PER_HOUR)]
+
+
+def _moment(scenario: Scenario, plan: Plan, hour: float, scaled: bool, states: dict[float, State]) -> Moment:
+    verifiers = drafters = 0
+    sessions = 0.0
+    worst: list[State] = []
+    for region in scenario.regions:
+        rate = region.rate(hour)
+        ours, theirs = fleet(plan.mode, rate if scaled else region.peak_rate, plan.most_rate)
+        verifiers, drafters = verifiers + ours, drafters + theirs
+        key = max(GRAIN, round(rate / ours / GRAIN) * GRAIN)
+        state = states.get(key) or states.setdefault(key, plan.cells.at(key))
+        sessions += ours * (state.inside + state.waiting)
+        worst.append(state)
+    rate = sum(region.rate(hour) for region in scenario.regions)
+    return Moment(
+        hour,
+        rate,
+        sessions,
+        verifiers,
+        drafters,
+        max(state.tpot_s(0.5) for state in worst),
+        max(state.tpot_s(0.95) for state in worst),
+        max(state.ttft_s(0.95) for state in worst),
+        rate * scenario.traffic.output.average,
+        verifiers * scenario.prices.verifier + drafters * scenario.prices.drafter,
+    )
+
+
+def price_per_million(moments: Sequence[Moment]) -> float:
+    """Of a day's output tokens."""
+    return sum(m.price_per_hour for m in moments) / sum(m.tokens_per_s * 3600.0 for m in moments) * 1e6
+
+
+def grown(scenario: Scenario, plan: Plan, sessions: float) -> Scenario:
+    """The same regions with as much traffic as makes so many sessions at once at the peak of all."""
+    now = max(moment.sessions for moment in day(scenario, plan))
+    share = sessions / now
+    regions: list[Region] = [replace(each, peak_rate=each.peak_rate * share) for each in scenario.regions]
+    assert math.isfinite(share)
+    return replace(scenario, regions=tuple(regions))

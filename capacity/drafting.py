@@ -1,0 +1,182 @@
+"""A simulated drafter: one pass after the other over the trees of its sessions, as `drafter_svc.scheduler` does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from capacity.agenda import Agenda
+from capacity.cost import Cost
+from capacity.guessing import Guess
+from capacity.session import Session
+
+ROUND, PROMPTS, PASS_NODES = 16, 4, 64
+"""See `drafter_svc.scheduler`."""
+AHEAD = 16
+"""Nodes that a drafter may tell for each that a step may take (`verifier_svc.drafter`)."""
+PAUSE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """The settings of a drafter."""
+
+    cost: Cost
+    host_s: float = 0.0
+    """Seconds between two passes in which the device waits."""
+    delay_s: float = 0.0
+    """One way to the verifier."""
+    max_nodes: int = 128
+    expand: int = 4
+    step_tokens: int = 512
+
+
+class Listener(Protocol):
+    """A verifier."""
+
+    def arrived(self, sessions: list[Session]) -> None: ...
+
+
+class Drafter:
+    def __init__(self, agenda: Agenda, settings: Drafting, max_draft_tokens: int) -> None:
+        self._agenda = agenda
+        self._settings = settings
+        self._most = min(settings.max_nodes, AHEAD * max_draft_tokens)
+        self.sessions: dict[Session, None] = {}
+        self._listeners: dict[Session, Listener] = {}
+        self._busy = self._awake = False
+        self.busy_s = 0.0
+        self.passes = 0
+
+    @property
+    def delay_s(self) -> float:
+        return self._settings.delay_s
+
+    def add(self, session: Session, threshold: float, listener: Listener) -> None:
+        session.tree.demand(threshold)
+        self.sessions[session] = None
+        self._listeners[session] = listener
+        self.wake()
+
+    def remove(self, session: Session) -> None:
+        self.sessions.pop(session, None)
+        self._listeners.pop(session, None)
+
+    def demand(self, session: Session, threshold: float) -> None:
+        if session in self.sessions:
+            session.tree.demand(threshold)
+            self.wake()
+
+    def commit(self, session: Session, count: int) -> None:
+        """The next `count` committed tokens are known here."""
+        if session in self.sessions:
+            session.tree.commit(count)
+            session.reading += count
+            self._tell([session])
+            self.wake()
+
+    def wake(self) -> None:
+        """There may be something to guess, when all that happens at this moment has happened."""
+        if not self._busy and not self._awake:
+            self._awake = True
+            self._agenda.at(self._agenda.now, self._start)
+
+    def _start(self) -> None:
+        self._awake = False
+        turns = self._turns()
+        if turns:
+            tokens = sum(size for _, size, _ in turns)
+            seconds = self._settings.cost(tokens, len(turns))
+            self._busy = True
+            self.busy_s += seconds
+            self.passes += 1
+            self._agenda.at(self._agenda.now + seconds + self._settings.host_s, lambda: self._end(turns))
+
+    def _end(self, turns: list[tuple[Session, int, list[Guess]]]) -> None:
+        self._busy = False
+        guessed = [(session, starts) for session, _, starts in turns if session in self.sessions]
+        for session, starts in guessed:
+            for start in starts:
+                session.tree.grow(start)
+        self._tell([session for session, starts in guessed if starts])
+        self.wake()
+
+    def _turns(self) -> list[tuple[Session, int, list[Guess]]]:
+        """(session, tokens, places to guess on) of the next pass: those that decode, the fewest guesses first, then
+        prompts, each with an equal share of what is left."""
+        frontiers = self._frontiers()
+        reading = sum(session.reading > ROUND for session, _ in frontiers)
+        kept = self._settings.step_tokens // PROMPTS if reading else 0
+        room = self._settings.step_tokens - kept
+        turns: list[tuple[Session, int, list[Guess]]] = []
+        for session, starts in frontiers:
+            prompt = session.reading > ROUND
+            if prompt:
+                room, kept = room + kept, 0
+            share = min(room, max(ROUND, room // max(reading, 1))) if prompt else room
+            if share <= 0:
+                session.tree.shelve(starts)
+                continue
+            reading -= prompt
+            turns.append(self._turn(session, starts, share))
+            room -= turns[-1][1]
+        return turns
+
+    def _turn(self, session: Session, starts: list[Guess], share: int) -> tuple[Session, int, list[Guess]]:
+        size = min(session.reading, share)
+        if size < session.reading:
+            session.reading -= size
+            session.tree.shelve(starts)
+            return session, size, []
+        session.reading = 1  # the last token is computed again with each tree
+        for start in starts:
+            start.expanded = True
+        return session, size + _above(session.tree.root, starts), starts
+
+    def _frontiers(self) -> list[tuple[Session, list[Guess]]]:
+        """Of each session its likeliest place to guess on, and the likeliest of all others that a pass has room for."""
+        order = sorted(self.sessions, key=lambda session: (session.reading > ROUND, session.tree.size))
+        found: list[tuple[Session, list[Guess]]] = []
+        for session in order:
+            starts = session.tree.frontier(self._settings.expand, self._allowed(session))
+            if starts:
+                found.append((session, starts))
+        others = sorted(((-place.path, number) for number, (_, starts) in enumerate(found) for place in starts[1:]))
+        room = max(0, PASS_NODES - len(found))
+        if len(others) > room:
+            counts = [1] * len(found)
+            for _, number in others[:room]:
+                counts[number] += 1
+            for (session, starts), count in zip(found, counts, strict=True):
+                session.tree.shelve(starts[count:])
+                del starts[count:]
+        return found
+
+    def _allowed(self, session: Session) -> int:
+        """Nodes that may be told."""
+        return self._most if session.tree.least < PAUSE else 0
+
+    def _tell(self, sessions: list[Session]) -> None:
+        arrives = self._agenda.now + self._settings.delay_s
+        told = [session for session in sessions if session.tree.tell(self._allowed(session), arrives)]
+        if told:
+            self._agenda.at(arrives, lambda: self._arrive(told))
+
+    def _arrive(self, sessions: list[Session]) -> None:
+        told: dict[Listener, list[Session]] = {}
+        for session in sessions:
+            if listener := self._listeners.get(session):
+                told.setdefault(listener, []).append(session)
+        for listener, some in told.items():
+            listener.arrived(some)
+
+
+def _above(root: Guess, starts: list[Guess]) -> int:
+    """Guesses that a pass over these places computes: they and all above them."""
+    seen: set[int] = set()
+    for start in starts:
+        node: Guess | None = start
+        while node is not None and node is not root and id(node) not in seen:
+            seen.add(id(node))
+            node = node.parent
+    return len(seen)

@@ -1,0 +1,239 @@
+"""What drafters guess and how much of it is right: one candidate tree for each session, of ranks instead of tokens.
+
+Rank 0 is the drafter's first guess at a place, rank 1 the next one. Which of them the target takes is drawn when a pass
+decides the place, so a tree needs no text. It is one tree for both sides: the drafter's root lies behind the verifier's
+by the commits that are still on their way (`lag`), and the verifier sees the guesses that have arrived.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+NOWHERE = -1
+"""Rank of a token that is none of the guesses."""
+ALTERNATIVES = (4 / 7, 2 / 7, 1 / 7)
+"""Where the truth stands among further guesses, when it is among them; as in the emulated engine."""
+DEEPEST = 64
+"""Of a verifier's tree."""
+NEVER = math.inf
+PREPARED = 4.0
+"""A drafter guesses on paths down to so much less likely than what it tells (`drafter_svc.session`)."""
+UNTOLD_SHARE = 8
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How often a place's truth is the first guess, given that all before it were right."""
+
+    by_depth: Sequence[float]
+    """Of the first place, the second ...; the last one stands for all below it."""
+    fanout: float = 0.0
+    """How often the truth is among the further guesses, where the first one is wrong."""
+    width: int = 4
+    """Guesses at a place; 1 makes chains."""
+
+    def shares(self, depth: int) -> tuple[float, ...]:
+        """Of each rank at this depth, 1 below the last committed token."""
+        return self._shares[min(depth, len(self._shares)) - 1]
+
+    def rank(self, depth: int, draw: float) -> int:
+        """Which guess the target takes at this depth, for a number drawn from [0, 1)."""
+        place = bisect_right(self._sums[min(depth, len(self._sums)) - 1], draw)
+        return place if place < self.width else NOWHERE
+
+    @cached_property
+    def _shares(self) -> list[tuple[float, ...]]:
+        return [
+            (first, *((1.0 - first) * self.fanout * a for a in ALTERNATIVES))[: self.width] for first in self.by_depth
+        ]
+
+    @cached_property
+    def _sums(self) -> list[tuple[float, ...]]:
+        return [tuple(accumulate(shares)) for shares in self._shares]
+
+
+class Guess:
+    """A candidate, or the root."""
+
+    __slots__ = ("arrives", "children", "depth", "expanded", "parent", "path")
+
+    def __init__(self, parent: Guess | None, depth: int, path: float) -> None:
+        self.parent = parent
+        self.depth = depth
+        self.path = path
+        """Probability of the path from the drafter's root."""
+        self.expanded = False
+        self.children: list[Guess] = []
+        """By rank."""
+        self.arrives = NEVER
+        """When the verifier has it; NEVER: not told."""
+
+
+class Tree:
+    """Of one session."""
+
+    def __init__(self, acceptance: Acceptance, least: float = 0.02) -> None:
+        self._acceptance = acceptance
+        self.least = least
+        """Path probability worth telling."""
+        self._order = 0
+        self.lag: list[int] = []
+        """Ranks of committed tokens that the drafter does not know of yet."""
+        self._plant(Guess(None, 0, 1.0))
+
+    # What the drafter does.
+
+    def demand(self, least: float) -> None:
+        """Another path probability is worth telling from now on."""
+        if least != self.least:
+            self.least = least
+            self._plant(self.root)
+
+    def frontier(self, count: int, most: int) -> list[Guess]:
+        """The `count` likeliest places that were not guessed on yet; `most` nodes may be told."""
+        room = most - self.told
+        if room <= 0 or self.size >= UNTOLD_SHARE * most:
+            return []
+        return self._best(self._open, min(count, room))
+
+    def shelve(self, places: Sequence[Guess]) -> None:
+        """These are not guessed on now."""
+        for place in places:
+            self._push(self._open, place, self.least / PREPARED)
+
+    def grow(self, place: Guess) -> None:
+        """Adds the guesses below a place, unless it died since the pass began."""
+        if self._lives(place):
+            shares = self._acceptance.shares(place.depth - self.root.depth + 1)
+            place.children = [Guess(place, place.depth + 1, place.path * share) for share in shares]
+            for child in place.children:
+                self._push(self._open, child, self.least / PREPARED)
+                self._push(self._untold, child, self.least)
+            self.size += len(shares)
+
+    def tell(self, most: int, arrives: float) -> bool:
+        """Tells what is likely enough, and the best guess at the next token however bad; whether there was anything."""
+        worthy = self._best(self._untold, most - self.told)
+        first = self.root.children[:1]
+        if first and first[0].arrives == NEVER and first[0] not in worthy and self.told + len(worthy) < most:
+            worthy += first
+        for node in worthy:
+            node.arrives = arrives
+        self.told += len(worthy)
+        return bool(worthy)
+
+    def commit(self, count: int) -> None:
+        """The drafter hears of the next `count` committed tokens."""
+        ranks, self.lag = self.lag[:count], self.lag[count:]
+        self._plant(_walk(self.root, ranks) or Guess(None, 0, 1.0))
+
+    # What the verifier does.
+
+    def offer(self, now: float, limit: int) -> tuple[list[Guess], list[float]]:
+        """The best candidates that have arrived, best first, and their path probabilities."""
+        root = _walk(self.root, self.lag)
+        if root is None:
+            return [], []
+        chosen: list[Guess] = []
+        paths: list[float] = []
+        heap: list[tuple[float, int, Guess]] = []
+        node, path, order = root, 1.0, 0
+        while len(chosen) < limit:
+            for child, share in zip(node.children, self._acceptance.shares(node.depth - root.depth + 1), strict=False):
+                if child.arrives <= now:
+                    order += 1
+                    heapq.heappush(heap, (-path * share, order, child))
+            if not heap:
+                break
+            cost, _, node = heapq.heappop(heap)
+            path = -cost
+            chosen.append(node)
+            paths.append(path)
+        return chosen, paths
+
+    def decide(self, chosen: Sequence[Guess], draws: Sequence[float]) -> tuple[list[int], bool]:
+        """(ranks of the tokens that a pass over these candidates commits, at most one for each draw; whether one of the
+        candidates was refused at the end of the accepted path)"""
+        taken, node, ranks = set(map(id, chosen)), _walk(self.root, self.lag), list[int]()
+        refused = False
+        for draw in draws:
+            rank = self._acceptance.rank(len(ranks) + 1, draw)
+            ranks.append(rank)
+            children = node.children if node is not None else []
+            node = children[rank] if rank != NOWHERE and children else None
+            if node is None or id(node) not in taken:
+                refused = any(id(child) in taken for child in children)
+                break
+        self.lag += ranks
+        return ranks, refused
+
+    def holds(self, count: int, now: float) -> bool:
+        """Whether the verifier has so many candidates."""
+        root = _walk(self.root, self.lag)
+        stack = [] if root is None else [*root.children]
+        while stack and count > 0:
+            node = stack.pop()
+            if node.arrives <= now:
+                count -= 1
+                stack += node.children
+        return count <= 0
+
+    def _plant(self, root: Guess) -> None:
+        """The drafter's root is another one; what does not hang below it is dead."""
+        root.parent = None
+        self.root = root
+        whole, root.path = root.path, 1.0
+        self.size = self.told = 0
+        self._open: list[tuple[float, int, Guess]] = []
+        self._untold: list[tuple[float, int, Guess]] = []
+        if not root.expanded:
+            self._push(self._open, root, 0.0)
+        stack = [*root.children]
+        while stack:
+            node = stack.pop()
+            self.size += 1
+            node.path /= whole
+            if not node.expanded:
+                self._push(self._open, node, self.least / PREPARED)
+            if node.arrives == NEVER:
+                self._push(self._untold, node, self.least)
+            else:
+                self.told += 1
+            stack += node.children
+
+    def _push(self, heap: list[tuple[float, int, Guess]], node: Guess, least: float) -> None:
+        """What is too unlikely now is looked at again when the root has moved."""
+        if node.path >= least:
+            self._order += 1
+            heapq.heappush(heap, (-node.path, self._order, node))
+
+    def _best(self, heap: list[tuple[float, int, Guess]], count: int) -> list[Guess]:
+        """Takes the likeliest from the heap, down to DEEPEST as seen from the root."""
+        deepest = self.root.depth + DEEPEST
+        best: list[Guess] = []
+        while heap and len(best) < count:
+            _, _, node = heapq.heappop(heap)
+            if node.depth < deepest and not (heap is self._untold and node.arrives < NEVER):
+                best.append(node)
+        return best
+
+    def _lives(self, node: Guess) -> bool:
+        above: Guess | None = node
+        while above is not None and above is not self.root:
+            above = above.parent
+        return above is not None
+
+
+def _walk(node: Guess | None, ranks: Sequence[int]) -> Guess | None:
+    """The guess at the end of a path, if it was made."""
+    for rank in ranks:
+        if node is None or rank == NOWHERE or not node.children:
+            return None
+        node = node.children[rank]
+    return node

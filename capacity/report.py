@@ -1,0 +1,130 @@
+"""A plan as a table, a sentence, or rows for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from capacity.day import Moment, day, price_per_million
+from capacity.scenario import Scenario
+from capacity.sizing import Plan
+
+Row = dict[str, str | float | int | None]
+
+
+def row(plan: Plan) -> Row:
+    """Latencies in seconds: of a cell at the most traffic that it bears, simulated step by step, or estimated."""
+    seen = plan.seen or plan.cells.at(plan.most_rate)
+    return {
+        "mode": plan.mode.name,
+        "verifiers": plan.verifiers,
+        "drafters": plan.drafters,
+        "rate_per_verifier": plan.most_rate,
+        "sessions_per_verifier": plan.state.inside,
+        "limit": plan.limit,
+        "simulated": plan.seen is not None,
+        "ttft_p50_s": _finite(seen.ttft_s(0.5)),
+        "ttft_p95_s": _finite(seen.ttft_s(0.95)),
+        "tpot_p50_s": _finite(seen.tpot_s(0.5)),
+        "tpot_p95_s": _finite(seen.tpot_s(0.95)),
+        "tokens_per_round": plan.seen.tokens_per_round if plan.seen else None,
+        "verifiers_busy": plan.seen.verifiers_busy if plan.seen else None,
+        "drafters_busy": plan.seen.drafters_busy if plan.seen and plan.drafters else None,
+        "price_per_hour": _finite(plan.price_per_hour),
+        "price_per_million_tokens": _finite(plan.price_per_million),
+    }
+
+
+def table(scenario: Scenario, plans: Sequence[Plan]) -> Table:
+    traffic = scenario.traffic
+    drawn = Table(title=f"{scenario.name}: {traffic.rate:g} requests/s, {traffic.output.average:g} tokens each")
+    drawn.add_column("mode")
+    for name in ("verifiers", "drafters", "per hour", "per M tokens", "TTFT ms p50/p95", "TPOT ms p50/p95"):
+        drawn.add_column(name, justify="right")
+    for name in ("tokens/round", "req/s a verifier"):
+        drawn.add_column(name, justify="right")
+    drawn.add_column("first missed")
+    for plan in plans:
+        drawn.add_row(*_cells(plan))
+    return drawn
+
+
+def _cells(plan: Plan) -> list[str]:
+    if not plan.verifiers:
+        return [plan.mode.name, *["-"] * 8, plan.limit]
+    told = row(plan)
+    return [
+        plan.mode.name,
+        str(plan.verifiers),
+        str(plan.drafters),
+        f"{plan.price_per_hour:.2f}",
+        f"{plan.price_per_million:.3f}",
+        *(f"{_ms(told[f'{name}_p50_s'])} / {_ms(told[f'{name}_p95_s'])}" for name in ("ttft", "tpot")),
+        f"{plan.seen.tokens_per_round:.2f}" if plan.seen else "-",
+        f"{plan.most_rate:.2f}",
+        plan.limit,
+    ]
+
+
+def _ms(seconds: object) -> str:
+    return f"{1e3 * seconds:.3g}" if isinstance(seconds, float) else "-"
+
+
+def sentence(scenario: Scenario, plans: Sequence[Plan]) -> str:
+    """What to run. `plans`: the cheapest first."""
+    best = plans[0]
+    if not best.verifiers:
+        return "No way to serve meets this SLO; allow more, or give the verifier a faster device."
+    others = [
+        f"{plan.mode.name} {plan.price_per_hour / best.price_per_hour - 1.0:+.0%}"
+        if plan.verifiers
+        else f"{plan.mode.name} misses {plan.limit}"
+        for plan in plans[1:]
+    ]
+    return (
+        f"Cheapest: {best.mode.name}, {best.verifiers} verifiers and {best.drafters} drafters at "
+        f"{best.price_per_million:.3g} a million tokens. Against it: {', '.join(others)}. "
+        f"With more traffic than {best.most_rate * best.verifiers:.3g} requests/s it misses first: {best.limit}."
+    )
+
+
+def day_rows(scenario: Scenario, plans: Sequence[Plan]) -> list[Row]:
+    rows: list[Row] = []
+    for plan in plans:
+        if plan.verifiers:
+            moments, fixed = day(scenario, plan), day(scenario, plan, scaled=False)
+            most = max(moments, key=lambda moment: moment.sessions)
+            rows.append(_day_row(plan, moments, fixed, most))
+    return rows
+
+
+def _day_row(plan: Plan, moments: Sequence[Moment], fixed: Sequence[Moment], most: Moment) -> Row:
+    return {
+        "mode": plan.mode.name,
+        "sessions, most": most.sessions,
+        "tok/s, most": most.tokens_per_s,
+        "verifiers, least": min(moment.verifiers for moment in moments),
+        "verifiers, most": max(moment.verifiers for moment in moments),
+        "drafters, least": min(moment.drafters for moment in moments),
+        "drafters, most": max(moment.drafters for moment in moments),
+        "TPOT ms p95": 1e3 * max(moment.tpot_p95_s for moment in moments),
+        "TTFT ms p95": 1e3 * max(moment.ttft_p95_s for moment in moments),
+        "per M tokens, scaled": price_per_million(moments),
+        "per M tokens, fixed": price_per_million(fixed),
+    }
+
+
+def day_table(scenario: Scenario, plans: Sequence[Plan]) -> Table:
+    rows = day_rows(scenario, plans)
+    drawn = Table(title=f"A day of {', '.join(region.name for region in scenario.regions)}")
+    for name in rows[0] if rows else ():
+        drawn.add_column(name, justify="left" if name == "mode" else "right")
+    for each in rows:
+        drawn.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in each.values()))
+    return drawn
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,184 @@
+"""What a plan is made from: a TOML or JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from capacity.cell import Request
+from capacity.cost import Cost, read_cost
+from capacity.drafting import Drafting
+from capacity.guessing import ALTERNATIVES, Acceptance
+from capacity.step import Verifying
+from slipstream.errors import InvalidArgument, NotFound
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of prompts or outputs: log-normal, or drawn from `values`."""
+
+    mean: float = 0.0
+    cv: float = 0.0
+    """Standard deviation over mean; 0: all are alike."""
+    values: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if min([self.mean, *self.values]) < bool(not self.values) or self.cv < 0.0:
+            raise InvalidArgument("lengths have a mean of 1 token or more and a cv of 0 or more, or a list of values.")
+
+    @property
+    def average(self) -> float:
+        return float(np.mean(self.values)) if self.values else self.mean
+
+    def sample(self, draws: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+        if self.values:
+            return draws.choice(np.array(self.values), count)
+        variance = math.log(1.0 + self.cv**2)
+        sizes = draws.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)
+        return np.maximum(1, sizes.round().astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    prompt: Lengths
+    output: Lengths
+    rate: float = 0.0
+    """Requests a second."""
+
+    def poisson(self, rate: float, seed: int = 0) -> Iterator[Request]:
+        """Without end."""
+        gaps, draws = random.Random(seed), np.random.default_rng(seed)
+        while True:
+            for prompt, output in zip(self.prompt.sample(draws, 256), self.output.sample(draws, 256), strict=True):
+                yield gaps.expovariate(rate), int(prompt), int(output)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    ttft_p95_s: float = math.inf
+    tpot_p95_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Of one replica, an hour."""
+
+    verifier: float
+    drafter: float
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Its traffic follows the sun: highest at `peak_hour` (UTC), `low` of that twelve hours later."""
+
+    name: str
+    peak_rate: float
+    peak_hour: float
+    low: float = 0.25
+
+    def rate(self, hour: float) -> float:
+        swing = 0.5 * (1.0 + math.cos((hour - self.peak_hour) / 24.0 * math.tau))
+        return self.peak_rate * (self.low + (1.0 - self.low) * swing)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    traffic: Traffic
+    slo: Slo
+    prices: Prices
+    verifying: Verifying
+    drafting: Drafting
+    colocated: Cost | None = None
+    """A pass of the draft model on the verifier's device; None: co-located speculation is not considered."""
+    colocated_kv_tokens: int | None = None
+    """What KV room the draft model leaves there; None: all."""
+    client_s: float = 0.0
+    regions: Sequence[Region] = field(default_factory=tuple)
+
+
+def read(path: Path) -> Scenario:
+    """Raises NotFound for a file that is not there, InvalidArgument for what cannot be read."""
+    return parse(_load(path), path.parent)
+
+
+def parse(given: Mapping[str, Any], folder: Path = Path()) -> Scenario:
+    """Files that costs name are looked for in `folder`."""
+    known = {"name", "traffic", "slo", "prices", "verifier", "drafter", "acceptance", "colocated", "network", "regions"}
+    if unknown := set(given) - known:
+        raise InvalidArgument(f"a plan knows no {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}.")
+    parts = {key: dict(value) for key, value in given.items() if isinstance(value, Mapping)}
+    for part in ("verifier", "drafter", "colocated"):
+        if part in parts:
+            parts[part]["cost"] = _cost(parts[part].get("cost"), part, folder)
+    traffic, network, colocated = parts.get("traffic", {}), parts.get("network", {}), parts.get("colocated", {})
+    lengths = {key: _build(Lengths, traffic.pop(key, {}), f"traffic.{key}") for key in ("prompt", "output")}
+    acceptance = _acceptance(parts.get("acceptance", {}))
+    delay = {"delay_s": network["drafter_s"]} if "drafter_s" in network else {}
+    return Scenario(
+        name=str(given.get("name", "")),
+        traffic=_build(Traffic, traffic | lengths, "traffic"),
+        slo=_build(Slo, parts.get("slo", {}), "slo"),
+        prices=_build(Prices, parts.get("prices", {}), "prices"),
+        verifying=_build(Verifying, parts.get("verifier", {}) | {"acceptance": acceptance}, "verifier"),
+        drafting=_build(Drafting, parts.get("drafter", {}) | delay, "drafter"),
+        colocated=colocated.get("cost"),
+        colocated_kv_tokens=colocated.get("kv_tokens"),
+        client_s=float(network.get("client_s", 0.0)),
+        regions=tuple(_build(Region, region, "regions") for region in given.get("regions", ())),
+    )
+
+
+def _acceptance(given: dict[str, Any]) -> Acceptance:
+    if "rate" in given:
+        given["by_depth"] = [given.pop("rate")]
+    acceptance = _build(Acceptance, given, "acceptance")
+    shares = [*acceptance.by_depth, acceptance.fanout]
+    if not acceptance.by_depth or not all(0.0 <= share <= 1.0 for share in shares):
+        raise InvalidArgument("[acceptance] has a rate, or by_depth, and fanout, all from 0 to 1.")
+    if not 1 <= acceptance.width <= 1 + len(ALTERNATIVES):
+        raise InvalidArgument(f"[acceptance] width is from 1 to {1 + len(ALTERNATIVES)}.")
+    return acceptance
+
+
+def _cost(given: object, part: str, folder: Path) -> Cost:
+    if isinstance(given, str):
+        given = _load(folder / given)
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"[{part}] needs a cost: a table of base_s and more, or the name of a measured file.")
+    return read_cost(given)
+
+
+def _build(kind: type[Kind], given: Mapping[str, Any], where: str) -> Kind:
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    unknown = set(given) - {each.name for each in fields}
+    required = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
+    if unknown or required - set(given):
+        names = ", ".join(sorted(unknown or required - set(given)))
+        raise InvalidArgument(f"[{where}] {'knows no' if unknown else 'needs'} {names}.")
+    return kind(**given)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text("utf-8")
+        loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no file {path}.") from error
+    except ValueError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error}.") from error
+    if not isinstance(loaded, dict):
+        raise InvalidArgument(f"{path} holds no table.")
+    return loaded

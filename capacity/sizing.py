@@ -1,0 +1,132 @@
+"""How many replicas: the most traffic that a cell bears within the SLO, and the fleet that bears all of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from capacity.cell import Outcome, Simulation
+from capacity.mode import Mode, modes
+from capacity.scenario import Scenario
+from capacity.stationary import Cells, State
+
+PRECISION = 0.01
+STEP_BACK = 0.93
+TRIES = 5
+WARM, COUNTED, LEAST = 60, 600, 200
+"""Requests that are simulated: to each verifier before latencies are taken; to a cell, and to each verifier, while they
+are."""
+OVERLOAD = "verifier"
+"""More traffic than its passes or its KV can hold, whatever latency is allowed."""
+
+
+class Bound(NamedTuple):
+    mode: Mode
+    cells: Cells
+    most: float
+    """Requests a second of one verifier."""
+    limit: str
+    """What would be missed with more."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One mode for the whole traffic."""
+
+    mode: Mode
+    cells: Cells
+    most_rate: float
+    """Requests a second that one verifier bears within the SLO; 0: none."""
+    verifiers: int
+    drafters: int
+    state: State
+    """Of a verifier at its share of the traffic."""
+    seen: Outcome | None
+    """The same simulated step by step."""
+    limit: str
+    """What would be missed first with more traffic."""
+    price_per_hour: float
+    price_per_million: float
+    """Output tokens."""
+
+
+def fleet(mode: Mode, rate: float, most_rate: float) -> tuple[int, int]:
+    """(verifiers, drafters) for so many requests a second, in whole cells."""
+    cells = math.ceil(rate / (most_rate * mode.cell.verifiers) - 1e-9)
+    return cells * mode.cell.verifiers, cells * mode.drafters
+
+
+def most_rate(cells: Cells, scenario: Scenario) -> float:
+    """Requests a second of one verifier whose State is within the SLO; 0 where none is."""
+    low, high = 0.0, 1e-3
+    while _within(cells.at(high), scenario):
+        low, high = high, 2.0 * high
+    while high - low > PRECISION * high and high > 1e-3:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if _within(cells.at(middle), scenario) else (low, middle)
+    return low
+
+
+def _within(state: State, scenario: Scenario) -> bool:
+    return state.stable and not missed(state, scenario)
+
+
+def missed(seen: State | Outcome, scenario: Scenario) -> str:
+    """Which part of the SLO."""
+    if isinstance(seen, State) and not seen.stable:
+        return OVERLOAD
+    if seen.tpot_s(0.95) > scenario.slo.tpot_p95_s:
+        return "TPOT"
+    return "TTFT" if seen.ttft_s(0.95) > scenario.slo.ttft_p95_s else ""
+
+
+def simulate(mode: Mode, scenario: Scenario, rate: float, seed: int = 0) -> Outcome:
+    """A cell with `rate` requests a second to each verifier, step by step."""
+    simulation = Simulation(mode.cell, seed)
+    simulation.open(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
+    simulation.observe(WARM / rate)
+    return simulation.observe(simulation.agenda.now + max(COUNTED / mode.cell.verifiers, LEAST) / rate)
+
+
+def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> Plan:
+    """The smallest fleet of this mode. `exact`: what the simulation of a cell, step by step, finds beyond the SLO takes
+    traffic from it until it is within."""
+    cells = Cells(mode.cell, scenario.traffic)
+    most = most_rate(cells, scenario)
+    if most <= 0.0:
+        least = cells.at(1e-3)
+        return Plan(mode, cells, 0.0, 0, 0, least, None, missed(least, scenario) or OVERLOAD, math.inf, math.inf)
+    limit = missed(cells.at(most * (1.0 + 3.0 * PRECISION)), scenario) or OVERLOAD
+    seen = simulate(mode, scenario, most) if exact else None
+    for _ in range(TRIES):
+        if seen is None or not (late := missed(seen, scenario)):
+            break
+        limit, most = late, most * STEP_BACK
+        seen = simulate(mode, scenario, most)
+    return _fleet(Bound(mode, cells, most, limit), scenario, seen)
+
+
+def _fleet(bound: Bound, scenario: Scenario, seen: Outcome | None) -> Plan:
+    mode, cells, most = bound.mode, bound.cells, bound.most
+    rate = scenario.traffic.rate
+    verifiers, drafters = fleet(mode, rate, most)
+    price = verifiers * scenario.prices.verifier + drafters * scenario.prices.drafter
+    tokens = rate * scenario.traffic.output.average * 3600.0
+    return Plan(
+        mode,
+        cells,
+        most,
+        verifiers,
+        drafters,
+        cells.at(rate / verifiers),
+        seen,
+        bound.limit,
+        price,
+        price / tokens * 1e6,
+    )
+
+
+def compare(scenario: Scenario, *, exact: bool = True) -> list[Plan]:
+    """Of every mode, the cheapest first."""
+    return sorted((plan(mode, scenario, exact=exact) for mode in modes(scenario)), key=lambda each: each.price_per_hour)

@@ -1,0 +1,197 @@
+"""The plan's simulation against what is known exactly: queues, conservation, geometric series, the real services."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import replace
+from itertools import repeat
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import plan_check
+from benchmarks.virtual import World, decode, run
+from capacity.cell import Cell, Outcome, Simulation
+from capacity.cost import Line
+from capacity.drafting import Drafting
+from capacity.guessing import Acceptance, Tree
+from capacity.scenario import Lengths, Traffic
+from capacity.stationary import Cells, Rates
+from capacity.step import Verifying
+
+PASS_S = 0.020
+COST = Line(PASS_S, 0.0002, 0.00005, 32)
+PLAIN = Verifying(COST, Acceptance([0.75], 0.7), host_s=0.001)
+DRAFTING = Drafting(Line(0.003))
+SHORT = Traffic(Lengths(100, 1.0), Lengths(40, 0.8))
+
+
+def closed(cell: Cell, at_once: int, output: int = 50, sessions: int | None = None) -> Outcome:
+    simulation = Simulation(cell)
+    simulation.closed(repeat((1, output), sessions or at_once), at_once)
+    return simulation.observe(math.inf, sessions or at_once)
+
+
+@pytest.mark.parametrize("sessions", [1, 7, 64])
+def test_plain_decoding_takes_one_pass_a_token(sessions: int) -> None:
+    seen = closed(Cell(PLAIN), sessions)
+    step_s = COST(sessions, sessions) + PLAIN.host_s
+    assert [session.tpot_s for session in seen.sessions] == pytest.approx([step_s] * sessions)
+    assert seen.tokens_per_round == 1.0
+
+
+def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
+    """M/D/1: a wait of load * service / (2 (1 - load)) on average."""
+    cell = Cell(replace(PLAIN, cost=Line(PASS_S), host_s=0.0, sessions=1))
+    simulation, draws, load = Simulation(cell), random.Random(2), 0.7
+    simulation.open((draws.expovariate(load / PASS_S), 1, 1) for _ in range(15_000))
+    seen = simulation.observe(math.inf)
+    waited = statistics.mean(session.ttft_s for session in seen.sessions) - PASS_S
+    assert waited == pytest.approx(load * PASS_S / (2.0 * (1.0 - load)), rel=0.06)
+    assert seen.verifiers_busy == pytest.approx(load, rel=0.02)
+
+
+@pytest.mark.parametrize("cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1), Cell(replace(PLAIN, draft=Line(0.002)))])
+def test_nothing_is_lost_or_made(cell: Cell) -> None:
+    simulation, sizes = Simulation(cell), [(7 * n % 900 + 1, 3 * n % 70 + 1) for n in range(40)]
+    simulation.open((0.05, *size) for size in sizes)
+    seen = simulation.observe(math.inf)
+    assert sorted((session.prompt, session.tokens) for session in seen.sessions) == sorted(sizes)
+    assert seen.tokens == sum(output for _, output in sizes)
+    assert sum(session.rounds for session in seen.sessions) <= seen.tokens
+    assert all(session.pending == 0 and session.arrived < session.first <= session.ended for session in seen.sessions)
+    # Little's law, exactly: both sides are the area under the number of sessions.
+    stayed = sum(session.ended - session.arrived for session in seen.sessions)
+    assert seen.inside * seen.seconds == pytest.approx(stayed)
+
+
+@pytest.mark.parametrize(("right", "length"), [(0.8, 4), (0.5, 8), (0.0, 3), (1.0, 5)])
+def test_a_chain_brings_what_the_geometric_series_says(right: float, length: int) -> None:
+    """(1 - a^(k+1)) / (1 - a) tokens a round (Leviathan et al., 2023)."""
+    draws, tokens, rounds = random.Random(3), 0, 4000
+    for _ in range(rounds):
+        tree = Tree(Acceptance([right], width=1), least=0.0)
+        for _ in range(length):
+            for start in tree.frontier(1, 128):
+                start.expanded = True
+                tree.grow(start)
+        tree.tell(128, 0.0)
+        chosen, _ = tree.offer(0.0, length)
+        tokens += len(tree.decide(chosen, [draws.random() for _ in range(length + 1)])[0])
+    expected = sum(right**k for k in range(length + 1))
+    assert tokens / rounds == pytest.approx(expected, rel=0.03)
+
+
+def test_a_perfect_near_drafter_fills_every_round() -> None:
+    sure = replace(PLAIN, acceptance=Acceptance([1.0], width=1), max_draft_tokens=4)
+    seen = closed(Cell(sure, Drafting(Line(1e-4))), 1, output=400)
+    assert seen.tokens_per_round > 4.8
+
+
+def test_candidates_that_come_too_late_leave_plain_decoding() -> None:
+    plain = closed(Cell(PLAIN), 4)
+    far = closed(Cell(PLAIN, replace(DRAFTING, delay_s=30.0)), 4)
+    assert far.tokens_per_s == pytest.approx(plain.tokens_per_s)
+
+
+def test_a_drafter_that_is_never_right_costs_little() -> None:
+    """Its verifier waits for it now and then."""
+    wrong = closed(Cell(replace(PLAIN, acceptance=Acceptance([0.0])), DRAFTING), 4)
+    assert wrong.tokens_per_round == 1.0
+    assert wrong.tokens_per_s > 0.85 * closed(Cell(PLAIN), 4).tokens_per_s
+
+
+def test_a_draft_model_that_costs_more_than_it_brings_is_not_asked() -> None:
+    """Co-located speculation is never worse than none."""
+    dear = Cell(replace(PLAIN, draft=Line(1.0)))
+    assert closed(dear, 4).tokens_per_s == pytest.approx(closed(Cell(PLAIN), 4).tokens_per_s)
+    cheap = Cell(replace(PLAIN, draft=Line(0.001)))
+    assert closed(cheap, 4).tokens_per_s > 1.5 * closed(Cell(PLAIN), 4).tokens_per_s
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(1, 6), st.floats(0.3, 0.9), st.floats(0.0, 0.6))
+def test_better_guesses_never_slow_a_fleet_down(sessions: int, right: float, more: float) -> None:
+    def speed(acceptance: float) -> float:
+        cell = Cell(replace(PLAIN, acceptance=Acceptance([acceptance], 0.5)), DRAFTING)
+        return closed(cell, sessions, output=120).tokens_per_s
+
+    assert speed(right + more * (1.0 - right)) > 0.85 * speed(right)  # luck is left
+
+
+def known(speeds: list[float], room: int = 256) -> Cells:
+    """Cells whose rates are given instead of simulated; prompts and hosts cost nothing."""
+    cell = Cell(Verifying(Line(1e-9), Acceptance([0.5]), sessions=room))
+    sizes = list(range(1, len(speeds) + 1))
+    nothing = [1e-9] * len(sizes)
+    rates = Rates(sizes, speeds, nothing, [float(n) for n in sizes], [1.0] * len(sizes), [0.0] * len(sizes))
+    return Cells(cell, Traffic(Lengths(1), Lengths(101)), measured=rates)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.05, 0.9))
+def test_a_constant_speed_is_a_queue_that_shares_its_processor(load: float) -> None:
+    """M/G/1-PS: load / (1 - load) sessions on average."""
+    cells = known([100.0] * 2, room=4000)
+    assert cells.at(load).inside == pytest.approx(load / (1.0 - load), rel=1e-3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.05, 0.5))
+def test_a_speed_for_each_session_is_a_queue_without_waiting(load: float) -> None:
+    """M/G/infinity: rate times the time that a session takes alone."""
+    cells = known([10.0 * n for n in range(1, 257)])
+    assert cells.at(load).inside == pytest.approx(load * 100 / 10.0, rel=1e-3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.1, 4.0), st.floats(1.0, 3.0))
+def test_more_traffic_is_never_faster(rate: float, times: float) -> None:
+    cells = known([400.0 * n / (n + 4) for n in range(1, 257)])
+    less, more = cells.at(rate), cells.at(rate * times)
+    assert more.inside >= less.inside
+    assert more.tpot_s(0.5) >= 0.97 * less.tpot_s(0.5)
+    assert more.stable <= less.stable
+
+
+def test_too_much_traffic_is_said_to_be_too_much() -> None:
+    cells = known([100.0] * 2)
+    assert cells.at(0.99).stable
+    assert not cells.at(1.01).stable
+
+
+@pytest.mark.parametrize("cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1)])
+def test_a_fleet_is_the_sum_of_its_cells(cell: Cell) -> None:
+    """Two cells at once, step by step, against one at half the traffic, and against its stationary state."""
+    rate = 6.0
+
+    def simulated(cell: Cell) -> Outcome:
+        simulation = Simulation(cell)
+        simulation.open(SHORT.poisson(rate * cell.verifiers))
+        simulation.observe(5.0)
+        return simulation.observe(5.0 + 80.0 / cell.verifiers)
+
+    one = simulated(cell)
+    both = simulated(replace(cell, verifiers=2 * cell.verifiers, drafters=2 * cell.drafters))
+    state = Cells(cell, SHORT).at(rate)
+    assert both.tokens_per_s == pytest.approx(2.0 * one.tokens_per_s, rel=0.1)
+    assert both.tpot_s(0.5) == pytest.approx(one.tpot_s(0.5), rel=0.1)
+    assert state.tpot_s(0.5) == pytest.approx(one.tpot_s(0.5), rel=0.1)
+    assert state.inside == pytest.approx(one.inside / cell.verifiers, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "load", [plan_check.Load(True, 2.0, 2, sessions=4), plan_check.Load(False, 0.0, 0, 3.0, 200, 8)]
+)
+def test_the_services_themselves_do_what_was_planned(load: plan_check.Load) -> None:
+    seen = run(plan_check.virtual(load)).figures()
+    assert plan_check.predicted(load, processes=False) == pytest.approx(seen, rel=0.1)
+
+
+def test_a_step_that_ends_a_prompt_waits_for_no_candidates() -> None:
+    """It could not verify any."""
+    outcome = run(decode(World(), 1, 2, 8))
+    assert outcome.rounds[0].bubble_us == 0

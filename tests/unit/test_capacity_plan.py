@@ -1,0 +1,183 @@
+"""From a file to a fleet."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from capacity import sizing, stationary
+from capacity.command import plan
+from capacity.cost import Line, Table, over
+from capacity.day import day, grown, price_per_million
+from capacity.mode import disaggregated, plain
+from capacity.scenario import Lengths, Region, Scenario, parse, read
+from capacity.sizing import OVERLOAD, fleet, most_rate
+from capacity.sizing import plan as plan_mode
+from capacity.stationary import Cells
+from slipstream.errors import InvalidArgument
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "traffic": {"rate": 12.0, "prompt": {"mean": 50}, "output": {"mean": 30, "cv": 0.5}},
+    "slo": {"ttft_p95_s": 1.0, "tpot_p95_s": 0.04},
+    "prices": {"verifier": 5.0, "drafter": 0.5},
+    "verifier": {"cost": {"base_s": 0.02, "per_token_s": 0.0005, "free_tokens": 16}, "sessions": 8},
+    "drafter": {"cost": {"base_s": 0.004}},
+    "acceptance": {"rate": 0.8, "fanout": 0.7},
+    "colocated": {"cost": {"base_s": 0.002}},
+    "network": {"drafter_s": 0.001},
+    "regions": [
+        {"name": "east", "peak_rate": 40.0, "peak_hour": 3},
+        {"name": "west", "peak_rate": 30.0, "peak_hour": 15, "low": 0.5},
+    ],
+}
+TABLE = Table([1, 8, 64], [1, 16], [[0.01, 0.012, 0.04], [0.02, 0.022, 0.05]])
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less is simulated, with more luck left in it."""
+    monkeypatch.setattr(stationary, "SESSION_ROUNDS", 300)
+    monkeypatch.setattr(sizing, "COUNTED", 100)
+    monkeypatch.setattr(sizing, "LEAST", 50)
+    monkeypatch.setattr(sizing, "WARM", 20)
+
+
+@pytest.fixture(scope="module")
+def small() -> Scenario:
+    return parse(SMALL)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_examples_can_be_read_and_say_what_they_are(path: Path) -> None:
+    scenario = read(path)
+    assert scenario.traffic.rate > 0.0
+    assert "ASSUMPTIONS" in path.read_text() and "assumed" in scenario.name
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "says"),
+    [
+        ("verifier", {"cost": {"base": 1}}, "base_s"),
+        ("verifier", {}, "needs a cost"),
+        ("drafter", {"cost": {"base_s": 1.0}, "delay": 1}, "knows no delay"),
+        ("prices", {"verifier": 1.0}, "needs drafter"),
+        ("acceptance", {"rate": 1.5}, "0 to 1"),
+        ("acceptance", {"rate": 0.5, "width": 9}, "width"),
+        ("traffic", {"rate": 1.0, "prompt": {"mean": 0}, "output": {"mean": 5}}, "1 token"),
+        ("vrifier", {}, "knows no vrifier"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_words(part: str, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        parse(SMALL | {part: given})
+
+
+def test_a_table_gives_what_was_measured_and_lines_between() -> None:
+    assert TABLE(8, 1) == pytest.approx(0.012)
+    assert TABLE(36, 16) == pytest.approx(0.036)
+    assert TABLE(1, 8) == pytest.approx(0.01 + 0.01 * 7 / 15)
+    assert TABLE(128, 1) == pytest.approx(0.08)
+    assert over(TABLE, 16)(range(1, 3)) == pytest.approx([0.02, 0.02 + 0.002 / 7])
+
+
+@given(st.integers(1, 200), st.integers(1, 40))
+def test_a_table_never_gets_cheaper_with_tokens(tokens: int, sessions: int) -> None:
+    assert TABLE(tokens + 1, sessions) >= TABLE(tokens, sessions) > 0.0
+
+
+@pytest.mark.parametrize("seconds", [[[0.01]], [[0.0, 0.1]], [[0.01, 0.02], [0.1, 0.2]]])
+def test_a_table_of_another_shape_is_refused(seconds: list[list[float]]) -> None:
+    with pytest.raises(InvalidArgument, match="--measure"):
+        Table([1, 2], [1], seconds)
+
+
+@given(st.integers(1, 2000), st.floats(0.0, 2.0))
+def test_lengths_have_their_mean(mean: int, cv: float) -> None:
+    import numpy as np
+
+    sample = Lengths(mean, cv).sample(np.random.default_rng(0), 4000)
+    assert sample.min() >= 1
+    assert sample.mean() == pytest.approx(mean, rel=0.2, abs=1.0)
+
+
+def test_a_tighter_slo_takes_traffic_from_a_verifier(small: Scenario) -> None:
+    mode = plain(small)
+    cells = Cells(mode.cell, small.traffic)
+    rates = [
+        most_rate(cells, replace(small, slo=replace(small.slo, tpot_p95_s=tpot))) for tpot in (0.001, 0.024, 0.03, 9.0)
+    ]
+    assert rates == sorted(rates)
+    assert rates[0] == 0.0 < rates[1] < rates[-1]
+
+
+def test_a_fleet_bears_the_traffic_in_whole_cells(small: Scenario) -> None:
+    mode = disaggregated(small, 1, 2)
+    assert fleet(mode, 10.0, 1.0) == (10, 5)
+    assert fleet(mode, 10.1, 1.0) == (12, 6)
+
+
+def test_a_plan_meets_its_slo_and_costs_what_its_replicas_cost(small: Scenario) -> None:
+    made = plan_mode(disaggregated(small, 1, 1), small)
+    assert made.seen is not None
+    assert made.seen.tpot_s(0.95) <= small.slo.tpot_p95_s and made.seen.ttft_s(0.95) <= small.slo.ttft_p95_s
+    assert made.verifiers == made.drafters == math.ceil(12.0 / made.most_rate)
+    assert made.price_per_hour == pytest.approx(5.5 * made.verifiers)
+    assert made.price_per_million == pytest.approx(made.price_per_hour / (12.0 * 30 * 3600) * 1e6)
+
+
+def test_an_slo_that_nothing_meets_has_no_fleet(small: Scenario) -> None:
+    made = plan_mode(plain(small), replace(small, slo=replace(small.slo, tpot_p95_s=0.001)))
+    assert (made.verifiers, made.limit, made.price_per_hour) == (0, "TPOT", math.inf)
+
+
+def test_a_day_follows_the_sun(small: Scenario) -> None:
+    made = plan_mode(plain(small), small, exact=False)
+    moments, fixed = day(small, made), day(small, made, scaled=False)
+    assert max(m.rate for m in moments) < 70.0
+    assert {m.verifiers for m in fixed} == {sum(fleet(made.mode, peak, made.most_rate)[0] for peak in (40.0, 30.0))}
+    assert all(m.verifiers * made.most_rate >= m.rate - 1e-6 for m in moments)
+    assert price_per_million(moments) < price_per_million(fixed)
+    many = grown(small, made, 10_000)
+    assert max(m.sessions for m in day(many, made)) == pytest.approx(10_000, rel=0.1)
+
+
+def test_a_regions_traffic_is_highest_at_its_peak() -> None:
+    region = Region("here", 100.0, 20.0, 0.3)
+    assert region.rate(20.0) == pytest.approx(100.0)
+    assert region.rate(8.0) == pytest.approx(30.0)
+
+
+def test_the_command_tells_both_ways(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(plan)
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(SMALL))
+    told = CliRunner().invoke(app, [str(path), "--quick", "--json", "--day", "--rate", "30"])
+    plans = json.loads(told.stdout)["plans"]
+    prices = [each["price_per_hour"] for each in plans]
+    assert prices == sorted(prices)
+    assert {"no speculation", "co-located", "1 drafters : 1 verifiers"} <= {each["mode"] for each in plans}
+    table = CliRunner().invoke(app, [str(path), "--quick", "--tpot-p95-ms", "0.1"])
+    assert "No way to serve meets this SLO" in table.stdout
+    missing = CliRunner().invoke(app, [str(tmp_path / "none.toml")])
+    assert missing.exit_code == 1 and "there is no file" in missing.output
+
+
+def test_a_measured_table_can_be_planned_with() -> None:
+    app = typer.Typer()
+    app.command()(plan)
+    told = CliRunner().invoke(app, ["--measure", "emulated:base_ms=1&token_ms=0.1", "--measure-s", "0.3"])
+    table = Table(**json.loads(told.stdout))
+    assert table(9, 1) > table(1, 1) > 0.0009
+    assert isinstance(Line(1.0)(1, 1), float) and OVERLOAD
