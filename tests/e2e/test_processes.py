@@ -15,6 +15,7 @@ from slipstream.client import channel
 from slipstream.completion import complete
 from slipstream.load import run_load
 from tests.e2e.conftest import ROOT, serving
+from tests.scraping import scrape
 
 TOKENS = 48
 
@@ -46,10 +47,13 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token() -> None:
     prompts = held_out(4, seed=2)
     plain = [request(prompt, TOKENS, speculate=False, temperature=0.7, seed=3) for prompt in prompts]
     guessed = [request(prompt, TOKENS, speculate=True, temperature=0.7, seed=3) for prompt in prompts]
-    command = [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", "--dtype", "float32"]
+    options = ["--metrics", "--listen", "127.0.0.1:0", "--dtype", "float32"]
+    command = [sys.executable, "-m", "slipstream", "serve", *options]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        server = process.stdout.readline().split()[1].removeprefix("grpc=")
+        ready = dict(word.partition("=")[::2] for word in process.stdout.readline().split()[1:])
+        server, scraped = ready["grpc"], ready["metrics"].split(",")
+        assert len(scraped) == 3
         expected = await run_load(server, plain, 4)
         drafter = children(process.pid)["drafter_svc"]
         async with channel(server) as line:
@@ -61,6 +65,10 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token() -> None:
             completions = await asyncio.gather(*runs)
         assert [c.token_ids for c in completions] == [c.token_ids for c in expected.completions]
         await asyncio.wait_for(speculation_is_back(server, process.pid, drafter), 60)
+        gateway, decided, guessing = [await scrape(address) for address in scraped]  # the new drafter's too
+        assert gateway.value("slipstream_candidates_accepted_total", drafter="model", method="model") > 0
+        assert decided.value("slipstream_verifier_step_seconds_count") > 0
+        assert guessing.value("slipstream_drafter_told_tokens_total") > 0
         process.terminate()
         assert process.wait(timeout=30) == 0
 

@@ -1,0 +1,126 @@
+"""What counting costs: CPU time of what a round, a step, a pass, a write and a scrape pay for metrics.
+
+usage: python -m benchmarks.counting
+
+Each case runs as it is in the services, with what counts it and without, in turn; CPU time of the process, and the
+median of the differences. A scrape is that of a gateway with `KINDS` kinds of requests.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client import generate_latest
+
+from benchmarks.records import Row, write
+from drafter_svc.tally import Tally as Passes
+from gateway.meters import Meters
+from gateway.readings import Parts, meter
+from gateway.rounds import Ledger
+from gateway.store.measured import MeasuredStore
+from gateway.store.memory import Memory, MemoryStore
+from slipstream.links import Traffic
+from slipstream.v1 import verifier_pb2
+from verifier_svc.tally import Tally
+
+DEPTHS = (1, 2, 3, 4, 5, 2, 3, 1)
+ROUND = verifier_pb2.Round(
+    session=1,
+    epoch=1,
+    base_length=500,
+    token_ids=[11, 12, 13],
+    drafted=len(DEPTHS),
+    accepted=2,
+    wait_us=1500,
+    verify_us=20_000,
+    bubble_us=100,
+    drafters=[verifier_pb2.DrafterShare(drafter="model", drafted=len(DEPTHS), accepted=2)],
+)
+FRAME = verifier_pb2.DecodeResponse(rounds=[ROUND] * 32)
+KINDS = 16
+TIMES, PAIRS = 2_000, 15
+Case = Callable[[], object]
+
+
+def nothing() -> None:
+    pass
+
+
+def microseconds(case: Case, times: int) -> float:
+    began = time.process_time()
+    for _ in range(times):
+        case()
+    return 1e6 * (time.process_time() - began) / times
+
+
+def difference(counted: Case, plain: Case, times: int = TIMES) -> tuple[float, float]:
+    """Microseconds: plain, and how much more it is counted."""
+    pairs = [(microseconds(plain, times), microseconds(counted, times)) for _ in range(PAIRS)]
+    return statistics.median(p for p, _ in pairs), statistics.median(c - p for p, c in pairs)
+
+
+def plan(workload: str) -> Any:
+    return SimpleNamespace(model=SimpleNamespace(name="target"), workload=workload)
+
+
+def ledgers() -> tuple[Case, Case]:
+    counted = Ledger(time.monotonic, 0.0, series=Meters().of(plan("chat")))
+    plain = Ledger(time.monotonic, 0.0)
+    return lambda: counted.add(ROUND), lambda: plain.add(ROUND)
+
+
+def stores() -> tuple[Case, Case]:
+    async def renew() -> None:
+        """What a store does that does nothing."""
+
+    store = MeasuredStore(MemoryStore(Memory(), owner="me", ttl_s=60.0, lease_s=10.0))
+
+    def run(coroutine: Any) -> None:
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return
+
+    return lambda: run(store._timed("append", renew())), lambda: run(renew())
+
+
+def scrape() -> tuple[Case, Case]:
+    """On the loop, and on the thread that answers."""
+    meters = Meters()
+    for kind in range(KINDS):
+        Ledger(time.monotonic, 0.0, series=meters.of(plan(f"kind-{kind}"))).add(ROUND)
+    config = SimpleNamespace(prices_of_drafters=dict, verifier_price=1.0)
+    router = SimpleNamespace(verifiers=[], drafters=[], clock=time.monotonic)
+    store = MeasuredStore(MemoryStore(Memory(), owner="me", ttl_s=60.0, lease_s=10.0))
+    server = SimpleNamespace(errors={})
+    told = meter(Parts(config, meters, router, store, None, Traffic(), server))  # type: ignore[arg-type]
+    told.read()
+    return told.read, lambda: generate_latest(told.registry)
+
+
+def main() -> None:
+    tally, passes = Tally(), Passes()
+    turns: list[Any] = [SimpleNamespace(pending=[1], nodes=[None] * 4) for _ in range(32)]
+    rows: list[Row] = []
+    reading, page = scrape()
+    for name, (counted, plain), times in [
+        ("gateway, a round", ledgers(), TIMES),
+        ("gateway, a write to the store", stores(), TIMES),
+        ("gateway or verifier, a frame of 32 rounds", (FRAME.ByteSize, nothing), TIMES),
+        ("verifier, a round of 8 candidates", (lambda: tally.judged(DEPTHS, 2), nothing), TIMES),
+        ("verifier, a step", (lambda: tally.step(32, 288, 0.02, 0.0), nothing), TIMES),
+        ("drafter, a pass of 32 sessions", (lambda: (passes.began(turns), passes.ended(0.002)), nothing), TIMES),
+        (f"gateway, a scrape of {KINDS} kinds, on the loop", (reading, nothing), 200),
+        (f"gateway, a scrape of {KINDS} kinds, on a thread", (page, nothing), 20),
+    ]:
+        without, more = difference(counted, plain, times)
+        rows.append({"what": name, "without, µs": without, "counting adds, µs": more})
+    write("counting", "python -m benchmarks.counting", rows)
+
+
+if __name__ == "__main__":
+    main()
