@@ -6,9 +6,9 @@ usage: python -m benchmarks.tracing [TURNS [CHECKOUT]]     (fails if steps becom
 collector in a process of its own. Each way of running is a process of its own, the ways take turns, and each is
 compared with another one of the same turn: `off`, this code with tracing off, with `before`, the code in CHECKOUT, if
 that is given; the others with `off`. The gap is wall time between two passes, as there: by what it grows a step becomes
-longer, for spans are made while the next pass runs. It is the fastest tenth's, when nobody else had the cores. CPU is
-the loop's, without the emulated drafter, and that of the exporter's thread. Calls are those that Python's profiler counts in a step,
-with nothing traced.
+longer, for spans are made while the next pass runs. It is that of the fastest tenth, when nobody else had the cores.
+CPU is the loop's, without the emulated drafter, and that of the exporter's thread. Calls are those that Python's
+profiler counts in a step, with nothing traced.
 """
 
 from __future__ import annotations

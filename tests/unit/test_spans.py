@@ -253,4 +253,4 @@ def test_a_dead_collector_blocks_nobody(answers: bool) -> None:
     ended = time.monotonic()
     busy_s, closing = map(float, done.stdout.split())
     assert busy_s < 20_000 * 500e-6  # spans beyond the queue are dropped, nobody waits for room
-    assert ended - closing < CLOSE_S + 3.0  # of which the interpreter's own end is a part; it was 28 s
+    assert ended - closing < CLOSE_S + 8.0  # with the interpreter's own end; with the library's defaults it was 28 s
