@@ -100,6 +100,9 @@ class Call:
         while (answer := await self.read()) is not grpc.aio.EOF:
             yield answer
 
+    async def trailing_metadata(self) -> tuple[()]:
+        return ()
+
     def cancel(self) -> bool:
         if self._over:
             return False
