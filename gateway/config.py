@@ -29,6 +29,8 @@ class GatewayConfig:
     """tls.crt and tls.key that clients see; empty: the service's own (`SLIPSTREAM_TLS_FOLDER`), if there are any."""
     api_keys: str = ""
     """A file of hashed API keys (`gateway.keyring`); empty: whoever reaches the port may use it."""
+    failed_keys_per_minute: int = 60
+    """Wrong API keys that one address may try; 0 is without limit."""
     drafters: tuple[str, ...] = ()
     """NAME=HOST:PORT of each, or NAME=dns:///HOST:PORT. All of one name are replicas to requests."""
     discovery_s: float = 2.0
@@ -112,6 +114,8 @@ class GatewayConfig:
             raise InvalidArgument("objectives, slow_request_s and prices are not below zero.")
         if not 0.0 < self.breaker_cool_down_s <= self.breaker_longest_cool_down_s or not self.breaker_window_s > 0.0:
             raise InvalidArgument("breaker times must be positive, and the first cool-down not above the longest.")
+        if self.failed_keys_per_minute < 0:
+            raise InvalidArgument("GATEWAY_FAILED_KEYS_PER_MINUTE must be 0 (without limit) or more.")
         if min(self.credit_tokens, self.max_tokens_default, self.max_sessions) < 1:
             raise InvalidArgument("credit_tokens, max_tokens_default and max_sessions must be positive.")
 

@@ -163,7 +163,7 @@ def _access(config: GatewayConfig, world: World) -> Access:
         return Access(credentials)
     if credentials is None:
         log.warning("API keys come in plaintext to %s: set GATEWAY_TLS_FOLDER where others can listen", config.listen)
-    return Access(credentials, Keyring(config.api_keys, world.chance.clock).authorise)
+    return Access(credentials, Keyring(config.api_keys, config.failed_keys_per_minute, world.chance.clock).authorise)
 
 
 def _options(config: GatewayConfig) -> dict[str, int]:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gateway.attempts import Attempts
 from gateway.tenant import Limits, Tenant, called_by
 from slipstream.callers import service_of
 from slipstream.credentials import digest
@@ -35,21 +36,25 @@ LEAST_PRIORITY = -(2**31)
 class Keyring:
     """Raises InvalidArgument for a file that cannot be used at the start; later the last good state stays."""
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: str, failures: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """`failures`: so many a minute from one address are answered; 0 is without limit."""
         self._path = Path(path)
         self._clock = clock
+        self._attempts = Attempts(failures, clock)
         self._keys: list[tuple[bytes, Tenant]] = []
         self._stamp = self._stamped()
         self._read()
 
     def authorise(self, method: str, context: Context) -> None:
         """Names the caller of every RPC but health. Raises Unauthenticated for who has no key, ResourceExhausted above
-        the key's rate."""
+        the key's rate, and for who has none too often. A good key opens wherever it comes from: an address may be that
+        of many."""
         if service_of(method) == HEALTH:
             return
         self._refresh()
         tenant = self._find(_bearer(context))
         if tenant is None:
+            self._attempts.fail(context.peer())
             raise Unauthenticated("send the metadata `authorization: Bearer KEY` with a key of this gateway.")
         called_by(tenant)
         tenant.arrive()

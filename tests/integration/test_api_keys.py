@@ -284,3 +284,17 @@ async def test_clients_come_in_by_tls_and_a_key_never_travels_in_plaintext(place
     with pytest.raises(InvalidArgument, match="one line"):
         Door(place.address, ALICE + "\n").channel()
     assert ALICE not in repr(Door("gateway.example:50051", ALICE))
+
+
+async def test_whoever_tries_wrong_keys_too_often_is_told_to_wait_and_good_keys_still_open(place: Place) -> None:
+    await place.start(failed_keys_per_minute=3)
+    stranger = await place.stub(new_key())
+    asked = gateway_pb2.ListModelsRequest()
+    for _ in range(3):
+        assert isinstance(await failure(stranger.ListModels(asked)), Unauthenticated)
+    refusal = await failure(stranger.ListModels(asked))
+    assert isinstance(refusal, ResourceExhausted) and refusal.reason == "KEY_ATTEMPTS"
+    assert refusal.retry_s == pytest.approx(20.0)
+    assert (await (await place.stub(ALICE)).ListModels(asked)).models
+    place.clock += 20.0
+    assert isinstance(await failure(stranger.ListModels(asked)), Unauthenticated)

@@ -103,9 +103,14 @@ class Client:
         if leaves:
             await asyncio.wait([saying])
             return
-        said = await saying
-        if said.finished.reason != CANCELLED:
-            _check_whole(said, text, text.versions[:1])
+        try:
+            said = await saying
+        except OutOfRange as error:  # the log ends before what it has heard
+            lost = losses != self._world.store.losses or self._world.relaxed
+            demand(lost, f"text {text.first} was cancelled: {error.message}")
+        else:
+            if said.finished.reason != CANCELLED:
+                _check_whole(said, text, text.versions[:1])
 
     async def _edit(self, text: Text) -> None:
         """Rolls the session back, with other tokens or another seed, or makes a branch of it."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from gateway.admission import Admission
 from gateway.claims import Claims
 from gateway.feed import Feed
 from gateway.log import SessionLog
@@ -61,7 +62,12 @@ async def _yes(*_: Any) -> bool:
     return True
 
 
-_FOLLOW, _PARAMS = Story.follow, Plan.params
+async def _revise_uncounted(self: Admission, *asked: Any) -> tuple[Plan, tuple[int, ...]]:
+    plan, edit = await _REVISE(self, *asked)
+    return replace(plan, revision=0), edit
+
+
+_FOLLOW, _REVISE = Story.follow, Admission.revise
 HONEST = "a stream resumes at an offset"
 EDITED = Size(errands={"edit": 1.0})
 ROLLING = Size(texts=4, errands={"listen": 1.0}, relaxed=1.0, gentle=True)
@@ -78,7 +84,7 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     ],
     "a stream's end ends its sessions": [_without(Peer, "leave", lambda self: None)],
     "candidates are checked": [_without(reading, "check", lambda frame, vocabulary_size, limits: frame)],
-    "a record counts its rollbacks": [_without(Plan, "params", lambda self: _PARAMS(replace(self, revision=0)))],
+    "a record counts its rollbacks": [_without(Admission, "revise", _revise_uncounted)],
     "a stale text is not resumed": [_without(Sessions, "_current", _yes)],
     "an owner that is fenced off follows the log": [_without(Feed, "begin", _run_only)],
     "a cancel is written down": [_without(Claims, "cancel", _nothing)],

@@ -136,12 +136,15 @@ async def storm(world: World, *, honest: bool = False) -> None:
 
 
 async def restarts(world: World) -> None:
-    """Every party ends in good order and starts again, one after the other; nothing else happens."""
+    """Every party ends in good order and starts again, one after the other, while the store has to be asked
+    again now and then; nothing else happens."""
+    world.store.failing = 0.1
     for name in world.names:
         await asyncio.sleep(world.chance.uniform(0.0, 0.3))
         if await world.drain(name):
             _count(world, "restarts")
             world.start(name)
+    world.store.failing = 0.0
 
 
 async def calm(world: World) -> None:
