@@ -36,7 +36,7 @@ def by_name(target: str, setting: str = "") -> bool:
     if not target.startswith(SCHEME):
         return False
     host, _, port = target.removeprefix(SCHEME).rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or int(port) > 65_535:
         raise InvalidArgument(f"{setting} holds {target!r}; write {SCHEME}HOST:PORT, with a number as the port.")
     return True
 
@@ -59,12 +59,18 @@ class Discovery(Generic[W]):
 
     def __init__(self, target: str, make: Callable[[str], W], roster: list[W], changed: Callable[[], None]) -> None:
         """`make` gets ADDRESS:PORT. `changed` is called when the roster is another one."""
-        self._target = target.removeprefix(SCHEME)
+        self.target = target
+        """As the configuration has it."""
+        self._host = target.removeprefix(SCHEME)
         self._make = make
         self._roster = roster
         self._changed = changed
         self._known: dict[str, tuple[W, asyncio.Task[None]]] = {}
         self._complaint = ""
+
+    def found(self, worker: Worker) -> bool:
+        """Whether the worker is one of the name's."""
+        return any(worker is known for known, _ in self._known.values())
 
     async def run(self, resolve: Resolve, period_s: float) -> None:
         """Ask every `period_s`, and run whoever is found, until cancelled."""
@@ -72,10 +78,10 @@ class Discovery(Generic[W]):
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     try:
-                        self._update(set(await resolve(self._target)), tasks)
+                        self._update(set(await resolve(self._host)), tasks)
                         self._complaint = ""
-                    except OSError as error:
-                        self._complain(f"{self._target} cannot be resolved: {error}")
+                    except (OSError, UnicodeError) as error:
+                        self._complain(f"{self._host} cannot be resolved: {error}")
                     await asyncio.sleep(period_s)
         finally:
             for worker, _ in self._known.values():
@@ -86,14 +92,14 @@ class Discovery(Generic[W]):
             worker = self._make(address)
             self._known[address] = worker, tasks.create_task(worker.run())
             self._roster.append(worker)
-            log.info("%s is at %s", self._target, address)
+            log.info("%s is at %s", self._host, address)
         for address in sorted(self._known.keys() - found):
             worker, task = self._known[address]
             if worker.away:
                 del self._known[address]
                 self._roster.remove(worker)
                 tasks.create_task(_dismiss(worker, task))
-                log.info("%s is no longer at %s", self._target, address)
+                log.info("%s is no longer at %s", self._host, address)
         self._changed()
 
     def _complain(self, sentence: str) -> None:

@@ -34,7 +34,7 @@ class Feed:
     async def begin(self, log: SessionLog) -> None:
         """Of a new session. Raises what `follow` raises."""
         try:
-            await self._run(log)
+            await self._run(log, self.arrived_at)
         except Aborted:  # somebody rolled it back, cancelled it or took it up
             await self.follow(await self._latest())
 
@@ -46,14 +46,14 @@ class Feed:
                 with contextlib.suppress(Aborted):  # somebody else was faster, or took it later
                     log = await self._take_up()
                     if log is not None:
-                        await self._run(log)
+                        await self._run(log, self.clock())  # what was told before was another's work
                     return
             await asyncio.sleep(POLL_S)
             record = await self._latest()
 
-    async def _run(self, log: SessionLog) -> None:
+    async def _run(self, log: SessionLog, since: float) -> None:
         speculates = self.plan.max_draft_tokens > 0
-        ledger = Ledger(self.clock, self.arrived_at, speculates, self.stage.router.predicts)
+        ledger = Ledger(self.clock, since, speculates, self.stage.router.predicts)
         await self.known.run(Session(self.name, self.plan, self.stage, log, self.known.story, ledger), log)
 
     async def _take_up(self) -> SessionLog | None:

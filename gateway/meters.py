@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import grpc
 from prometheus_client import Histogram
 
+from gateway.drafters import pool_of
 from gateway.plan import Plan
 from gateway.sums import MOST_DRAFTERS, Sums
 from slipstream.errors import Aborted, Internal, SlipstreamError
@@ -120,7 +121,7 @@ class Meters:
             self.waiting -= 1
 
     def drafter_failed(self, drafter: str, reason: str, sessions: int) -> None:
-        self.failures[self._drafters(drafter), self._reasons(reason)] += sessions
+        self.failures[self._drafters(pool_of(drafter)), self._reasons(reason)] += sessions
 
     def ended(self, outcome: str, ledger: Ledger) -> None:
         """The session is over, or let go; its ledger is closed if it ended well."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -76,7 +75,7 @@ def _rounds(meters: Meters) -> dict[metrics.Metric, Source]:
 
 
 def _shares(parts: Parts, field: str) -> Values:
-    methods = {drafter.name: drafter.method for drafter in parts.router.drafters}
+    methods = {drafter.pool: drafter.method for drafter in parts.router.drafters if drafter.method}
     return {
         (model, name, methods.get(name, ""), workload): getattr(share, field)
         for (model, workload), series in parts.meters.series.items()
@@ -108,21 +107,23 @@ def _workers(parts: Parts) -> dict[metrics.Metric, Source]:
     router, prices = parts.router, parts.config.prices_of_drafters()
 
     def present() -> Values:
-        workers: Counter[tuple[str, ...]] = Counter()
+        """Of every name in the configuration, whoever is found behind it: nobody is a number too."""
+        workers: dict[tuple[str, ...], float] = {("verifier", target): 0 for target in parts.config.verifiers}
+        workers |= {("drafter", pool): 0 for pool in router.pools}
         for verifier in router.verifiers:
-            workers["verifier", verifier.address] += verifier.present
+            workers["verifier", router.target_of(verifier)] += verifier.present
         for drafter in router.drafters:
-            workers["drafter", drafter.name] += drafter.present
+            workers["drafter", drafter.pool] += drafter.present
         return workers
 
     def cost() -> Values:
         verifiers = sum(verifier.present for verifier in router.verifiers)
-        drafters = sum(prices.get(drafter.name, 0.0) for drafter in router.drafters if drafter.present)
+        drafters = sum(prices.get(drafter.pool, 0.0) for drafter in router.drafters if drafter.present)
         return {("verifier",): verifiers * parts.config.verifier_price, ("drafter",): drafters}
 
     def breakers() -> Values:
         now = router.clock()
-        states = sorted((STATES[drafter.breaker.state(now)], drafter.name) for drafter in router.drafters)
+        states = sorted((STATES[drafter.breaker.state(now)], drafter.pool) for drafter in router.drafters)
         return {(name,): state for state, name in states}  # of one name the worst
 
     return {

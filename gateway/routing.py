@@ -165,6 +165,10 @@ class Router:
         )
         return best_of_each(pool, able)
 
+    def target_of(self, verifier: Verifier) -> str:
+        """How the configuration names it: by its address, or the name that it was found behind."""
+        return next((each.target for each in self.discoveries if each.found(verifier)), verifier.address)
+
     def drafter(self, name: str) -> Drafter | None:
         """By the name that verifiers know."""
         return next((drafter for drafter in self.drafters if drafter.name == name), None)

@@ -107,8 +107,8 @@ class Session:
         try:
             finished = self._conclude(await self._decode())
             outcome = FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
-        except (asyncio.CancelledError, Aborted):
-            outcome = "left"
+        except (asyncio.CancelledError, Aborted) as error:
+            outcome = outcome_of(error) if isinstance(error, Aborted) else "left"
             await self._suspend()
             raise
         except (Unavailable, ResourceExhausted) as error:  # others may go on with it

@@ -32,6 +32,8 @@ OURS = frozenset(
 )
 """Statuses that are a server's errors, as OpenTelemetry's conventions have it; the others are its caller's."""
 
+MOST_EVENTS = 128
+
 _request: ContextVar[Request | None] = ContextVar("request", default=None)
 
 
@@ -65,7 +67,7 @@ class Request:
         self.trace = trace
         self._name = name
         self._began_s = trace.now()
-        self._error = False
+        self._error = self._ended = False
         self._events: list[Event] = []
         self._attributes: dict[str, Value] = {
             spans.OPERATION: "text_completion",
@@ -102,8 +104,9 @@ class Request:
             self._attributes[spans.FIRST_CHUNK] = self.trace.now() - self._began_s
 
     def note(self, name: str, attributes: Mapping[str, str | int]) -> None:
-        """Something happened to its session."""
-        self._events.append(Event(name, attributes, self.trace.at(self.trace.now())))
+        """Something happened to its session, which others may follow for long after the request."""
+        if not self._ended and len(self._events) < MOST_EVENTS:
+            self._events.append(Event(name, attributes, self.trace.at(self.trace.now())))
 
     def failed(self, error: BaseException) -> None:
         if isinstance(error, SlipstreamError):
@@ -116,6 +119,7 @@ class Request:
         self._error = status in OURS
 
     def end(self) -> None:
+        self._ended = True
         self.trace.emit(
             Span(
                 self._name,

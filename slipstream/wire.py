@@ -14,6 +14,7 @@ from slipstream.v1 import types_pb2
 MAX_FAILURE_CHARACTERS = 1024
 MAX_LABEL_BYTES = 64
 """Of a workload and a cache salt."""
+_MOST_MICROSECONDS = 2**32 - 1
 _STEPS = 32
 """Of a confidence's byte, for each nat: 3 % apart, down to 0.03 %."""
 _LOG_PROBS = tuple(-step / _STEPS for step in range(256))
@@ -25,6 +26,11 @@ _RULES = {
     "recursive": types_pb2.ACCEPTANCE_RULE_RECURSIVE,
 }
 _RULE_NAMES = {types_pb2.ACCEPTANCE_RULE_UNSPECIFIED: "coupled"} | {rule: name for name, rule in _RULES.items()}
+
+
+def microseconds(seconds: float) -> int:
+    """As a uint32 says it: what lasted for more than 71 minutes lasted for 71 minutes."""
+    return min(int(seconds * 1e6), _MOST_MICROSECONDS)
 
 
 def sampling_to_wire(sampling: Sampling) -> types_pb2.Sampling:

@@ -192,7 +192,7 @@ class Drafter:
         except SlipstreamError:
             self._pool.dropped["invalid"] += len(candidates.token_ids)
             raise
-        if grafted.dropped:
+        if grafted.dropped and attachment.session.served:
             self._pool.dropped.update(grafted.dropped)
         if not grafted.added or not attachment.session.served:  # nobody waits for a shadow
             return False

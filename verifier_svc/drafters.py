@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from slipstream import wire
 from slipstream.client import Dial, channel
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.links import Traffic
@@ -77,7 +78,7 @@ class Drafters:
                         self._let_go(address)
 
     def attach(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
-        """The session's drafters are now these. Raises ResourceExhausted when there are too many different ones."""
+        """The session's drafters are now these; one for which there is no link left is left out, and that is told."""
         serving = [address for address in addresses if not address.shadow]
         self.assign(session, serving)
         places = {address.address for address in serving}
@@ -87,7 +88,16 @@ class Drafters:
         """The same for a session that has no shadows, or is a shadow's double."""
         names: dict[Drafter, str] = {}
         for address in addresses:
-            names.setdefault(self._drafter(address, names), address.name or address.address)
+            name = address.name or address.address
+            try:
+                names.setdefault(self._drafter(address, names), name)
+            except ResourceExhausted as error:
+                failure = wire.failure_to_wire(error)
+                session.say(
+                    verifier_pb2.DrafterEvent(
+                        session=session.number, epoch=session.epoch, drafter=name, failure=failure
+                    )
+                )
         wanted = list(names)
         for drafter in self._of_session.get(session, []):
             if drafter not in wanted:

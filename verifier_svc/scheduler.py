@@ -229,14 +229,14 @@ class Scheduler:
                     token_ids=result.token_ids,
                     drafted=drafted,
                     accepted=accepted,
-                    wait_us=int(result.idle_s * 1e6),
-                    verify_us=int(seconds * 1e6),
+                    wait_us=wire.microseconds(result.idle_s),
+                    verify_us=wire.microseconds(seconds),
                     miss=result.miss,
-                    bubble_us=int(min(result.timing.waited, result.idle_s) * 1e6),
+                    bubble_us=wire.microseconds(min(result.timing.waited, result.idle_s)),
                     drafters=_shares(session, chosen, verdict.path),
                     logprobs=map(wire.logprobs_to_wire, verdict.logprobs[: len(result.token_ids)]),
                     ended_unix_nano=None if session.trace is None else session.trace.verified(result, self.steps),
-                    cost_us=int(self._planner.cost_s(turn, result.timing.load, seconds) * 1e6),
+                    cost_us=wire.microseconds(self._planner.cost_s(turn, result.timing.load, seconds)),
                     shadows=scores,
                 )
             )

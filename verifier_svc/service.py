@@ -194,7 +194,11 @@ class Peer:
             session.structure, drawn = structure, sampling.acceptance != "coupled"
             session.constraint = Constraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
             session.tree.admits = session.constraint.admits
-        self._service.drafters.attach(session, list(request.drafters))  # raises before anything is remembered
+        try:
+            self._service.drafters.attach(session, list(request.drafters))
+        except BaseException:  # half attached, it would be opened again with every link that comes back
+            self._service.drafters.detach(session)
+            raise
         self._sessions[number] = self._service.by_id[session.id] = session
         self._service.scheduler.add(session)
 

@@ -29,7 +29,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slipstream.candidates import CandidateTree
-from slipstream.errors import ResourceExhausted
 from slipstream.selection import ROOT, Selection
 from slipstream.v1 import verifier_pb2
 from verifier_svc.calibration import Calibration
@@ -131,10 +130,7 @@ class Shadows:
             address: known.get(address) or Shadow(session, each.name or address) for address, each in wanted.items()
         }
         for address, shadow in kept.items():
-            try:
-                self._pool.assign(shadow.double, [wanted[address]])
-            except ResourceExhausted as error:
-                log.warning("no room for the shadow %s: %s", shadow.name, error.message)
+            self._pool.assign(shadow.double, [wanted[address]])
         if kept:
             self._of_session[session] = kept
 
@@ -193,6 +189,7 @@ def double_of(session: Session, name: str) -> Session:
         constraint=None,
         offer=None,
         served=False,
+        trace=None,
         _sources={},
         _labels={},
     )

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from verifier_svc.step import Turn
 
 
+MOST_TOLD = 64
+
+
 class Frame(NamedTuple):
     """Candidates that came."""
 
@@ -52,6 +55,8 @@ class SessionTrace:
     def told(self, number: int, length: int, now: float) -> None:
         """A drafter is told of the committed prefix."""
         self._told[number] = length, now
+        if len(self._told) > MOST_TOLD:  # of drafters that were opened again and never answered
+            del self._told[next(iter(self._told))]
 
     def arrived(self, number: int, candidates: types_pb2.Candidates, now: float) -> None:
         """A drafter's frame was grafted."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
-from socket import AF_INET6, socket
+from contextlib import asynccontextmanager, suppress
+from socket import AF_INET6, SHUT_RDWR, socket
 from socketserver import TCPServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
@@ -20,6 +20,8 @@ from slipstream.telemetry.meter import Meter
 READ_S = 5.0
 """The loop is asked for its numbers so long at most: where it is stuck, a scrape should fail."""
 SILENCE_S = 5.0
+SCRAPE_S = 10.0
+"""From the first byte of a request to the last of its answer."""
 MOST_SCRAPES = 8
 """At once; more are turned away."""
 LOOK_S = 0.1
@@ -95,13 +97,23 @@ class _Server(ThreadingWSGIServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # The handler's own timeout is for each piece: a peer that sends its request byte by byte would keep its place.
+        end = threading.Timer(SCRAPE_S, _cut, [request])
+        end.daemon = True
+        end.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            end.cancel()
             self._room.release()
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
         """Of a peer that went away in the middle."""
+
+
+def _cut(request: socket) -> None:
+    with suppress(OSError):
+        request.shutdown(SHUT_RDWR)
 
 
 class _Server6(_Server):

@@ -34,6 +34,8 @@ SCOPE = InstrumentationScope("slipstream")
 CLOSE_S = 1.0
 """What a process that ends waits at most for its last spans to be taken."""
 NAMED = Struct(">QII")
+DAY_S = 86_400.0
+"""A clock that is further off tells nothing."""
 BELIEVED_S = 1.0
 """Clocks of two machines are believed as long as what was said by the one came so soon after by the other."""
 
@@ -76,7 +78,7 @@ class Tracing:
             return None
         offset_ns = self._offset_ns()
         late_ns = self._now_ns(offset_ns) - context.sent_unix_nano
-        if not 0 <= late_ns <= BELIEVED_S * 1e9:
+        if not 0 <= late_ns <= BELIEVED_S * 1e9 and abs(late_ns) <= DAY_S * 1e9:
             offset_ns -= late_ns
         root = SpanContext(trace_id, context.span_id, is_remote=True, trace_flags=SAMPLED)
         return Trace(self, root, offset_ns)

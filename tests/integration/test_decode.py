@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.engine.opening import open_engine
 from slipstream.v1 import verifier_pb2
-from tests.fleet import drafter, gateway, verifier
+from tests.fleet import drafter, gateway, until, verifier
 
 PROMPT = [7, 8, 9]
 
@@ -61,3 +61,15 @@ async def test_sessions_join_and_leave_between_steps() -> None:
         for index, prompt in enumerate(prompts):
             assert decoded[index].token_ids == await plain(prompt, 10 + index)
         assert server.engine.blocks_free == server.engine.blocks_total
+
+
+async def test_a_session_that_waited_for_hours_goes_on() -> None:
+    """What its round says of the wait must fit the message; once it did not, and the verifier ended."""
+    async with verifier(target()) as server, gateway(server.address) as client:
+        number, decoded = await client.open(PROMPT, tokens=20, credit=5)
+        await until(lambda: len(decoded.token_ids) == 5)
+        for session in server.scheduler._sessions:
+            session.idle_since -= 3 * 3600
+        await client.command(number, credit=verifier_pb2.DecodeCredit(tokens=100))
+        await until(decoded.done.is_set)
+    assert len(decoded.token_ids) == 20 and decoded.rounds[5].wait_us == 2**32 - 1

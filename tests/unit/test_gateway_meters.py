@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from gateway.config import GatewayConfig
+from gateway.gateway import World, _router
 from gateway.log import Scribe, SessionLog
 from gateway.meters import MOST_WORKLOADS, Meters, Objectives, outcome_of
+from gateway.readings import Parts, _shares, _workers
 from gateway.rounds import Ledger
+from gateway.sessions import Chance
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
@@ -26,6 +31,7 @@ from slipstream.errors import (
     SlipstreamError,
     Unavailable,
 )
+from slipstream.links import Traffic
 from slipstream.telemetry.labels import OTHER
 from slipstream.v1 import verifier_pb2
 
@@ -185,7 +191,45 @@ async def test_what_relaxed_sessions_left_behind_ages_until_it_is_written() -> N
     now[0] = 5.0
     assert scribe.lag_s == 5.0
     writing = asyncio.create_task(scribe.run())
-    await scribe.idle()
+    await scribe.written(1.0)
     assert scribe.lag_s == 0.0
     writing.cancel()
     await asyncio.wait([writing])
+
+
+async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() -> None:
+    config = GatewayConfig(
+        verifiers=("dns:///v:1", "w:1"),
+        tokenizer="t",
+        drafters=("model=dns:///d:2", "ngram=dns:///n:3"),
+        verifier_price=4.0,
+        drafter_prices=("model=1.5",),
+    )
+    world = World(Chance(secrets.randbits), dial=lambda address: MagicMock())
+    meters, traffic = Meters(), Traffic()
+    router = _router(config, world, "fingerprint", meters, traffic)
+    parts = Parts(config, meters, router, MagicMock(), None, traffic, MagicMock())
+    told = {metric.name: source for metric, source in _workers(parts).items()}
+    names = {("verifier", "dns:///v:1"), ("verifier", "w:1"), ("drafter", "model"), ("drafter", "ngram")}
+    assert told["slipstream_workers"]() == dict.fromkeys(names, 0)
+
+    async with asyncio.TaskGroup() as tasks:
+        for discovery, address in ((router.discoveries[0], "10.0.0.1:1"), (router.discoveries[1], "10.0.0.9:2")):
+            discovery._update({address}, tasks)
+        for known in (router.verifiers[-1], router.drafters[-1]):
+            known._presence.present, known._presence.method = True, "model"
+        assert told["slipstream_workers"]() == dict.fromkeys(names, 0) | {
+            ("verifier", "dns:///v:1"): 1,
+            ("drafter", "model"): 1,
+        }
+        assert told["slipstream_cost_per_hour"]() == {("verifier",): 4.0, ("drafter",): 1.5}
+        assert told["slipstream_drafter_breaker_state"]() == {("model",): 0}
+        share = verifier_pb2.DrafterShare(drafter="model@10.0.0.9:2", drafted=2, accepted=1)
+        meters.of(plan()).sums.add(verifier_pb2.Round(drafted=2, accepted=1, drafters=[share]), speculates=True)
+        assert _shares(parts, "drafted") == {("m", "model", "model", ""): 2}
+        for number in range(100):
+            meters.drafter_failed(f"model@10.0.0.{number}:2", "LINK_LOST", 1)
+        assert meters.failures == {("model", "LINK_LOST"): 100}
+        for discovery in router.discoveries:
+            for _, running in discovery._known.values():
+                running.cancel()

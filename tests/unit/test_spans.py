@@ -72,7 +72,16 @@ def test_every_process_calls_a_round_and_a_draft_the_same(
 
 @pytest.mark.parametrize(
     ("behind_s", "shift_s"),
-    [(0.0, 0.0), (0.3, 0.0), (-0.001, 0.001), (-3600.0, 3600.0), (3600.0, -3600.0), (1.5, -1.5)],
+    [
+        (0.0, 0.0),
+        (0.3, 0.0),
+        (-0.001, 0.001),
+        (-3600.0, 3600.0),
+        (3600.0, -3600.0),
+        (1.5, -1.5),
+        (1e6, 0.0),
+        (-1e9, 0.0),
+    ],
 )
 def test_a_clock_is_believed_unless_it_cannot_be_right(behind_s: float, shift_s: float) -> None:
     """`behind_s`: what the receiver's clock shows when the message comes, less what the sender's showed."""
@@ -98,6 +107,15 @@ def test_a_clock_is_believed_unless_it_cannot_be_right(behind_s: float, shift_s:
 )
 def test_a_malformed_context_is_none(context: types_pb2.TraceContext) -> None:
     assert Tracing("a", []).join(context) is None
+
+
+@pytest.mark.parametrize("sent", [0, 1, 2**64 - 1])
+def test_a_time_that_no_clock_shows_changes_no_span(sent: int) -> None:
+    hands = Hands(1e9, 5.0)
+    trace = Tracing("a", [], hands.clocks).join(
+        types_pb2.TraceContext(trace_id=b"1" * 16, span_id=1, sent_unix_nano=sent)
+    )
+    assert trace is not None and trace.at(trace.now()) == pytest.approx(1e18)
 
 
 @pytest.mark.parametrize(

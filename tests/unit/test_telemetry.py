@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -24,7 +25,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 from structlog.contextvars import bound_contextvars
 
 from slipstream.errors import InvalidArgument, Unavailable
-from slipstream.telemetry import logs, metrics
+from slipstream.telemetry import endpoint, logs, metrics
 from slipstream.telemetry.current import exemplar
 from slipstream.telemetry.endpoint import exposing
 from slipstream.telemetry.labels import MOST_CHARACTERS, OTHER, Names, clean
@@ -128,6 +129,19 @@ async def test_more_scrapes_at_once_than_there_is_room_for_are_turned_away() -> 
                     break
                 except (urllib.error.URLError, ConnectionError):
                     await asyncio.sleep(0.05)
+
+
+async def test_a_request_that_comes_byte_by_byte_keeps_nobody_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "SCRAPE_S", 0.5)
+    async with exposing(Meter("drafter", sources()), FREE) as address:
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                while not reader.at_eof():
+                    writer.write(b"G")
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(reader.read(1), 0.05)
+        writer.close()
 
 
 async def test_an_observation_in_a_sampled_trace_leads_to_it() -> None:

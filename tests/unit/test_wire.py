@@ -16,7 +16,7 @@ from slipstream.client import error_of
 from slipstream.engine.opening import open_engine
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.sampling import ACCEPTANCE_RULES, Sampling
-from slipstream.v1 import types_pb2
+from slipstream.v1 import types_pb2, verifier_pb2
 
 SAMPLINGS = st.builds(
     Sampling,
@@ -132,3 +132,10 @@ def test_what_a_peer_calls_a_failure_is_one_line_in_a_log() -> None:
     )
     error = wire.failure_from_wire(told)
     assert (error.message, error.reason) == ("no  2026 ERROR forged [2J \N{GREEK SMALL LETTER ALPHA}", "A B")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.0, 0), (1.5, 1_500_000), (4294.0, 4_294_000_000), (4300.0, 2**32 - 1)]
+)
+def test_a_long_time_fits_its_field(seconds: float, told: int) -> None:
+    assert wire.microseconds(seconds) == told == verifier_pb2.Round(wait_us=told).wait_us
