@@ -164,10 +164,16 @@ def _meters(config: GatewayConfig) -> Meters:
     return Meters(objectives, config.metric_workloads)
 
 
-def _router(config: GatewayConfig, world: World, fingerprint: str, meters: Meters, traffic: Traffic) -> Router:
+def _router(
+    config: GatewayConfig,
+    world: World,
+    fingerprint: str,
+    meters: Meters | None = None,
+    traffic: Traffic | None = None,
+) -> Router:
     router = Router(world.chance.clock)
     dial = world.dial or dialling(VERIFIER, world.certificates)
-    told = (fingerprint, router.changed, traffic, meters.drafter_failed)
+    told = (fingerprint, router.changed, traffic, (meters or Meters()).drafter_failed)
     router.verifiers = [Verifier(address, dial, *told) for address in config.verifiers]
     dial = world.dial or dialling(DRAFTER, world.certificates)
     tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
