@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.contextvars import get_contextvars
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
@@ -21,6 +22,7 @@ from gateway.sessions import Chance
 from slipstream.client import channel
 from slipstream.completion import Completion, complete
 from slipstream.engine.opening import open_engine
+from slipstream.errors import InvalidArgument, ResourceExhausted
 from slipstream.telemetry.metrics import DECLARED, ROLES
 from slipstream.v1 import gateway_pb2
 from tests.fleet import verifier
@@ -188,3 +190,35 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     assert tpot == pytest.approx((e2e - ttft) / (TOKENS - 1))
     assert gateway.value("slipstream_inter_token_seconds_sum") <= e2e - ttft
     assert gateway.value("slipstream_inter_token_seconds_count") == sum(each.rounds - 1 for each in told)
+
+
+async def test_what_callers_are_told_is_counted_and_whose_fault_it_was() -> None:
+    async with system(max_sessions=1) as running:
+        with pytest.raises(InvalidArgument):
+            await running.generate(workload="x" * 65)
+        first = asyncio.create_task(running.generate(max_tokens=400))
+        page = await scrape(running.addresses["gateway"])
+        while not page.value("slipstream_gateway_sessions"):
+            page = await scrape(running.addresses["gateway"])
+        with pytest.raises(ResourceExhausted):
+            await running.generate()
+        await first
+        page = await scrape(running.addresses["gateway"])
+    told = {
+        (sample.labels["code"], sample.labels["reason"]): sample.value
+        for sample in page.samples("slipstream_rpc_errors_total", method="slipstream.v1.GatewayService/Generate")
+    }
+    assert told == {("INVALID_ARGUMENT", "LABEL_TOO_LONG"): 1, ("RESOURCE_EXHAUSTED", "SESSIONS"): 1}
+    outcomes = {sample.labels["outcome"]: sample.value for sample in page.samples("slipstream_requests_total")}
+    assert outcomes == {"refused": 1, "length": 1}
+
+
+async def test_a_slow_request_is_one_line_that_names_its_session(caplog: pytest.LogCaptureFixture) -> None:
+    sessions: list[Any] = []
+    caplog.handler.addFilter(lambda record: sessions.append(get_contextvars().get("session")) or True)
+    async with system(slow_request_s=0.01) as running:
+        caplog.clear()
+        sessions.clear()
+        said = await running.generate()
+    told = [(record.getMessage(), name) for record, name in zip(caplog.records, sessions, strict=True)]
+    assert [name for message, name in told if message == "slow request"] == [said.started.session_id]
