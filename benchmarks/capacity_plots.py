@@ -1,10 +1,10 @@
 """What a plan says about the example scenarios, as tables and plots for docs/capacity.md. Nothing here is measured.
 
-usage: python -m benchmarks.capacity_plots load|ratio|delay|world [SCENARIO.toml]
+usage: python -m benchmarks.capacity_plots load|ratio|delay|draft|world [SCENARIO.toml]
 
 `load`: cost and latency of three ways to serve by traffic to one verifier; `ratio`: cost by drafters for each verifier
-and TPOT allowed; `delay`: a lone user's speed by one-way delay; `world`: 100,000 sessions at once over a day in three
-regions.
+and TPOT allowed; `delay`: a lone user's speed by one-way delay; `draft`: the same by the time of a draft pass, in
+either place; `world`: 100,000 sessions at once over a day in three regions.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from pathlib import Path
 
 from benchmarks.plots import draw
 from benchmarks.records import Row, write
+from capacity.cost import Line
 from capacity.day import day, grown, price_per_million
 from capacity.mode import Mode, colocated, disaggregated, plain
 from capacity.scenario import Scenario, read
 from capacity.sizing import most_rate, plan
 from capacity.stationary import Cells
+from slipstream.interpreter import tune
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "plan"
 RATIOS = ((1, 4), (1, 2), (1, 1), (2, 1))
 TPOT_MS = (12, 15, 20, 30, 40, 60)
 DELAYS_MS = (0.1, 0.5, 1, 2, 5, 10, 20, 50)
+PASS_MS = (1, 2, 3, 5, 8, 12)
 SESSIONS = 100_000
 Lines = list[tuple[str, list[tuple[float, float]]]]
 
@@ -109,6 +112,26 @@ def delay(scenario: Scenario, name: str) -> None:
     draw(f"capacity_delay_{name}", scenario.name, "one-way delay, ms", "tok/s of a lone session", points)
 
 
+def draft(scenario: Scenario, name: str) -> None:
+    rows: list[Row] = []
+    for pass_ms in PASS_MS:
+        cost = Line(pass_ms / 1e3)
+        changed = replace(scenario, colocated=cost, drafting=replace(scenario.drafting, cost=cost))
+        for mode in three(changed):
+            cells = Cells(mode.cell, scenario.traffic)
+            rows.append(
+                {
+                    "mode": mode.name,
+                    "draft pass, ms": pass_ms,
+                    "tok/s of a lone session": cells.rates.tokens_per_s[0],
+                    "requests/s within the SLO": most_rate(cells, changed),
+                }
+            )
+    _write("draft", name, rows)
+    drawn = _lines(rows, "draft pass, ms", "tok/s of a lone session")
+    draw(f"capacity_draft_{name}", scenario.name, "a draft pass, ms", "tok/s of a lone session", drawn)
+
+
 def world(scenario: Scenario, name: str) -> None:
     rows: list[Row] = []
     drawn: Lines = []
@@ -148,8 +171,15 @@ def _lines(rows: list[Row], x: str, y: str) -> Lines:
     return list(lines.items())
 
 
-KINDS: dict[str, Callable[[Scenario, str], None]] = {"load": load, "ratio": ratio, "delay": delay, "world": world}
+KINDS: dict[str, Callable[[Scenario, str], None]] = {
+    "load": load,
+    "ratio": ratio,
+    "delay": delay,
+    "draft": draft,
+    "world": world,
+}
 
 if __name__ == "__main__":
+    tune()
     file = Path(sys.argv[2]) if sys.argv[2:] else EXAMPLES / "h100-l4.toml"
     KINDS[sys.argv[1]](read(file), file.stem)

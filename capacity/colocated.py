@@ -33,6 +33,10 @@ class Serial:
         """Of all passes before a step."""
         return sum(self._pass_s(sessions, number) for number in range(self.passes(sessions)))
 
+    def reading_s(self, tokens: int, prompts: int) -> float:
+        """The draft model reads prompts too."""
+        return self._settings.draft(tokens, prompts) if self._settings.draft is not None and tokens else 0.0
+
     def passes(self, sessions: int) -> int:
         if self._settings.draft is None or not sessions:
             return 0

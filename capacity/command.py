@@ -16,6 +16,7 @@ from capacity.measuring import measured
 from capacity.scenario import Scenario, read
 from capacity.sizing import compare
 from slipstream.errors import InvalidArgument, SlipstreamError
+from slipstream.interpreter import tune
 
 
 def plan(
@@ -41,6 +42,7 @@ def plan(
             return
         if scenario is None:
             raise InvalidArgument("name a scenario file, or a model to --measure.")
+        tune()
         given = _changed(read(scenario), rate, delay_ms, acceptance, tpot_p95_ms, ttft_p95_ms)
         _tell(given, exact=not quick, day=day, as_json=as_json)
     except SlipstreamError as error:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from capacity.scenario import Region, Scenario
+from capacity.scenario import Scenario
 from capacity.sizing import Plan, fleet
 from capacity.stationary import State
 
 PER_HOUR = 4
 GRAIN = 0.01
 """Requests a second of a verifier to which its state is computed."""
+ROUNDINGS = 4
+"""Fleets grow in whole cells, so that their sessions are not quite proportional to traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ def price_per_million(moments: Sequence[Moment]) -> float:
 
 def grown(scenario: Scenario, plan: Plan, sessions: float) -> Scenario:
     """The same regions with as much traffic as makes so many sessions at once at the peak of all."""
-    now = max(moment.sessions for moment in day(scenario, plan))
-    share = sessions / now
-    regions: list[Region] = [replace(each, peak_rate=each.peak_rate * share) for each in scenario.regions]
-    assert math.isfinite(share)
-    return replace(scenario, regions=tuple(regions))
+    for _ in range(ROUNDINGS):
+        share = sessions / max(moment.sessions for moment in day(scenario, plan))
+        regions = [replace(region, peak_rate=region.peak_rate * share) for region in scenario.regions]
+        scenario = replace(scenario, regions=regions)
+    return scenario

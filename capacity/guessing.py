@@ -131,7 +131,11 @@ class Tree:
     def commit(self, count: int) -> None:
         """The drafter hears of the next `count` committed tokens."""
         ranks, self.lag = self.lag[:count], self.lag[count:]
-        self._plant(_walk(self.root, ranks) or Guess(None, 0, 1.0))
+        old, new = self.root, _walk(self.root, ranks) or Guess(None, 0, 1.0)
+        if new.parent is not None:
+            new.parent.children = [child for child in new.parent.children if child is not new]
+        _drop(old)
+        self._plant(new)
 
     # What the verifier does.
 
@@ -228,6 +232,15 @@ class Tree:
         while above is not None and above is not self.root:
             above = above.parent
         return above is not None
+
+
+def _drop(node: Guess) -> None:
+    """Takes a dead tree apart: rings of parents and children would wait for the garbage collector."""
+    stack = [node]
+    while stack:
+        dead = stack.pop()
+        stack += dead.children
+        dead.children, dead.parent = [], None
 
 
 def _walk(node: Guess | None, ranks: Sequence[int]) -> Guess | None:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capacity.cell import Cell, Simulation
+from capacity.colocated import Serial
 from capacity.scenario import Traffic
 
 ENDLESS = 1 << 40
@@ -206,6 +207,8 @@ class Cells:
 
     def _extra(self, sessions: int, tokens: int) -> float:
         """Seconds that so many tokens of a prompt add to a step of so many sessions."""
-        cost = self.cell.verifying.cost
+        if not tokens:
+            return 0.0
+        cost, drafted = self.cell.verifying.cost, Serial(self.cell.verifying).reading_s(tokens, 1)
         decoding = int(np.interp(sessions, self.rates.sessions, self.rates.step_tokens))
-        return cost(decoding + tokens, sessions + 1) - cost(decoding, sessions) if tokens else 0.0
+        return cost(decoding + tokens, sessions + 1) - cost(decoding, sessions) + drafted

@@ -137,6 +137,7 @@ class Verifier:
     def _start(self, step: Step, waited: float) -> None:
         members = len(step.decoding) + len(step.reading)
         seconds = self._serial.seconds(len(step.decoding)) + self._settings.cost(step.size, members)
+        seconds += self._serial.reading_s(sum(step.reading.values()), len(step.reading))
         self.busy_s += seconds
         self.steps += 1
         self.computed += step.size

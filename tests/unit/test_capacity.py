@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks import plan_check
 from benchmarks.virtual import World, decode, run
+from capacity import stationary
 from capacity.cell import Cell, Outcome, Simulation
 from capacity.cost import Line
 from capacity.drafting import Drafting
@@ -24,7 +25,7 @@ from capacity.step import Verifying
 
 PASS_S = 0.020
 COST = Line(PASS_S, 0.0002, 0.00005, 32)
-PLAIN = Verifying(COST, Acceptance([0.75], 0.7), host_s=0.001)
+PLAIN = Verifying(COST, Acceptance([0.75], 0.7), host_s=0.001, sessions=16)
 DRAFTING = Drafting(Line(0.003))
 SHORT = Traffic(Lengths(100, 1.0), Lengths(40, 0.8))
 
@@ -35,7 +36,7 @@ def closed(cell: Cell, at_once: int, output: int = 50, sessions: int | None = No
     return simulation.observe(math.inf, sessions or at_once)
 
 
-@pytest.mark.parametrize("sessions", [1, 7, 64])
+@pytest.mark.parametrize("sessions", [1, 7, 16])
 def test_plain_decoding_takes_one_pass_a_token(sessions: int) -> None:
     seen = closed(Cell(PLAIN), sessions)
     step_s = COST(sessions, sessions) + PLAIN.host_s
@@ -47,10 +48,10 @@ def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
     """M/D/1: a wait of load * service / (2 (1 - load)) on average."""
     cell = Cell(replace(PLAIN, cost=Line(PASS_S), host_s=0.0, sessions=1))
     simulation, draws, load = Simulation(cell), random.Random(2), 0.7
-    simulation.open((draws.expovariate(load / PASS_S), 1, 1) for _ in range(15_000))
+    simulation.open((draws.expovariate(load / PASS_S), 1, 1) for _ in range(8_000))
     seen = simulation.observe(math.inf)
     waited = statistics.mean(session.ttft_s for session in seen.sessions) - PASS_S
-    assert waited == pytest.approx(load * PASS_S / (2.0 * (1.0 - load)), rel=0.06)
+    assert waited == pytest.approx(load * PASS_S / (2.0 * (1.0 - load)), rel=0.1)
     assert seen.verifiers_busy == pytest.approx(load, rel=0.02)
 
 
@@ -112,8 +113,8 @@ def test_a_draft_model_that_costs_more_than_it_brings_is_not_asked() -> None:
     assert closed(cheap, 4).tokens_per_s > 1.5 * closed(Cell(PLAIN), 4).tokens_per_s
 
 
-@settings(max_examples=6, deadline=None)
-@given(st.integers(1, 6), st.floats(0.3, 0.9), st.floats(0.0, 0.6))
+@settings(max_examples=4, deadline=None)
+@given(st.integers(1, 4), st.floats(0.3, 0.9), st.floats(0.0, 0.6))
 def test_better_guesses_never_slow_a_fleet_down(sessions: int, right: float, more: float) -> None:
     def speed(acceptance: float) -> float:
         cell = Cell(replace(PLAIN, acceptance=Acceptance([acceptance], 0.5)), DRAFTING)
@@ -131,7 +132,7 @@ def known(speeds: list[float], room: int = 256) -> Cells:
     return Cells(cell, Traffic(Lengths(1), Lengths(101)), measured=rates)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.floats(0.05, 0.9))
 def test_a_constant_speed_is_a_queue_that_shares_its_processor(load: float) -> None:
     """M/G/1-PS: load / (1 - load) sessions on average."""
@@ -139,7 +140,7 @@ def test_a_constant_speed_is_a_queue_that_shares_its_processor(load: float) -> N
     assert cells.at(load).inside == pytest.approx(load / (1.0 - load), rel=1e-3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.floats(0.05, 0.5))
 def test_a_speed_for_each_session_is_a_queue_without_waiting(load: float) -> None:
     """M/G/infinity: rate times the time that a session takes alone."""
@@ -147,7 +148,7 @@ def test_a_speed_for_each_session_is_a_queue_without_waiting(load: float) -> Non
     assert cells.at(load).inside == pytest.approx(load * 100 / 10.0, rel=1e-3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.floats(0.1, 4.0), st.floats(1.0, 3.0))
 def test_more_traffic_is_never_faster(rate: float, times: float) -> None:
     cells = known([400.0 * n / (n + 4) for n in range(1, 257)])
@@ -164,8 +165,9 @@ def test_too_much_traffic_is_said_to_be_too_much() -> None:
 
 
 @pytest.mark.parametrize("cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1)])
-def test_a_fleet_is_the_sum_of_its_cells(cell: Cell) -> None:
+def test_a_fleet_is_the_sum_of_its_cells(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cells at once, step by step, against one at half the traffic, and against its stationary state."""
+    monkeypatch.setattr(stationary, "SESSION_ROUNDS", 800)
     rate = 6.0
 
     def simulated(cell: Cell) -> Outcome:
