@@ -16,6 +16,7 @@ from drafter_svc.scheduler import Scheduler as DraftScheduler
 from gateway.config import GatewayConfig
 from gateway.gateway import World, _router, drained, written
 from gateway.log import Scribe
+from gateway.meters import Meters
 from gateway.service import GatewayService
 from gateway.session import Stage
 from gateway.sessions import Chance, Sessions
@@ -25,6 +26,7 @@ from slipstream.engine.blocks import BlockPool
 from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
 from slipstream.errors import Unavailable
 from slipstream.grammar import Grammars
+from slipstream.links import Traffic
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, worker_pb2
 from slipstream.vocabulary import load_tokenizer
 from slipstream.worker import Identity, WorkerService
@@ -203,8 +205,9 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
     client = Client(store, party, f"{bits(64):016x}")
     chance = Chance(bits, network.loop.time)
     world = World(chance, lambda address: Channel(network, address), client)  # type: ignore[arg-type, return-value]
-    router = _router(config, world, tokenizer().fingerprint)
-    stage = Stage(config, router)
+    meters = Meters()
+    router = _router(config, world, tokenizer().fingerprint, meters, Traffic())
+    stage = Stage(config, router, meters)
     scribe = Scribe() if relaxed else None
     sessions = Sessions(stage, tokenizer(), client, scribe, chance)
     host = Host(network, party, party.name, [GatewayService(stage, tokenizer(), sessions).register])
