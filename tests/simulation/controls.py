@@ -93,21 +93,21 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "sessions may finish before a worker ends": [_without(parties, "GRACE_S", 0.0)],
 }
 
-WORLDS: dict[str, tuple[Storm, Size]] = {
-    HONEST: (honest_storm, Size()),  # where every stream keeps gRPC's promise
-    "a record counts its rollbacks": (storm, EDITED),
-    "a stale text is not resumed": (storm, EDITED),
-    "an owner that is fenced off follows the log": (storm, replace(EDITED, relaxed=0.0)),
-    "a cancel is written down": (storm, Size(errands={"cancel": 1.0})),
-    "what was shown is written before a takeover": (storm, replace(EDITED, relaxed=1.0)),
-    "a gateway that ends writes what is left": (restarts, ROLLING),
-    "sessions may finish before a worker ends": (restarts, ROLLING),
+WORLDS: dict[str, tuple[Storm, Size, int]] = {
+    HONEST: (honest_storm, Size(), 0),  # where every stream keeps gRPC's promise
+    "a record counts its rollbacks": (storm, EDITED, 15),
+    "a stale text is not resumed": (storm, EDITED, 15),
+    "an owner that is fenced off follows the log": (storm, replace(EDITED, relaxed=0.0), 0),
+    "a cancel is written down": (storm, Size(errands={"cancel": 1.0}), 0),
+    "what was shown is written before a takeover": (storm, replace(EDITED, relaxed=1.0), 0),
+    "a gateway that ends writes what is left": (restarts, ROLLING, 1),
+    "sessions may finish before a worker ends": (restarts, ROLLING, 0),
 }
-"""Where a rule is missed; any other one anywhere."""
+"""Where a rule is missed, and from which seed on it is soon; any other one anywhere."""
 
 
-def worlds(rule: str) -> tuple[Storm, Size]:
-    return WORLDS.get(rule, (storm, Size()))
+def worlds(rule: str) -> tuple[Storm, Size, int]:
+    return WORLDS.get(rule, (storm, Size(), 0))
 
 
 @contextmanager
