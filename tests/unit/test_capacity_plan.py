@@ -169,6 +169,7 @@ def test_the_command_tells_both_ways(tmp_path: Path) -> None:
     prices = [each["price_per_hour"] for each in plans]
     assert prices == sorted(prices)
     assert {"no speculation", "co-located", "1 drafters : 1 verifiers"} <= {each["mode"] for each in plans}
+    path.write_text(json.dumps(SMALL | {"verifier": SMALL["verifier"] | {"sessions": 1}}))
     table = CliRunner().invoke(app, [str(path), "--quick", "--tpot-p95-ms", "0.1"])
     assert "No way to serve meets this SLO" in table.stdout
     missing = CliRunner().invoke(app, [str(tmp_path / "none.toml")])
