@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import plan_check
-from benchmarks.virtual import World, decode, run
+from benchmarks.virtual import run
 from capacity import stationary
 from capacity.cell import Cell, Outcome, Simulation
 from capacity.cost import Line
 from capacity.drafting import Drafting
-from capacity.guessing import Acceptance, Tree
+from capacity.guessing import NOWHERE, Acceptance, Tree
 from capacity.scenario import Lengths, Traffic
 from capacity.stationary import Cells, Rates
 from capacity.step import Verifying
@@ -74,16 +74,41 @@ def test_a_chain_brings_what_the_geometric_series_says(right: float, length: int
     """(1 - a^(k+1)) / (1 - a) tokens a round (Leviathan et al., 2023)."""
     draws, tokens, rounds = random.Random(3), 0, 4000
     for _ in range(rounds):
-        tree = Tree(Acceptance([right], width=1), least=0.0)
-        for _ in range(length):
-            for start in tree.frontier(1, 128):
-                start.expanded = True
-                tree.grow(start)
-        tree.tell(128, 0.0)
+        tree = chain(right, length)
         chosen, _ = tree.offer(0.0, length)
         tokens += len(tree.decide(chosen, [draws.random() for _ in range(length + 1)])[0])
     expected = sum(right**k for k in range(length + 1))
     assert tokens / rounds == pytest.approx(expected, rel=0.03)
+
+
+def chain(right: float, length: int) -> Tree:
+    """All told, on its way for no time."""
+    tree = Tree(Acceptance([right], width=1), least=0.0)
+    for _ in range(length):
+        for start in tree.frontier(1, 128):
+            start.expanded = True
+            tree.grow(start)
+    tree.tell(128, 0.0)
+    return tree
+
+
+def test_a_verifier_is_ahead_of_its_drafter_by_the_commits_on_their_way() -> None:
+    tree = chain(1.0, 6)
+    for _ in range(2):
+        assert tree.decide(tree.offer(0.0, 1)[0], [0.0, 0.0]) == ([0, 0], False)
+    assert len(tree.offer(0.0, 9)[0]) == 2
+    tree.commit(2)
+    assert (tree.size, len(tree.offer(0.0, 9)[0])) == (4, 2)
+    tree.commit(2)
+    assert (tree.size, len(tree.offer(0.0, 9)[0])) == (2, 2)
+
+
+def test_a_commit_that_leaves_the_tree_leaves_nothing() -> None:
+    tree = chain(0.5, 3)
+    assert tree.decide(tree.offer(0.0, 9)[0], [0.4, 0.6, 0.4]) == ([0, NOWHERE], True)
+    assert not tree.holds(1, 0.0)
+    tree.commit(2)
+    assert (tree.size, tree.told) == (0, 0)
 
 
 def test_a_perfect_near_drafter_fills_every_round() -> None:
@@ -174,7 +199,7 @@ def test_a_fleet_is_the_sum_of_its_cells(cell: Cell, monkeypatch: pytest.MonkeyP
         simulation = Simulation(cell)
         simulation.open(SHORT.poisson(rate * cell.verifiers))
         simulation.observe(5.0)
-        return simulation.observe(5.0 + 80.0 / cell.verifiers)
+        return simulation.observe(5.0 + 50.0 / cell.verifiers)
 
     one = simulated(cell)
     both = simulated(replace(cell, verifiers=2 * cell.verifiers, drafters=2 * cell.drafters))
@@ -194,6 +219,6 @@ def test_the_services_themselves_do_what_was_planned(load: plan_check.Load) -> N
 
 
 def test_a_step_that_ends_a_prompt_waits_for_no_candidates() -> None:
-    """It could not verify any."""
-    outcome = run(decode(World(), 1, 2, 8))
-    assert outcome.rounds[0].bubble_us == 0
+    """It could not verify any. The first session teaches the verifier that waiting pays."""
+    load = plan_check.Load(True, 0.0, 1, sessions=2)
+    assert run(plan_check.virtual(load)).ttft == pytest.approx([plan_check.TARGET(16, 1) + 2 * plan_check.CLIENT_S] * 2)

@@ -47,8 +47,8 @@ TABLE = Table([1, 8, 64], [1, 16], [[0.01, 0.012, 0.04], [0.02, 0.022, 0.05]])
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less is simulated, with more luck left in it."""
-    monkeypatch.setattr(stationary, "SESSION_ROUNDS", 150)
-    monkeypatch.setattr(stationary, "LEAST_ROUNDS", 15)
+    monkeypatch.setattr(stationary, "SESSION_ROUNDS", 100)
+    monkeypatch.setattr(stationary, "LEAST_ROUNDS", 10)
     monkeypatch.setattr(sizing, "COUNTED", 100)
     monkeypatch.setattr(sizing, "LEAST", 50)
     monkeypatch.setattr(sizing, "WARM", 20)
