@@ -13,7 +13,7 @@ from slipstream.telemetry import logs
 from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.tls import certificates_from_env
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("drafter_svc")  # run as a program, the module has no name of its own
 
 
 async def main() -> None:

@@ -16,7 +16,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.target import follow
 from verifier_svc.verifier import Parts, running
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("verifier_svc")  # run as a program, the module has no name of its own
 
 
 async def serve(config: VerifierConfig, place: Place) -> None:

@@ -4,6 +4,7 @@ neither they nor the keys are in any log, nor in what anybody else is told."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -245,6 +246,9 @@ async def test_no_key_and_no_text_is_in_any_log_or_in_what_others_are_told(syste
     logs = {each.said.name: each.said.read_text(errors="replace") for each in system.processes}
     assert all(len(log) > 100 for log in logs.values()), "the roles were to be loud"
     assert "lost the stream to" in logs["gateway.log"]
+    for log in logs.values():  # by loggers that are heard at the level of the settings, too
+        ready = [json.loads(line) for line in log.splitlines() if line.startswith('{"event": "ready grpc=')]
+        assert ready and ready[0]["logger"].partition(".")[0] in ("gateway", "verifier_svc", "drafter_svc")
     for name, log in (logs | scraped).items():
         for secret in secrets:
             assert secret not in log, f"{name} holds {secret!r}"
