@@ -7,4 +7,6 @@ import typer
 from capacity.command import plan
 
 if __name__ == "__main__":
-    typer.run(plan)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(plan)
+    app(prog_name="slipstream plan")

@@ -53,6 +53,9 @@ def plan(
 def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:
     if given.traffic.rate <= 0.0:
         raise InvalidArgument("[traffic] needs a rate, the requests a second.")
+    if not as_json:
+        how_long = "half a minute" if not exact else "some minutes; --quick estimates instead"
+        typer.echo(f"simulating {given.name}: {how_long} ...", err=True)
     plans = compare(given, exact=exact)
     if as_json:
         told: dict[str, Any] = {"name": given.name, "plans": [report.row(each) for each in plans]}

@@ -41,11 +41,10 @@ def table(scenario: Scenario, plans: Sequence[Plan]) -> Table:
     traffic = scenario.traffic
     drawn = Table(title=f"{scenario.name}: {traffic.rate:g} requests/s, {traffic.output.average:g} tokens each")
     drawn.add_column("mode")
-    for name in ("verifiers", "drafters", "per hour", "per M tokens", "TTFT ms p50/p95", "TPOT ms p50/p95"):
-        drawn.add_column(name, justify="right")
-    for name in ("tokens/round", "req/s a verifier"):
-        drawn.add_column(name, justify="right")
-    drawn.add_column("first missed")
+    for name in ("V", "D", "/ hour", "/ M tok", "TTFT ms", "TPOT ms", "tok/rd", "req/s V"):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    drawn.add_column("limit")
+    drawn.caption = "V verifiers, D drafters; prices an hour and a million output tokens; latencies p50 / p95"
     for plan in plans:
         drawn.add_row(*_cells(plan))
     return drawn
@@ -61,7 +60,7 @@ def _cells(plan: Plan) -> list[str]:
         str(plan.drafters),
         f"{plan.price_per_hour:.2f}",
         f"{plan.price_per_million:.3f}",
-        *(f"{_ms(told[f'{name}_p50_s'])} / {_ms(told[f'{name}_p95_s'])}" for name in ("ttft", "tpot")),
+        *(f"{_ms(told[f'{name}_p50_s'])}/{_ms(told[f'{name}_p95_s'])}" for name in ("ttft", "tpot")),
         f"{plan.seen.tokens_per_round:.2f}" if plan.seen else "-",
         f"{plan.most_rate:.2f}",
         plan.limit,
@@ -69,7 +68,11 @@ def _cells(plan: Plan) -> list[str]:
 
 
 def _ms(seconds: object) -> str:
-    return f"{1e3 * seconds:.3g}" if isinstance(seconds, float) else "-"
+    """With three digits, and never as a power of ten."""
+    if not isinstance(seconds, float):
+        return "-"
+    ms = 1e3 * seconds
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
 def sentence(scenario: Scenario, plans: Sequence[Plan]) -> str:

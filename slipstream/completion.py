@@ -53,6 +53,14 @@ def _trace_id(metadata: Iterable[tuple[str, Any]] | None) -> str:
     return next((value for key, value in metadata or () if key == TRACE_ID), "")
 
 
+def _broken_off(completion: Completion, error: SlipstreamError) -> SlipstreamError:
+    """What began can be gone on with, by whoever knows its name and how much of it there is."""
+    session, seen = completion.started.session_id, len(completion.token_ids)
+    detail = error.message.splitlines()[0][:200] if error.message else "no answer"
+    rest = f"`slipstream resume {session} --offset {seen}`, on this gateway or another, says the rest"
+    return Unavailable(f"the text broke off after {seen} tokens ({detail}); {rest}.", reason=error.reason)
+
+
 def _token(told: gateway_pb2.TokenText, logprob: float) -> dict[str, object]:
     return {"token_id": told.token_id, "token": told.text, "bytes": list(told.bytes), "logprob": logprob}
 
@@ -255,7 +263,7 @@ async def resume(
             if len(completion.token_ids) > seen:
                 progress, seen, pause_s = _now(), len(completion.token_ids), 0.0
             if _now() - progress > patience.resume_s:
-                raise _explained(error)
+                raise _broken_off(completion, error)
             await asyncio.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s + 0.05)
         request = gateway_pb2.ResumeRequest(

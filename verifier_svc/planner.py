@@ -51,7 +51,7 @@ class Plan:
     @property
     def decoding(self) -> bool:
         """Whether every session gets a token: no prefill in it, not even one that ends."""
-        return bool(self.turns) and all(len(turn.pending) == 1 for turn in self.turns)
+        return bool(self.turns) and all(turn.computed == turn.base - 1 for turn in self.turns)
 
     def only(self, turns: list[Turn]) -> Plan:
         """With these turns, some of which have fewer candidates than before."""

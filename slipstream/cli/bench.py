@@ -32,7 +32,10 @@ def bench(
     workload: Annotated[str, typer.Option(help="Kind of work: acceptance and rules are kept apart by it.")] = "",
 ) -> None:
     """Run the prompts with and without speculation, in turn, and print one JSON line for each run."""
-    texts = [line.replace("\\n", "\n") for line in prompts.read_text().splitlines() if line]
+    try:
+        texts = [line.replace("\\n", "\n") for line in prompts.read_text().splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{prompts} cannot be read: {error}.") from error
     if not texts:
         raise typer.BadParameter(f"{prompts} holds no prompt.")
 

@@ -87,7 +87,7 @@ def _table(first: str, second: str, lines: Sequence[Line]) -> Iterator[str]:
 def _interval(one: Interval) -> str:
     if math.isnan(one.value):
         return "-"
-    ends = [number(end) if math.isfinite(end) else "?" for end in (one.low, one.high)]
+    ends = [number(end) if math.isfinite(end) else "-" for end in (one.low, one.high)]
     return f"{number(one.value)} ({' to '.join(ends)})"
 
 

@@ -28,7 +28,7 @@ def resume_session(
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: Ca = "",
-    offset: Annotated[int, typer.Option(help="Output tokens that you have.")] = 0,
+    offset: Annotated[int, typer.Option(help="Output tokens that you have.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
 ) -> None:
     """Stream the rest of SESSION's text, going on with it where nobody runs it."""
@@ -51,10 +51,10 @@ def roll_back_session(
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: Ca = "",
-    keep: Annotated[int, typer.Option(help="Output tokens that stay.")] = 0,
+    keep: Annotated[int, typer.Option(help="Output tokens that stay.", min=0)] = 0,
     text: Annotated[str | None, typer.Option(help="What stands behind them.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the rest; the same seed says the same again.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most output tokens in all.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the rest; the same seed says the same again.", min=0)] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most output tokens in all.", min=1)] = None,
     branch: Annotated[bool, typer.Option("--branch", help="Make a new session of it.")] = False,
 ) -> None:
     """Take SESSION back to an earlier length, or branch off there; prints its name, for `slipstream resume`."""
@@ -86,8 +86,8 @@ def doors_of(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) ->
 async def talk(command: str, doors: Sequence[Door], talk: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]) -> T:
     """Ends the process with one sentence where the gateway refuses."""
     async with AsyncExitStack() as stack:
-        lines = [await stack.enter_async_context(door.channel()) for door in doors]
         try:
+            lines = [await stack.enter_async_context(door.channel()) for door in doors]
             return await talk(lines)
         except SlipstreamError as error:
             failure = error

@@ -25,6 +25,8 @@ def trace(
     if words not in ([], ["export"]) or not re.fullmatch("[0-9a-f]{32}", trace_id):
         raise typer.BadParameter("write `slipstream trace ID` or `slipstream trace export ID`, with 32 digits 0-f.")
     chosen = parse_rounds(rounds)
+    if words and chosen is not None:
+        raise typer.BadParameter("an export holds the whole trace; --rounds is for the waterfall.")
     try:
         spans = from_jaeger_at(jaeger, trace_id) if jaeger else from_folder(traces, trace_id)
         typer.echo(json.dumps(to_jaeger(spans))) if words else show(spans, chosen)
@@ -39,7 +41,8 @@ def show(spans: list[Told], rounds: range | None) -> None:
     from slipstream.telemetry.waterfall import waterfall
 
     # A file or a pipe has no width: nothing is cut off there.
-    Console(highlight=False, width=None if sys.stdout.isatty() else 240).print(waterfall(spans, rounds))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    console.print(waterfall(spans, rounds, console.width))
 
 
 def parse_rounds(text: str) -> range | None:
@@ -47,4 +50,7 @@ def parse_rounds(text: str) -> range | None:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     if match is None and text:
         raise typer.BadParameter(f"{text!r} is no range of rounds; write for example 3-5.")
-    return None if match is None else range(int(match[1]), int(match[2] or match[1]) + 1)
+    chosen = None if match is None else range(int(match[1]), int(match[2] or match[1]) + 1)
+    if chosen is not None and not chosen:
+        raise typer.BadParameter(f"{text!r} ends before it begins; write for example 3-5.")
+    return chosen

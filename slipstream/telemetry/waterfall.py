@@ -8,11 +8,14 @@ from collections.abc import Iterable, Iterator
 from rich.table import Table
 from rich.text import Text
 
+from slipstream.errors import NotFound
 from slipstream.telemetry import spans
 from slipstream.telemetry.reading import Told
 
-BAR = 44
-"""Characters that the whole time takes."""
+BAR, SHORTEST_BAR = 44, 12
+"""Characters that the whole time takes, on a wide terminal and on a narrow one."""
+NOTES = 50
+"""That a wide terminal has for what a line came to."""
 COLOURS = dict(zip(spans.SERVICES, ("cyan", "green", "yellow"), strict=True))
 NOTED = (
     *(spans.DRAFTED, spans.ACCEPTED, spans.TOLD, spans.DROPPED, spans.DISCARDED, spans.TOKENS, spans.CACHED),
@@ -21,21 +24,33 @@ NOTED = (
 """Attributes that a line tells, unless they are nothing."""
 
 
-def waterfall(trace: Iterable[Told], rounds: range | None = None) -> Table:
-    """Parents before children, in order of time. `rounds`: of these alone, and only they are drawn."""
+def waterfall(trace: Iterable[Told], rounds: range | None = None, width: int = 240) -> Table:
+    """Parents before children, in order of time. `rounds`: of these alone, and only they are drawn. On a terminal of
+    `width` characters names and times are whole, bars get shorter, and what is noted is cut off at the end.
+
+    Raises NotFound where nothing is to be drawn.
+    """
     shown = list(_arranged(trace, rounds))
+    if not shown:
+        raise NotFound("the trace has no such rounds; leave --rounds out to see all.", reason="NO_ROUNDS")
     first = min(span.began_ns for _, span in shown)
     last = max(span.ended_ns for _, span in shown)
+    names = max(2 * depth + len(_name(span)) for depth, span in shown)
+    times = max(7, len(f"{(last - first) / 1e6:.1f}"))
+    bar = max(SHORTEST_BAR, min(BAR, width - names - 2 * times - NOTES))
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, justify in (("span", "left"), ("at ms", "right"), ("took ms", "right"), ("", "left"), ("", "left")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("span", no_wrap=True, min_width=names)
+    table.add_column("at ms", justify="right", no_wrap=True, min_width=times)
+    table.add_column("took ms", justify="right", no_wrap=True, min_width=times)
+    table.add_column("", no_wrap=True, min_width=bar)
+    table.add_column("", no_wrap=True, overflow="ellipsis")
     for depth, span in shown:
         colour = COLOURS.get(span.service, "white")
         table.add_row(
             Text("  " * depth + _name(span), style=colour),
             f"{(span.began_ns - first) / 1e6:.1f}",
             f"{(span.ended_ns - span.began_ns) / 1e6:.1f}",
-            Text(_bar(span, first, last), style="red" if span.error else colour),
+            Text(_bar(span, first, last, bar), style="red" if span.error else colour),
             Text(_notes(span), style="dim"),
         )
     return table
@@ -62,10 +77,10 @@ def _name(span: Told) -> str:
     return f"{span.name} {index}" if index is not None else f"{span.name} {drafter}" if drafter else span.name
 
 
-def _bar(span: Told, first: int, last: int) -> str:
+def _bar(span: Told, first: int, last: int, width: int) -> str:
     """At least one character wide."""
-    scale = BAR / max(1, last - first)
-    begin = min(BAR - 1, int((span.began_ns - first) * scale))
+    scale = width / max(1, last - first)
+    begin = min(width - 1, int((span.began_ns - first) * scale))
     return " " * begin + "\u2588" * max(1, round((span.ended_ns - span.began_ns) * scale))
 
 

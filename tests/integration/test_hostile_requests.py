@@ -45,10 +45,13 @@ BASES: dict[str, Any] = {
 """Good requests to change one field of; of other kinds an empty one."""
 
 
+TRACE = {"open.trace.trace_id", "open.trace.receiver"}
+"""What tells of no trace that could be is let be."""
 UNREAD = {
     "gateway": {"owner", "revision"},
-    "verifier": set(),
-    "drafter": {
+    "verifier": TRACE,
+    "drafter": TRACE
+    | {
         "open.key.id",
         "open.target.name",
         "open.target.revision",

@@ -110,8 +110,10 @@ async def test_replicas_of_a_drafter_are_one_to_clients_and_each_gets_its_share(
         listed = await stub.ListModels(gateway_pb2.ListModelsRequest())
         assert [drafter.name for drafter in listed.models[0].drafters] == ["model"]
         named = gateway_pb2.SpeculationOptions(drafters=["model"])
-        runs = [asyncio.create_task(said(stub, speculation=named if run % 2 else None)) for run in range(4)]
-        await until(lambda: opens(target) == 4)
+        runs = []
+        for run in range(4):  # one after the other: those that come at the same moment see the same load
+            runs.append(asyncio.create_task(said(stub, speculation=named if run % 2 else None)))
+            await until(lambda: opens(target) == len(runs))
         used = [one.address for opened in target.opens() for one in opened.drafters]
         assert sorted(used) == sorted(replicas * 2)
         for run in runs:

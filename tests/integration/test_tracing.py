@@ -21,7 +21,7 @@ from gateway.store import SessionStore
 from gateway.store.memory import Memory, MemoryStore
 from slipstream.client import channel
 from slipstream.engine.opening import open_engine
-from slipstream.errors import Aborted
+from slipstream.errors import Internal
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
@@ -315,7 +315,7 @@ class Refusing(MemoryStore):
     async def append(self, *args: Any, **options: Any) -> None:
         self.writes += 1
         if self.writes > 1:
-            raise Aborted("somebody else has it.", reason="FENCED")
+            raise Internal("it cannot be written.")
         await super().append(*args, **options)
 
 

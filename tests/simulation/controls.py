@@ -51,7 +51,7 @@ def _without(owner: Any, name: str, instead: Any) -> Callable[[ExitStack], Any]:
 
 
 async def _run_only(self: Feed, log: SessionLog) -> None:
-    await self._run(log)
+    await self._run(log, self.arrived_at)
 
 
 async def _nothing(*_: Any) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from slipstream.completion import Completion
+from slipstream.client import channel
+from slipstream.completion import Completion, Patience, resume
 from slipstream.errors import Unavailable
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
@@ -47,3 +50,12 @@ def test_what_is_missing_is_noticed_and_nothing_behind_it_is_taken(events: list[
 
 def test_tokens_behind_a_stop_string_are_cut() -> None:
     assert heard(STARTED, delta(0, 5, 6), finished(1)).token_ids == [5]
+
+
+async def test_a_text_that_breaks_off_says_how_to_go_on() -> None:
+    completion = heard(STARTED, delta(0, 5, 6, text="ab"))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        async with channel(f"127.0.0.1:{nobody.getsockname()[1]}") as line:
+            with pytest.raises(Unavailable, match="`slipstream resume s --offset 2`"):
+                await resume([line], completion, None, Patience(resume_s=0.0), Unavailable("gone."))

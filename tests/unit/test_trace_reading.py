@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from slipstream.cli import app
@@ -76,7 +77,6 @@ TRACE = [
 
 
 def lines(rounds: range | None = None) -> list[str]:
-    from rich.console import Console
 
     console = Console(width=200, color_system=None)
     with console.capture() as capture:
@@ -137,6 +137,21 @@ OTLP = {
         }
     ]
 }
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_names_and_times_are_whole_on_a_narrow_terminal(width: int) -> None:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(waterfall(TRACE, None, width))
+    narrow = capture.get().splitlines()
+    assert [row.split()[:2] for row in narrow] == [row.split()[:2] for row in lines()]
+    assert all(len(row) <= width and ("█" in row or "took ms" in row) for row in narrow)
+
+
+def test_rounds_that_are_not_there_are_a_typed_error() -> None:
+    with pytest.raises(NotFound, match="no such rounds"):
+        waterfall([], range(99, 100))
 
 
 def test_a_line_of_otlp_is_read() -> None:
