@@ -82,7 +82,11 @@ class Attachment:
         self._tell(wire.failure_to_wire(error))
 
     def _tell(self, failure: types_pb2.Failure | None) -> None:
-        session = self.session
-        session.say(
-            verifier_pb2.DrafterEvent(session=session.number, epoch=session.epoch, drafter=self.name, failure=failure)
-        )
+        tell(self.session, self.name, failure)
+
+
+def tell(session: Session, drafter: str, failure: types_pb2.Failure | None) -> None:
+    """Tells the session's gateway that a drafter fails it, or (None) works for it."""
+    session.say(
+        verifier_pb2.DrafterEvent(session=session.number, epoch=session.epoch, drafter=drafter, failure=failure)
+    )

@@ -12,6 +12,7 @@ from slipstream.client import Dial, channel
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.links import Traffic
 from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.attachment import tell
 from verifier_svc.drafter import Drafter
 from verifier_svc.pace import Delays
 from verifier_svc.price import PAUSE
@@ -92,12 +93,7 @@ class Drafters:
             try:
                 names.setdefault(self._drafter(address, names), name)
             except ResourceExhausted as error:
-                failure = wire.failure_to_wire(error)
-                session.say(
-                    verifier_pb2.DrafterEvent(
-                        session=session.number, epoch=session.epoch, drafter=name, failure=failure
-                    )
-                )
+                tell(session, name, wire.failure_to_wire(error))
         wanted = list(names)
         for drafter in self._of_session.get(session, []):
             if drafter not in wanted:
