@@ -15,6 +15,7 @@ export GRPC_VERBOSITY := ERROR
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV), torch included: some minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

@@ -213,7 +213,10 @@ async def processes(load: Load) -> Seen:
 
         async def ask(number: int) -> None:
             options = gateway_pb2.SpeculationOptions(disabled=not load.speculate, max_draft_tokens=NODES)
-            request = gateway_pb2.GenerateRequest(max_tokens=OUTPUT, ignore_eos=True, speculation=options)
+            greedy = gateway_pb2.SamplingOptions(temperature=0.0)  # otherwise the drafter draws its guesses, too
+            request = gateway_pb2.GenerateRequest(
+                max_tokens=OUTPUT, ignore_eos=True, sampling=greedy, speculation=options
+            )
             request.prompt_token_ids.token_ids.extend(_prompt(number, load))
             done = await complete(line, request)
             statistics_ = done.finished.statistics

@@ -1,19 +1,22 @@
-"""`python -m gateway`: one gateway, configured by `GATEWAY_*`."""
+"""`python -m gateway`: one gateway, configured by `GATEWAY_*`. With `--check` it says what would keep it from starting,
+and ends."""
 
 from __future__ import annotations
 
+import sys
+
 from gateway.config import GatewayConfig
-from gateway.gateway import serve
+from gateway.gateway import check, serve
 from slipstream.config import from_env
 from slipstream.server import run
 from slipstream.telemetry import logs
 
 
-async def main() -> None:
+async def main(checking: bool) -> None:
     config = from_env(GatewayConfig, "GATEWAY_")
     logs.configure("gateway", config.log_level, config.log_format)
-    await serve(config)
+    await (check(config) if checking else serve(config))
 
 
 if __name__ == "__main__":
-    run("gateway", main())
+    run("gateway", main(sys.argv[1:] == ["--check"]))

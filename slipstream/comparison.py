@@ -71,10 +71,12 @@ class Metric:
     values: Callable[[Measured], Numbers] | None = None
     share: float = 0.0
     """Of a quantile of `values`."""
+    most: float = math.inf
+    """No value is above, and none below 0."""
 
     def of(self, measured: Measured, confidence: float) -> Interval:
         if self.ratio is not None:
-            return self._scaled(of_ratio(self.ratio(measured), confidence))
+            return self._scaled(self._possible(of_ratio(self.ratio(measured), confidence)))
         assert self.values is not None
         return self._scaled(quantile(self.values(measured), self.share, confidence))
 
@@ -88,6 +90,14 @@ class Metric:
     def paired(self, first: Measured, second: Measured, confidence: float) -> Interval:
         assert self.ratio is not None
         return self._scaled(paired(self.ratio(first), self.ratio(second), confidence))
+
+    def _possible(self, interval: Interval) -> Interval:
+        """Without what no value can be."""
+        return (
+            Interval(interval.value, max(0.0, interval.low), min(self.most, interval.high))
+            if interval.known
+            else interval
+        )
 
     def _scaled(self, interval: Interval) -> Interval:
         return Interval(*(number * self.scale for number in interval))
@@ -115,7 +125,7 @@ class Line:
 
 
 DRAFTING = (
-    Metric("acceptance rate", "", 1, 1.0, lambda of: ratio(of.accepted, of.drafted)),
+    Metric("acceptance rate", "", 1, 1.0, lambda of: ratio(of.accepted, of.drafted), most=1.0),
     Metric(
         "acceptance length", "", 1, 1.0, lambda of: ratio(of.rounds_with_drafts + of.accepted, of.rounds_with_drafts)
     ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import grpc
@@ -109,6 +109,12 @@ class Completion:
         self.text += delta.text
         return delta.text
 
+    def forget(self) -> None:
+        """It begins again: nothing that was said of it holds."""
+        fresh = Completion()
+        for part in fields(self):
+            setattr(self, part.name, getattr(fresh, part.name))
+
     @property
     def tpot_s(self) -> float | None:
         """Seconds for each output token after the first: (E2E - TTFT) / (n - 1)."""
@@ -166,9 +172,10 @@ async def complete(
     echo: Echo | None = None,
     others: Sequence[grpc.aio.Channel] = (),
     patience: Patience | None = None,
+    completion: Completion | None = None,
 ) -> Completion:
     """Run one request to its end, telling `echo` each piece of text. A completion that began and was interrupted is
-    resumed, on the gateways of `others` too.
+    resumed, on the gateways of `others` too. Whoever gives a `completion` sees what there is of it when cancelled.
 
     A session that is lost, because its gateway died and the store lost its record, is begun again with the same seed,
     which says the same under the coupled rule.
@@ -177,9 +184,9 @@ async def complete(
     where what was begun again says something else.
     """
     patience, hearing = patience or Patience(), _Hearing(echo)
+    completion = completion or Completion()
     lines, lost_at = [line, *others], None
     while True:
-        completion = Completion()
         try:
             await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(lines[0]).Generate(request), hearing, patience)
             return completion
@@ -194,6 +201,7 @@ async def complete(
             else:
                 lost_at = _now()
                 request = _seeded(request, completion.started.seed)
+                completion.forget()
                 hearing.again()
         lines = [*lines[1:], lines[0]]
 

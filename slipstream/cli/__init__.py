@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from slipstream.cli.bench import bench
@@ -25,3 +28,18 @@ app.command("rollback")(roll_back_session)
 app.command("cancel")(cancel_session)
 app.command("compare")(compare_arms)
 app.command("plan", context_settings=SETTINGS)(plan)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(metadata.version("slipstream-serve"))
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    """For options that belong to no command."""

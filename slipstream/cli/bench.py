@@ -58,7 +58,8 @@ def bench(
         for _ in range(repeats):
             for plain in (True, False):
                 load = asyncio.run(run_load(Door(server, api_key, tls, ca), requests(plain), concurrency))
-                typer.echo(json.dumps({"speculation": not plain, "concurrency": concurrency} | load.report()))
+                figures = {name: value and float(f"{value:.5g}") for name, value in load.report().items()}
+                typer.echo(json.dumps({"speculation": not plain, "concurrency": concurrency} | figures))
     except SlipstreamError as error:
         typer.echo(f"slipstream bench: {error.message} [{error.reason}]", err=True)
         raise typer.Exit(1) from error

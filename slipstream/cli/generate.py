@@ -8,7 +8,7 @@ import secrets
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -20,6 +20,9 @@ from slipstream.errors import SlipstreamError
 from slipstream.structure import Structure
 from slipstream.v1 import gateway_pb2, types_pb2
 
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ended."""
+
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
@@ -27,16 +30,16 @@ def generate(
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: Ca = "",
-    max_tokens: Annotated[int | None, typer.Option(help="Most output tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most output tokens.", min=1)] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default 1.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the smallest set of tokens with this mass.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k most likely tokens.", min=0)] = None,
     min_p: Annotated[float | None, typer.Option(help="Keep tokens at least this likely, relative to the best.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The text is a function of the seed; default: drawn.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The text is a function of the seed; default: drawn.", min=0)] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the text before this; may be given again.")] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after the model's end-of-text token.")] = False,
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Plain decoding.")] = False,
-    max_draft_tokens: Annotated[int | None, typer.Option(help="Most candidates in one round.")] = None,
+    max_draft_tokens: Annotated[int | None, typer.Option(help="Most candidates in one round.", min=0)] = None,
     drafter: Annotated[list[str] | None, typer.Option(help="Drafter to use; may be given again.")] = None,
     acceptance: Annotated[str, typer.Option(help="coupled, rejection, block or recursive.")] = "coupled",
     workload: Annotated[str, typer.Option(help="Kind of work: acceptance and rules are kept apart by it.")] = "",
@@ -49,13 +52,16 @@ def generate(
     grammar: Annotated[Path | None, typer.Option(help="The output is of this file's Lark grammar.")] = None,
     json_object: Annotated[bool, typer.Option("--json-object", help="The output is some JSON object.")] = False,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log-probabilities, of so many tokens more.")
+        int | None, typer.Option(help="With --json: log-probabilities, of so many tokens more.", min=0)
     ] = None,
     model: Annotated[str, typer.Option(help="Model name; default: the only one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Have it traced; its trace's id is told at the end.")] = False,
 ) -> None:
     """Complete PROMPT and stream the text."""
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter("--logprobs are printed with --json alone.")
+    completion = Completion()
     try:
         sampling = gateway_pb2.SamplingOptions(
             temperature=temperature,
@@ -85,9 +91,11 @@ def generate(
         )
         parent = _traceparent() if trace else ""
         doors = [Door(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
-        completion = asyncio.run(_run(doors, request, echo=not as_json))
-    except ValueError as error:  # protobuf's own range checks: a negative or too large number
+        asyncio.run(_run(doors, request, completion, echo=not as_json))
+    except ValueError as error:  # protobuf's own range checks: too large a number
         raise typer.BadParameter(str(error)) from error
+    except KeyboardInterrupt:
+        _stopped(completion)
     except SlipstreamError as error:
         typer.echo(f"slipstream generate: {error.message} [{error.reason}]", err=True)
         raise typer.Exit(1) from error
@@ -132,7 +140,16 @@ def _read(option: str, file: Path) -> str:
         raise typer.BadParameter(f"{option} {file} cannot be read: {error}.") from error
 
 
-async def _run(doors: list[Door], request: gateway_pb2.GenerateRequest, echo: bool) -> Completion:
+async def _run(doors: list[Door], request: gateway_pb2.GenerateRequest, completion: Completion, echo: bool) -> None:
+    say = (lambda text: typer.echo(text, nl=False)) if echo else None
     async with AsyncExitStack() as stack:
         line, *others = [await stack.enter_async_context(door.channel()) for door in doors]
-        return await complete(line, request, (lambda text: typer.echo(text, nl=False)) if echo else None, others)
+        await complete(line, request, say, others, completion=completion)
+
+
+def _stopped(completion: Completion) -> NoReturn:
+    """The session waits for whoever goes on with it."""
+    if session := completion.started.session_id:
+        told = f"`slipstream resume {session} --offset {len(completion.token_ids)}` says the rest"
+        typer.echo(f"\nstopped; {told}, `slipstream cancel {session}` ends it.", err=True)
+    raise typer.Exit(INTERRUPTED)

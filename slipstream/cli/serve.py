@@ -27,6 +27,8 @@ OWN_CORPUS = {"CORPUS_TOKENS": "100000", "CORPUS_SHARED": "true"}
 """On one's own machine everybody may know what everybody wrote."""
 END_GRACE_S = 10.0
 RESTART_S = 1.0
+SOMEWHERE = "127.0.0.1:1"
+"""Of workers that have no address yet."""
 # Freed memory that goes back to the kernel at every step costs more than the mathematics on small models.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 
@@ -41,12 +43,15 @@ class Role:
         self.metrics = ""
         """Where its metrics are, if they are anywhere."""
 
+    async def check(self) -> None:
+        """Raises Unavailable for settings with which it would not start; its own words are on stderr."""
+        process = await self._run({}, "--check")
+        if await process.wait():
+            raise Unavailable(f"{self.module} cannot start as it is set up.")
+
     async def start(self, more: Mapping[str, str] | None = None) -> str:
         """The address it serves at. Raises Unavailable when it ends before it is ready; its own words are on stderr."""
-        environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more or {})
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", self.module, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
-        )
+        self._process = process = await self._run(more or {})
         assert process.stdout is not None
         async for line in process.stdout:
             if (text := line.decode()).startswith(READY):
@@ -54,6 +59,13 @@ class Role:
                 self.metrics = told.get("metrics", "")
                 return told["grpc"]
         raise Unavailable(f"{self.module} ended with status {await process.wait()} before it was ready.")
+
+    async def _run(self, more: Mapping[str, str], *options: str) -> asyncio.subprocess.Process:
+        environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more)
+        command = [sys.executable, "-m", self.module, *options]
+        return await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        )
 
     async def ended(self) -> int:
         """Its exit status, once it has ended."""
@@ -107,20 +119,26 @@ class Fleet:
         self.gateway: Role | None = None
 
     async def start(self, listen: str, store: str) -> str:
-        workers = await asyncio.gather(*(role.start() for role in (self.verifier, *self.drafters.values())))
-        self._addresses = dict(zip(self.drafters, workers[1:], strict=True))
-        await check_fit(workers[0], workers[1:])
-        drafters = [f"{kind}={address}" for kind, address in self._addresses.items()]
+        # What is wrong with the gateway's settings is said before models load, for it starts last.
+        check = self._gateway(listen, store, SOMEWHERE, dict.fromkeys(self.drafters, SOMEWHERE)).check()
+        starting = [role.start() for role in (self.verifier, *self.drafters.values())]
+        _, *workers = await asyncio.gather(check, *starting)
+        verifier, *drafters = [str(address) for address in workers]
+        self._addresses = dict(zip(self.drafters, drafters, strict=True))
+        await check_fit(verifier, drafters)
+        self.gateway = self._gateway(listen, store, verifier, self._addresses)
+        return await self.gateway.start()
+
+    def _gateway(self, listen: str, store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
         settings = {
             "GATEWAY_LISTEN": listen,
-            "GATEWAY_VERIFIERS": workers[0],
-            "GATEWAY_DRAFTERS": ",".join(drafters),
-            "GATEWAY_TRUSTED_DRAFTERS": ",".join(self.drafters),  # our own processes
+            "GATEWAY_VERIFIERS": verifier,
+            "GATEWAY_DRAFTERS": ",".join(f"{kind}={address}" for kind, address in drafters.items()),
+            "GATEWAY_TRUSTED_DRAFTERS": ",".join(drafters),  # our own processes
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
         }
-        self.gateway = Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing)
-        return await self.gateway.start()
+        return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing)
 
     async def tend(self, kind: str) -> None:
         """A drafter is disposable: one that ends is started again at its address; sessions go on without it."""
@@ -134,12 +152,18 @@ class Fleet:
                 await role.start(_prefixed("DRAFTER_", places))
 
     @property
-    def roles(self) -> list[Role]:
+    def roles(self) -> dict[str, Role]:
         """In the order they are ended: nobody is left talking to a peer that is gone."""
-        return [*([self.gateway] if self.gateway else []), self.verifier, *self.drafters.values()]
+        gateway = {} if self.gateway is None else {"gateway": self.gateway}
+        return {**gateway, "verifier": self.verifier, **self.drafters}
+
+    @property
+    def metrics(self) -> str:
+        """NAME=HOST:PORT of each role that shows its own."""
+        return ",".join(f"{name}={role.metrics}" for name, role in self.roles.items() if role.metrics)
 
     async def stop(self) -> None:
-        for role in self.roles:
+        for role in self.roles.values():
             await role.end()
 
 
@@ -176,10 +200,10 @@ async def run(fleet: Fleet, listen: str, store: str) -> None:
         if not starting.done():
             starting.cancel()
             return
-        metrics = ",".join(role.metrics for role in fleet.roles if role.metrics)
-        print(f"{READY}{starting.result()} http=off" + (f" metrics={metrics}" if metrics else ""), flush=True)
+        metrics = f" metrics={fleet.metrics}" if fleet.metrics else ""
+        print(f"{READY}{starting.result()} http=off{metrics}", flush=True)
         tending = [asyncio.create_task(fleet.tend(kind)) for kind in fleet.drafters]
-        vital = [role for role in fleet.roles if role.module != "drafter_svc"]
+        vital = [role for role in fleet.roles.values() if role.module != "drafter_svc"]
         ends = [asyncio.create_task(role.ended(), name=role.module) for role in vital]
         done, pending = await asyncio.wait([stop, *ends], return_when=asyncio.FIRST_COMPLETED)
         for task in [*pending, *tending]:
@@ -224,7 +248,9 @@ def serve(
     kinds = drafter or ["model"]
     if unknown := set(kinds) - {*DRAFTERS, "none"}:
         raise typer.BadParameter(f"no such drafter: {', '.join(unknown)}; choose {', '.join(DRAFTERS)} or none.")
-    kinds = [] if "none" in kinds else list(dict.fromkeys(kinds))
+    if "none" in kinds and set(kinds) != {"none"}:
+        raise typer.BadParameter("`--drafter none` is plain decoding; give it alone.")
+    kinds = [kind for kind in dict.fromkeys(kinds) if kind != "none"]
     fleet = Fleet(
         target or shipped("target"),
         draft or shipped("draft"),

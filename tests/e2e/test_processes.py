@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 from benchmarks.prompts import held_out, request
 from slipstream.client import channel
@@ -52,8 +55,8 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token() -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = dict(word.partition("=")[::2] for word in process.stdout.readline().split()[1:])
-        server, scraped = ready["grpc"], ready["metrics"].split(",")
-        assert len(scraped) == 3
+        server, metrics = ready["grpc"], dict(each.split("=") for each in ready["metrics"].split(","))
+        assert list(metrics) == ["gateway", "verifier", "model"]
         expected = await run_load(server, plain, 4)
         drafter = children(process.pid)["drafter_svc"]
         async with channel(server) as line:
@@ -65,7 +68,7 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token() -> None:
             completions = await asyncio.gather(*runs)
         assert [c.token_ids for c in completions] == [c.token_ids for c in expected.completions]
         await asyncio.wait_for(speculation_is_back(server, process.pid, drafter), 60)
-        gateway, decided, guessing = [await scrape(address) for address in scraped]  # the new drafter's too
+        gateway, decided, guessing = [await scrape(address) for address in metrics.values()]  # the new drafter's too
         assert gateway.value("slipstream_candidates_accepted_total", drafter="model", method="model") > 0
         assert decided.value("slipstream_verifier_step_seconds_count") > 0
         assert guessing.value("slipstream_drafter_told_tokens_total") > 0
@@ -102,3 +105,33 @@ def test_sigterm_ends_every_process_and_says_so_by_status_zero() -> None:
         left = serve_processes()
         assert set(left) == {"verifier_svc", "drafter_svc", "gateway"}
     assert not [pid for pid in left.values() if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_port_that_is_taken_is_told_of_before_anything_serves() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "slipstream", "serve", "--listen", address]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and not done.stdout
+    assert f"cannot listen on {address}" in done.stderr
+
+
+def test_ctrl_c_says_how_to_go_on_with_the_text(server: str) -> None:
+    asked = ["def read(self, path):", "--max-tokens", "300", "--ignore-eos", "--seed", "4", "--server", server]
+    whole = subprocess.run(slipstream("generate", *asked, "--json"), capture_output=True, text=True, check=True)
+    with subprocess.Popen(slipstream("generate", *asked), stdout=PIPE, stderr=PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        begun = process.stdout.read(8)
+        process.send_signal(signal.SIGINT)
+        begun += process.stdout.read()
+        told = process.stderr.read()
+        assert process.wait(timeout=30) == 130
+    command = told[told.index("slipstream resume") :].partition("`")[0].split()[1:]
+    rest = subprocess.run(slipstream(*command, "--server", server), capture_output=True, text=True, check=True).stdout
+    assert (begun + rest).rstrip("\n") == json.loads(whole.stdout)["text"].rstrip("\n")
+
+
+def slipstream(*words: str) -> list[str]:
+    return [sys.executable, "-m", "slipstream", *words]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import tracing
 from benchmarks.between import calls
 
 
@@ -11,3 +12,7 @@ from benchmarks.between import calls
 async def test_python_calls_between_two_passes(nodes: int, most: int) -> None:
     """Of each of 32 sessions, those included that are made while the next pass runs."""
     assert await calls(32, nodes) / 32 <= most
+
+
+async def test_untraced_sessions_are_asked_thrice_a_step_whether_they_are_traced() -> None:
+    assert await tracing.questions() <= 3 * tracing.SESSIONS

@@ -1,0 +1,31 @@
+"""What the `slipstream` command refuses before it asks anybody, and what it says of itself."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+from typer.testing import CliRunner
+
+from slipstream.cli import app
+
+REFUSED = {
+    "plain decoding with a drafter": (["serve", "--drafter", "none", "--drafter", "model"], "none"),
+    "an unknown drafter": (["serve", "--drafter", "oracle"], "oracle"),
+    "log-probabilities that nobody would see": (["generate", "x", "--logprobs", "2"], "--json"),
+    "a negative seed": (["generate", "x", "--seed", "-1"], "--seed"),
+    "no output": (["generate", "x", "--max-tokens", "0"], "--max-tokens"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_makes_no_sense_is_refused_by_its_name(name: str) -> None:
+    command, told = REFUSED[name]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+def test_it_tells_its_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output.strip()) == (0, metadata.version("slipstream-serve"))
