@@ -105,6 +105,11 @@ def scrape() -> tuple[Case, Case]:
 def main() -> None:
     tally, passes = Tally(), Passes()
     turns: list[Any] = [SimpleNamespace(pending=[1], nodes=[None] * 4) for _ in range(32)]
+
+    def passed() -> None:
+        passes.began(turns)
+        passes.ended(0.002)
+
     rows: list[Row] = []
     reading, page = scrape()
     for name, (counted, plain), times in [
@@ -113,7 +118,7 @@ def main() -> None:
         ("gateway or verifier, a frame of 32 rounds", (FRAME.ByteSize, nothing), TIMES),
         ("verifier, a round of 8 candidates", (lambda: tally.judged(DEPTHS, 2), nothing), TIMES),
         ("verifier, a step", (lambda: tally.step(32, 288, 0.02, 0.0), nothing), TIMES),
-        ("drafter, a pass of 32 sessions", (lambda: (passes.began(turns), passes.ended(0.002)), nothing), TIMES),
+        ("drafter, a pass of 32 sessions", (passed, nothing), TIMES),
         (f"gateway, a scrape of {KINDS} kinds, on the loop", (reading, nothing), 200),
         (f"gateway, a scrape of {KINDS} kinds, on a thread", (page, nothing), 20),
     ]:

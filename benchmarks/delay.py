@@ -66,7 +66,7 @@ async def measure(setting: Setting, delay_ms: float, repeats: int) -> list[Row]:
             for mode, nodes in (("plain", 0), ("push-ahead", NODES)):
                 loads.setdefault(mode, []).append(await run_load(server, setting.requests(nodes), 1))
     for nodes in setting.chains:
-        chain = {"DRAFTER_MAX_NODES": str(nodes), "DRAFTER_WIDTH": "1", "DRAFTER_EXPAND": "1"} | setting.settings
+        chain = {"DRAFTER_MAX_NODES": str(nodes), "DRAFTER_WIDTH": "1", "DRAFTER_EXPAND": "1"} | dict(setting.settings)
         asking = Far(setting.target, setting.draft, delay_ms, "benchmarks.synchronous", chain)
         async with asking.serving() as server:
             await run_load(server, setting.requests(nodes)[:1], 1)

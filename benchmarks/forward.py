@@ -189,7 +189,8 @@ def reading(name: str, folder: Path, context: int, clock: Callable[[], float]) -
                 scaled_dot_product_attention(query, *visible(*store.read(layer.index), one))
             taken[kind].append((clock() - begun) * 1e3)
     quick = {kind: statistics.quantiles(times, n=4)[0] for kind, times in taken.items()}
-    return {"model": name, "context": context} | {f"{kind}, ms a pass": value for kind, value in quick.items()}
+    row: Row = {"model": name, "context": context}
+    return row | {f"{kind}, ms a pass": value for kind, value in quick.items()}
 
 
 def main(threads: int) -> None:

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
@@ -98,7 +99,7 @@ class Rounds:
 async def measure(address: str, pid: int, sessions: int) -> None:
     async with channel(address) as line:
         rounds = Rounds(sessions)
-        link = links.Link(
+        link: links.Link[Any, Any, Any] = links.Link(
             drafter_pb2_grpc.DrafterServiceStub(line).Draft, lambda c: drafter_pb2.DraftRequest(commands=c), rounds
         )
         running = asyncio.create_task(link.run())

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, Far
 from benchmarks.records import Row, write
 from benchmarks.virtual import VOCABULARY, System, World, run, system
-from capacity.cell import Cell, Outcome, Simulation
+from capacity.cell import Cell, Outcome, Simulation, way_s
 from capacity.cost import Line
 from capacity.drafting import Drafting
 from capacity.guessing import Acceptance
@@ -39,8 +39,11 @@ SEEDS = 8
 """Runs of the simulation, each with its own luck with candidates; the system runs once, which leaves some per cent."""
 CLIENT_S = 0.001
 """One way between a client and the verifier."""
-HOST_S, HOST_SESSION_S, DRAFT_HOST_S = 0.0025, 0.00008, 0.0015
-"""Of this machine (`python -m benchmarks.limit`); processes alone have them."""
+HOST_S = {False: (0.00135, 0.00005), True: (0.0026, 0.00012)}
+DRAFT_HOST_S = (0.0024, 0.00057)
+"""Of this machine, without and with speculation: what a step of the verifier and a pass of the drafter take besides the
+pass, and more for each session. Measured at no delay with 1 to 12 sessions: wall time between passes, less the pass.
+Processes alone have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,9 @@ class Seen:
 
 
 def predicted(load: Load, *, processes: bool) -> dict[str, float]:
-    host = (HOST_S, HOST_SESSION_S) if processes else (0.0, 0.0)
+    host, draft_host = (HOST_S[load.speculate], DRAFT_HOST_S) if processes else ((0.0, 0.0), (0.0, 0.0))
     verifying = Verifying(TARGET, ACCEPTANCE, *host, max_draft_tokens=NODES)
-    drafting = Drafting(DRAFT, DRAFT_HOST_S if processes else 0.0, load.delay_ms / 1e3)
+    drafting = Drafting(DRAFT, *draft_host, load.delay_ms / 1e3)
     cell = Cell(verifying, drafting if load.speculate else None, client_s=CLIENT_S)
     runs = [_simulated(cell, load, seed).figures() for seed in range(SEEDS if load.speculate else 1)]
     return {name: statistics.mean(figures[name] for figures in runs) for name in runs[0]}
@@ -159,13 +162,14 @@ class _Reader:
         self.seen = Seen()
         self._running, self._load = running, load
         self._stream = running.gateway()
+        self._ways = random.Random(2)
         self._ended: dict[int, asyncio.Event] = {}
         self._times: dict[int, list[float]] = {}
 
     async def ask(self, number: int) -> None:
         self._ended[number] = asyncio.Event()
         self._times[number] = [asyncio.get_running_loop().time()]
-        await asyncio.sleep(CLIENT_S)
+        await asyncio.sleep(way_s(CLIENT_S, self._ways))
         self._stream.receive(_open(number, self._load, self._running.drafter))
         await self._ended[number].wait()
         sent, first, *rest = self._times[number]

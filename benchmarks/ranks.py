@@ -79,7 +79,7 @@ def row(name: str, alone: list[Segment], cut: list[Segment], engines: tuple[Pack
 
 def main(folder: str) -> None:
     place = Place.told()
-    spread = Spread(place.size)
+    spread = Spread(ranks=place.size)
     line, checkpoint = join(
         place, Patience(600.0, 60.0), lambda _: load_checkpoint(folder, "float32", spread=spread), KV_TOKENS
     )

@@ -135,7 +135,8 @@ async def main(sessions: int, tokens: int) -> None:
         "p50": statistics.median(rates),
         "p99": rates[-1 - len(rates) // 100],
         "Jain's index": sum(rates) ** 2 / (len(rates) * sum(rate * rate for rate in rates)),
-    } | {f"CPU µs / token, {name}s": seconds / written * 1e6 for name, seconds in used.items()}
+    }
+    row |= {f"CPU µs / token, {name}s": seconds / written * 1e6 for name, seconds in used.items()}
     target = open_engine(TARGET)
     assert isinstance(target, EmulatedEngine)
     for number, completion in enumerate(completions):

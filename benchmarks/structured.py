@@ -69,7 +69,9 @@ async def run(server: str, structure: Structure | None, prompts: list[str], temp
 def mask_us(grammars: Grammars, structure: Structure | None, texts: list[list[int]]) -> list[float]:
     """Microseconds of each mask along the texts, the first of a grammar left out: it belongs to compiling."""
     spent: list[float] = []
-    for text in texts if structure is not None else ():
+    if structure is None:
+        return spent
+    for text in texts:
         cursor = grammars.compile(structure).result().cursor()
         for length in range(1, len(text)):
             before = time.process_time()

@@ -33,8 +33,9 @@ class SynchronousPlanner(Planner):
         super().__init__(drafters, limits, curve, clock)
         drafters.threshold = 0.0
 
-    def timed(self, plan: Plan, seconds: float, waited: float) -> None:
+    def timed(self, plan: Plan, seconds: float, waited: float) -> int:
         """Nothing is learned of what a candidate must be worth."""
+        return sum(turn.tokens for turn in plan.turns)
 
     def pause(self, plan: Plan, waited_s: float) -> float:
         if not plan.decoding or waited_s >= ANSWER_TIMEOUT_S:

@@ -27,7 +27,8 @@ class Cell:
     drafters: int = 1
     """Of no use without `drafting`."""
     client_s: float = 0.0
-    """One way from the client to the verifier."""
+    """One way from the client to the verifier, on average: no two messages take equally long, or requests that are sent
+    together would share their first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,11 @@ class Outcome:
         return _quantile([s.tpot_s for s in self.sessions if s.output > 1], share)
 
 
+def way_s(average_s: float, draws: random.Random) -> float:
+    """Of one message."""
+    return average_s * draws.uniform(0.5, 1.5)
+
+
 def _quantile(values: list[float], share: float) -> float:
     return float(np.quantile(values, share)) if values else float("nan")
 
@@ -73,6 +79,7 @@ class Simulation:
         self._cell = cell
         self.agenda = Agenda()
         draws = random.Random(seed)
+        self._ways = random.Random(f"{seed} ways")
         self.verifiers = [Verifier(self.agenda, cell.verifying, draws, self._ended) for _ in range(cell.verifiers)]
         count = cell.drafters if cell.drafting is not None else 0
         most = cell.verifying.max_draft_tokens
@@ -139,7 +146,7 @@ class Simulation:
             self._paired[session.drafter] += 1
         verifier = min(self.verifiers, key=lambda verifier: (bool(verifier.waiting), self._placed[verifier]))
         self._placed[verifier] += 1
-        self.agenda.at(self.agenda.now + self._cell.client_s, lambda: verifier.add(session))
+        self.agenda.at(self.agenda.now + way_s(self._cell.client_s, self._ways), lambda: verifier.add(session))
 
     def _ended(self, verifier: Verifier, session: Session) -> None:
         self._tally()

@@ -24,6 +24,8 @@ class Drafting:
     cost: Cost
     host_s: float = 0.0
     """Seconds between two passes in which the device waits."""
+    host_session_s: float = 0.0
+    """What each session in the pass adds to that."""
     delay_s: float = 0.0
     """One way to the verifier."""
     max_nodes: int = 128
@@ -90,7 +92,8 @@ class Drafter:
             self._busy = True
             self.busy_s += seconds
             self.passes += 1
-            self._agenda.at(self._agenda.now + seconds + self._settings.host_s, lambda: self._end(turns))
+            host_s = self._settings.host_s + self._settings.host_session_s * len(turns)
+            self._agenda.at(self._agenda.now + seconds + host_s, lambda: self._end(turns))
 
     def _end(self, turns: list[tuple[Session, int, list[Guess]]]) -> None:
         self._busy = False

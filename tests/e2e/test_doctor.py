@@ -1,0 +1,59 @@
+"""`slipstream doctor` and `status` on real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.e2e.conftest import starting
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET, DRAFT = "emulated:vocabulary=4096&base_ms=2", "emulated:vocabulary=4096&base_ms=0.1&acceptance=0.8"
+OTHER = str(ROOT / "models" / "draft")
+
+
+async def said(*words: str) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "slipstream", *words, stdout=asyncio.subprocess.PIPE
+    )
+    told, _ = await process.communicate()
+    return process.returncode, told.decode()
+
+
+async def test_the_doctor_finds_what_is_wrong_and_nothing_else() -> None:
+    listen = {"LISTEN": "127.0.0.1:0"}
+    async with starting() as (_, start):
+        (_, verifier), (_, drafter), (_, stranger) = await asyncio.gather(
+            start("verifier_svc", **named("VERIFIER_", MODEL=TARGET, **listen)),
+            start("drafter_svc", **named("DRAFTER_", MODEL=DRAFT, SHARPNESS="1", **listen)),
+            start("drafter_svc", **named("DRAFTER_", MODEL=OTHER, **listen)),
+        )
+        knows = named(
+            "GATEWAY_",
+            VERIFIERS=verifier,
+            DRAFTERS=f"model={drafter},stranger={stranger}",
+            TOKENIZER=str(ROOT / "models" / "target"),
+            **listen,
+        )
+        _, gateway = await start("gateway", **knows)
+
+        status, told = await said("doctor", "--server", gateway, *("--worker", verifier), *("--worker", drafter))
+        assert status == 0, told
+        assert [line[:5] for line in told.splitlines()] == ["ok   "] * 3, told
+
+        status, told = await said("doctor", *(f"--worker={each}" for each in (verifier, stranger, "127.0.0.1:1")))
+        wrong = [line for line in told.splitlines() if line.startswith("WRONG")]
+        assert status == 1 and len(wrong) == 2, told
+        assert "127.0.0.1:1" in wrong[0] and "another vocabulary" in wrong[1]
+
+        status, told = await said("status", "--server", gateway)
+        assert status == 0
+        first, *drafters = told.splitlines()
+        assert first.startswith("emulated: 1 verifier,")
+        assert any(line.startswith("  model (emulated): drafts") for line in drafters), told
+        assert any(line.startswith("  stranger") and "DOES NOT FIT" in line for line in drafters), told
+
+
+def named(prefix: str, **settings: str) -> dict[str, str]:
+    return {prefix + name: value for name, value in settings.items()}
