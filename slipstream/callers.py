@@ -16,7 +16,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "slipstream.v1.WorkerService": frozenset({GATEWAY, VERIFIER}),
     HEALTH: frozenset({DRAFTER, VERIFIER, GATEWAY}),
 }
-"""The gateway's own service is not among them: its port is for clients, who have API keys (`gateway.keys`)."""
+"""The gateway's own service is not among them: its port is for clients, who have API keys (`gateway.keyring`)."""
 
 
 def between_roles(certificates: Certificates | None) -> Access:

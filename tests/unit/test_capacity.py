@@ -221,4 +221,5 @@ def test_the_services_themselves_do_what_was_planned(load: plan_check.Load) -> N
 def test_a_step_that_ends_a_prompt_waits_for_no_candidates() -> None:
     """It could not verify any. The first session teaches the verifier that waiting pays."""
     load = plan_check.Load(True, 0.0, 1, sessions=2)
-    assert run(plan_check.virtual(load)).ttft == pytest.approx([plan_check.TARGET(16, 1) + 2 * plan_check.CLIENT_S] * 2)
+    passed_s, ways_s = plan_check.TARGET(16, 1), 2 * plan_check.CLIENT_S
+    assert run(plan_check.virtual(load)).ttft == pytest.approx([passed_s + ways_s] * 2, abs=ways_s / 2)
