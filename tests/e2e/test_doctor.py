@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.e2e.conftest import starting
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGET, DRAFT = "emulated:vocabulary=4096&base_ms=2", "emulated:vocabulary=4096&base_ms=0.1&acceptance=0.8"
+TARGET, DRAFT = "emulated:vocabulary=4096&base_ms=10", "emulated:vocabulary=4096&base_ms=0.1&acceptance=0.8"
 OTHER = str(ROOT / "models" / "draft")
 
 
