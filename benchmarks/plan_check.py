@@ -33,6 +33,9 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 TARGET, DRAFT = Line(0.030, 0.0002, 0.0, 32), Line(0.004)
 ACCEPTANCE = Acceptance([0.75], 0.7)
+TARGET_MODEL = f"emulated:vocabulary={VOCABULARY}&base_ms=30&token_ms=0.2&flat=32"
+DRAFT_MODEL = f"emulated:vocabulary={VOCABULARY}&base_ms=4&acceptance=0.75&fanout=0.7"
+"""The same as real processes know it."""
 NODES = 6
 OUTPUT = 80
 SEEDS = 8
@@ -41,9 +44,8 @@ CLIENT_S = 0.001
 """One way between a client and the verifier."""
 HOST_S = {False: (0.00135, 0.00005), True: (0.0026, 0.00012)}
 DRAFT_HOST_S = (0.0024, 0.00057)
-"""Of this machine, without and with speculation: what a step of the verifier and a pass of the drafter take besides the
-pass, and more for each session. Measured at no delay with 1 to 12 sessions: wall time between passes, less the pass.
-Processes alone have them."""
+"""Of this machine, without and with speculation (`python -m benchmarks.host`): what a step of the verifier and a pass
+of the drafter take besides the pass, and more for each session. Processes alone have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,25 +206,26 @@ def _open(number: int, load: Load, drafter: verifier_pb2.DrafterAddress) -> veri
     return verifier_pb2.DecodeRequest(commands=[verifier_pb2.DecodeCommand(session=number, epoch=1, open=request)])
 
 
+def request(number: int, load: Load, tokens: int = OUTPUT) -> gateway_pb2.GenerateRequest:
+    """The same of a gateway."""
+    asked = gateway_pb2.GenerateRequest(
+        max_tokens=tokens,
+        ignore_eos=True,
+        sampling=gateway_pb2.SamplingOptions(temperature=0.0),  # otherwise the drafter draws its guesses, too
+        speculation=gateway_pb2.SpeculationOptions(disabled=not load.speculate, max_draft_tokens=NODES),
+    )
+    asked.prompt_token_ids.token_ids.extend(_prompt(number, load))
+    return asked
+
+
 async def processes(load: Load) -> Seen:
     """Verifier, drafter, gateway and a line between as processes of their own; an idle run first."""
-    target = (
-        f"emulated:vocabulary=4096&base_ms={1e3 * TARGET.base_s:g}&token_ms={1e3 * TARGET.per_token_s:g}"
-        f"&flat={TARGET.free_tokens}"
-    )
-    draft = f"emulated:vocabulary=4096&base_ms={1e3 * DRAFT.base_s:g}&acceptance=0.75&fanout=0.7"
-    far = Far(target, draft, load.delay_ms, settings=EMULATED_DRAFTER | {"GATEWAY_LISTEN": ANYWHERE})
+    far = Far(TARGET_MODEL, DRAFT_MODEL, load.delay_ms, settings=EMULATED_DRAFTER | {"GATEWAY_LISTEN": ANYWHERE})
     async with far.serving() as server, channel(server) as line:
         seen = Seen()
 
         async def ask(number: int) -> None:
-            options = gateway_pb2.SpeculationOptions(disabled=not load.speculate, max_draft_tokens=NODES)
-            greedy = gateway_pb2.SamplingOptions(temperature=0.0)  # otherwise the drafter draws its guesses, too
-            request = gateway_pb2.GenerateRequest(
-                max_tokens=OUTPUT, ignore_eos=True, sampling=greedy, speculation=options
-            )
-            request.prompt_token_ids.token_ids.extend(_prompt(number, load))
-            done = await complete(line, request)
+            done = await complete(line, request(number, load))
             statistics_ = done.finished.statistics
             seen.ttft.append(statistics_.ttft_s)
             seen.tpot.append(done.tpot_s or 0.0)
