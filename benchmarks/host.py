@@ -21,9 +21,10 @@ import grpc
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.plan_check import DRAFT, DRAFT_MODEL, TARGET, TARGET_MODEL, VOCABULARY, Load, request
+from benchmarks.plan_check import DRAFT, DRAFT_MODEL, TARGET, TARGET_MODEL, Load, request
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS
 from benchmarks.records import Row, write
+from benchmarks.virtual import VOCABULARY
 from slipstream.cli.serve import Role
 from slipstream.client import channel
 from slipstream.completion import complete
