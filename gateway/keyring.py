@@ -55,7 +55,8 @@ class Keyring:
         tenant = self._find(_bearer(context))
         if tenant is None:
             self._attempts.fail(context.peer())
-            raise Unauthenticated("send the metadata `authorization: Bearer KEY` with a key of this gateway.")
+            wanted = "send the metadata `authorization: Bearer KEY` with a key of this gateway"
+            raise Unauthenticated(f"{wanted} (commands take it from SLIPSTREAM_API_KEY).")
         called_by(tenant)
         tenant.arrive()
 
