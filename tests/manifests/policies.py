@@ -9,6 +9,7 @@ from drafter_svc.config import DrafterConfig
 from gateway.config import GatewayConfig
 from gateway.gateway import TOLD_S
 from slipstream.config import from_env
+from slipstream.telemetry.metrics import DECLARED
 from slipstream.tls import TlsConfig
 from slipstream.worker import LAST_WORDS_S
 from tests.manifests.rendering import Document, Documents, Workload, containers, environment, roles, workloads
@@ -25,6 +26,8 @@ OTHERS = re.compile(r"OTEL_[A-Z_]+|HF_(HOME|HUB_OFFLINE|HUB_DISABLE_TELEMETRY|TO
 FLUSH_S = 3.0
 """For telemetry's last words, after everything else."""
 TORCHRUN_KILLS_S = 30.0
+CACHE_S = 3600 + 300
+"""The time that docs/deployment.md gives the model cache's job, and the longest pause before a pod is started again."""
 
 
 def settings(workload: Workload, documents: Documents) -> GatewayConfig | VerifierConfig | DrafterConfig:
@@ -149,11 +152,30 @@ def there_is_time_to_drain(documents: Documents) -> Iterator[str]:
 
 
 def starts_are_waited_for(documents: Documents) -> Iterator[str]:
-    for workload in roles(documents):
-        probe = workload.spec["containers"][0]["startupProbe"]
-        longest = probe["periodSeconds"] * probe["failureThreshold"]
+    """A gateway is ready when a verifier is; who reads the model cache starts when that is filled."""
+    found = roles(documents)
+    for workload in found:
+        waits = [each for each in found if each is workload or (workload.role, each.role) == ("gateway", "verifier")]
+        cached = any("persistentVolumeClaim" in volume for volume in workload.spec["volumes"])
+        longest = max(_start_s(each) for each in waits) + (CACHE_S if cached else 0)
         if workload.document["spec"].get("progressDeadlineSeconds", 600) <= longest:
             yield f"{workload.name}: a rollout is given up within the {longest} s that a start may take"
+
+
+def _start_s(workload: Workload) -> int:
+    probe = workload.spec["containers"][0]["startupProbe"]
+    return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+
+def rollouts_leave_somebody(documents: Documents) -> Iterator[str]:
+    """Without a surge one goes before its successor comes. Where nothing scales, the owner has said how many there
+    are (one in overlays/local, which has no room for two). Without drafters only speed is lost."""
+    scaled = [d["spec"] for d in documents if d["kind"] == "ScaledObject"]
+    least = {spec["scaleTargetRef"]["name"]: spec["minReplicaCount"] for spec in scaled}
+    for workload in roles(documents):
+        surge = workload.document["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+        if workload.role != "drafter" and not surge and least.get(workload.name, 2) < 2:
+            yield f"{workload.name}: a rollout would leave nobody to serve"
 
 
 def only_one_owner_of_replicas(documents: Documents) -> Iterator[str]:
@@ -181,17 +203,34 @@ def scaling_is_by_work_and_slow_to_shrink(documents: Documents) -> Iterator[str]
             yield f"{name} has no size for when nothing is measured"
         for trigger in spec["triggers"]:
             query = trigger["metadata"].get("query", "")
-            if trigger["type"] != "prometheus" or not re.search(r"\bslipstream_", query) or "gpu" in query.lower():
+            asked = set(re.findall(r"\bslipstream_\w+", query))
+            if trigger["type"] != "prometheus" or not asked or not asked <= {metric.name for metric in DECLARED}:
                 yield f"{name} is not scaled by the work that there is"
 
 
 def roles_have_budgets(documents: Documents) -> Iterator[str]:
-    """Where there are any."""
-    budgets = [d["spec"] for d in documents if d["kind"] == "PodDisruptionBudget"]
+    """Where there are any, each its own: with one for several, a pod of one that waits for a node counts as away, and
+    the others' nodes cannot be drained."""
+    budgets = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "PodDisruptionBudget"}
+    covered: dict[str, str] = {}
     for workload in roles(documents) if budgets else []:
-        matching = [b for b in budgets if b["selector"]["matchLabels"].items() <= workload.labels.items()]
+        labels = workload.labels.items()
+        matching = [name for name, spec in budgets.items() if spec["selector"]["matchLabels"].items() <= labels]
         if len(matching) != 1:  # an eviction that two budgets cover fails
             yield f"{workload.name} has {len(matching)} disruption budgets"
+        elif covered.setdefault(matching[0], workload.name) != workload.name:
+            yield f"{workload.name} and {covered[matching[0]]} share a disruption budget"
+
+
+def targets_have_no_labels_of_metrics(documents: Documents) -> Iterator[str]:
+    """Prometheus would rename the metric's, and no rule would find it."""
+    taken = {label for metric in DECLARED for label in metric.labels}
+    for document in documents:
+        if document["kind"] == "PodMonitor":
+            endpoints = document["spec"]["podMetricsEndpoints"]
+            given = {each.get("targetLabel") for endpoint in endpoints for each in endpoint.get("relabelings", [])}
+            for label in taken & (given | set(document["spec"].get("podTargetLabels", []))):
+                yield f"{document['metadata']['name']}: {label} is a metric's own label"
 
 
 def certificates_prove_roles(documents: Documents) -> Iterator[str]:
@@ -245,9 +284,11 @@ POLICIES: tuple[Policy, ...] = (
     ports_are_where_settings_say,
     there_is_time_to_drain,
     starts_are_waited_for,
+    rollouts_leave_somebody,
     only_one_owner_of_replicas,
     scaling_is_by_work_and_slow_to_shrink,
     roles_have_budgets,
+    targets_have_no_labels_of_metrics,
     certificates_prove_roles,
     gateways_find_their_workers,
 )

@@ -15,6 +15,7 @@ import yaml
 from drafter_svc.config import DrafterConfig
 from gateway.config import GatewayConfig
 from slipstream.config import from_env
+from slipstream.telemetry.metrics import DECLARED
 from verifier_svc.config import VerifierConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +118,17 @@ def test_every_service_runs_with_as_little_as_it_can(name: str) -> None:
     assert "no-new-privileges:true" in service["security_opt"]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     assert re.search(r":v?\d", service["image"].replace("${SLIPSTREAM_VERSION:-0.1.0}", "0.1.0"))  # never `latest`
+
+
+def test_prometheus_scrapes_every_service_of_ours_and_its_targets_have_no_label_of_a_metric() -> None:
+    """It would rename the metric's."""
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"]
+    groups = [group for config in scraped for group in config["static_configs"]]
+    ports = {name: config(name).metrics_listen.rpartition(":")[2] for name in OURS}
+    assert sorted(t for g in groups for t in g["targets"]) == sorted(f"{name}:{port}" for name, port in ports.items())
+    taken = {label for metric in DECLARED for label in metric.labels}
+    assert not taken & {label for group in groups for label in group.get("labels", {})}
+    assert not taken & {rule.get("target_label") for each in scraped for rule in each.get("relabel_configs", [])}
 
 
 def test_every_file_that_is_mounted_is_there() -> None:
