@@ -25,6 +25,12 @@ def test_the_overlay_of_ones_own_renders_and_keeps_to_every_policy(tmp_path: Pat
     assert find(documents, "Certificate", "gateway-clients")["spec"]["dnsNames"] == ["slipstream.example"]
 
 
+def test_clients_inside_dial_a_name_that_the_certificate_for_them_has() -> None:
+    (dialled,) = re.findall(r"may dial\s+`dns:///([\w.]+):50051`", TEXT)
+    certificate = find(render(K8S / "overlays/production"), "Certificate", "gateway-clients")
+    assert dialled in certificate["spec"]["dnsNames"]
+
+
 def test_every_component_is_listed() -> None:
     rows = re.findall(r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", TEXT, re.MULTILINE)
     assert set(re.findall(r"`([a-z-]+)`", " ".join(rows))) == set(COMPONENTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,10 @@ from tests.manifests.policies import (
     no_tokens_and_no_links,
     nobody_has_privileges,
     nobody_is_root,
-    only_one_owner_of_replicas,
     ports_are_where_settings_say,
     probes_are_set,
-    roles_have_budgets,
-    rollouts_leave_somebody,
-    scaling_is_by_work_and_slow_to_shrink,
     starts_are_waited_for,
+    stores_have_room_for_their_log,
     targets_have_no_labels_of_metrics,
     there_is_time_to_drain,
 )
@@ -35,11 +32,18 @@ from tests.manifests.rendering import (
     NEEDS,
     OVERLAYS,
     Document,
+    amount,
     compose,
     containers,
     find,
     render,
     roles,
+)
+from tests.manifests.scaling import (
+    only_one_owner_of_replicas,
+    roles_have_budgets,
+    rollouts_leave_somebody,
+    scaling_is_by_work_and_slow_to_shrink,
 )
 
 
@@ -67,16 +71,11 @@ def test_a_laptop_of_two_cores_has_room_for_the_local_overlay() -> None:
     """kind's own pods reserve 950m; nothing is fetched, and a rollout needs no more than is there."""
     documents = render(K8S / "overlays/local")
     reserved = [container["resources"]["requests"] for _, container in containers(documents)]
-    assert sum(_number(each["cpu"], {"m": 1e-3}) for each in reserved) <= 2 - 0.95
-    assert sum(_number(each["memory"], {"Mi": 2**20, "Gi": 2**30}) for each in reserved) <= 3 * 2**30
+    assert sum(amount(each["cpu"]) for each in reserved) <= 2 - 0.95
+    assert sum(amount(each["memory"]) for each in reserved) <= 3 * 2**30
     for workload in roles(documents):
         assert workload.document["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
         assert workload.spec["containers"][0]["imagePullPolicy"] == "Never"
-
-
-def _number(quantity: str, units: Mapping[str, float]) -> float:
-    unit = next((each for each in units if quantity.endswith(each)), "")
-    return float(quantity.removesuffix(unit)) * units.get(unit, 1.0)
 
 
 def container(document: Document) -> Document:
@@ -96,7 +95,13 @@ def pod(document: Document) -> Document:
     return spec
 
 
+def option(document: Document, name: str, value: str) -> None:
+    args = container(document)["args"]
+    args[args.index(name) + 1] = value
+
+
 Mutation = Callable[[Document], Any]
+STORE = ("StatefulSet", "redis")
 GATEWAY, VERIFIER, DRAFTER = ("Deployment", "gateway"), ("Deployment", "verifier"), ("Deployment", "drafter-model")
 MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     (names_are_settings, GATEWAY, lambda d: env(d, "GATEWAY_VERIFIER", "verifier:50071")),
@@ -167,6 +172,10 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
         ("PodDisruptionBudget", "drafter-ngram"),
         lambda d: d["spec"]["selector"]["matchLabels"].update({"app.kubernetes.io/name": "drafter"}),
     ),
+    (stores_have_room_for_their_log, STORE, lambda d: option(d, "--save", "60 1")),
+    (stores_have_room_for_their_log, STORE, lambda d: option(d, "--appendonly", "no")),
+    (stores_have_room_for_their_log, STORE, lambda d: option(d, "--maxmemory", "768mb")),
+    (stores_have_room_for_their_log, STORE, lambda d: container(d)["readinessProbe"]["exec"]["command"].remove("-e")),
     (
         targets_have_no_labels_of_metrics,
         ("PodMonitor", "slipstream"),
@@ -189,7 +198,7 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
 
 @pytest.mark.parametrize(("policy", "which", "mutate"), MUTANTS)
 def test_a_policy_that_is_broken_says_so(policy: Policy, which: tuple[str, str], mutate: Mutation) -> None:
-    documents = render(K8S / "overlays/production")
+    documents = render(K8S / ("base" if which == STORE else "overlays/production"))  # whose Redis is another's
     mutate(find(documents, *which))
     assert list(policy(documents))
 
