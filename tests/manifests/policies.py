@@ -174,8 +174,8 @@ def _start_s(workload: Workload) -> int:
 
 
 def stores_have_room_for_their_log(documents: Documents) -> Iterator[str]:
-    """Redis' pages may be there twice while a child writes. Snapshots would do that for nothing beside the log. While it
-    still reads the log it answers, but with an error."""
+    """Redis' pages may be there twice while a child writes. Snapshots would do that for nothing beside the log. While
+    it reads the log it answers, but with an error."""
     for workload, container in containers(documents):
         program, *options = container.get("args", [""])
         if program != "redis-server":
