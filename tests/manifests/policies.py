@@ -9,9 +9,16 @@ from drafter_svc.config import DrafterConfig
 from gateway.config import GatewayConfig
 from gateway.gateway import TOLD_S
 from slipstream.config import from_env
+from slipstream.telemetry.metrics import DECLARED
 from slipstream.tls import TlsConfig
 from slipstream.worker import LAST_WORDS_S
-from tests.manifests.rendering import Document, Documents, Workload, containers, environment, roles, workloads
+from tests.manifests.rendering import Document, Documents, Workload, amount, containers, environment, roles, workloads
+from tests.manifests.scaling import (
+    only_one_owner_of_replicas,
+    roles_have_budgets,
+    rollouts_leave_somebody,
+    scaling_is_by_work_and_slow_to_shrink,
+)
 from verifier_svc.config import VerifierConfig
 
 Policy = Callable[[Documents], Iterator[str]]
@@ -25,6 +32,8 @@ OTHERS = re.compile(r"OTEL_[A-Z_]+|HF_(HOME|HUB_OFFLINE|HUB_DISABLE_TELEMETRY|TO
 FLUSH_S = 3.0
 """For telemetry's last words, after everything else."""
 TORCHRUN_KILLS_S = 30.0
+CACHE_S = 3600 + 300
+"""The time that docs/deployment.md gives the model cache's job, and the longest pause before a pod is started again."""
 
 
 def settings(workload: Workload, documents: Documents) -> GatewayConfig | VerifierConfig | DrafterConfig:
@@ -149,49 +158,46 @@ def there_is_time_to_drain(documents: Documents) -> Iterator[str]:
 
 
 def starts_are_waited_for(documents: Documents) -> Iterator[str]:
-    for workload in roles(documents):
-        probe = workload.spec["containers"][0]["startupProbe"]
-        longest = probe["periodSeconds"] * probe["failureThreshold"]
+    """A gateway is ready when a verifier is; who reads the model cache starts when that is filled."""
+    found = roles(documents)
+    for workload in found:
+        waits = [each for each in found if each is workload or (workload.role, each.role) == ("gateway", "verifier")]
+        cached = any("persistentVolumeClaim" in volume for volume in workload.spec["volumes"])
+        longest = max(_start_s(each) for each in waits) + (CACHE_S if cached else 0)
         if workload.document["spec"].get("progressDeadlineSeconds", 600) <= longest:
             yield f"{workload.name}: a rollout is given up within the {longest} s that a start may take"
 
 
-def only_one_owner_of_replicas(documents: Documents) -> Iterator[str]:
-    scaled = {d["spec"]["scaleTargetRef"]["name"] for d in documents if d["kind"] == "ScaledObject"}
-    known = {workload.name for workload in workloads(documents)}
-    for name in scaled - known:
-        yield f"{name} is scaled and is not there"
-    for workload in workloads(documents):
-        if workload.name in scaled and "replicas" in workload.document["spec"]:
-            yield f"{workload.name} is scaled, and every apply would set it back to its `replicas`"
+def _start_s(workload: Workload) -> int:
+    probe = workload.spec["containers"][0]["startupProbe"]
+    return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 
-def scaling_is_by_work_and_slow_to_shrink(documents: Documents) -> Iterator[str]:
-    for document in documents:
-        if document["kind"] != "ScaledObject":
+def stores_have_room_for_their_log(documents: Documents) -> Iterator[str]:
+    """Redis' pages may be there twice while a child writes. Snapshots would do that for nothing beside the log. While
+    it reads the log it answers, but with an error."""
+    for workload, container in containers(documents):
+        program, *options = container.get("args", [""])
+        if program != "redis-server":
             continue
-        name, spec = document["metadata"]["name"], document["spec"]
-        down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
-        slow = down["stabilizationWindowSeconds"] >= 300 and down["policies"] == [
-            {"type": "Pods", "value": 1, "periodSeconds": 120}
-        ]
-        if not slow or spec["minReplicaCount"] < 1:
-            yield f"{name} shrinks too fast"
-        if not spec.get("fallback", {}).get("replicas"):
-            yield f"{name} has no size for when nothing is measured"
-        for trigger in spec["triggers"]:
-            query = trigger["metadata"].get("query", "")
-            if trigger["type"] != "prometheus" or not re.search(r"\bslipstream_", query) or "gpu" in query.lower():
-                yield f"{name} is not scaled by the work that there is"
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        if given["--appendonly"] != "yes" or given["--save"]:
+            yield f"{workload.name} does not keep a log alone"
+        if 2 * amount(given["--maxmemory"]) > amount(container["resources"]["limits"]["memory"]):
+            yield f"{workload.name} may take more memory than it has while it writes its log anew"
+        if container["readinessProbe"]["exec"]["command"] != ["redis-cli", "-e", "ping"]:
+            yield f"{workload.name} is ready before it has read its log"
 
 
-def roles_have_budgets(documents: Documents) -> Iterator[str]:
-    """Where there are any."""
-    budgets = [d["spec"] for d in documents if d["kind"] == "PodDisruptionBudget"]
-    for workload in roles(documents) if budgets else []:
-        matching = [b for b in budgets if b["selector"]["matchLabels"].items() <= workload.labels.items()]
-        if len(matching) != 1:  # an eviction that two budgets cover fails
-            yield f"{workload.name} has {len(matching)} disruption budgets"
+def targets_have_no_labels_of_metrics(documents: Documents) -> Iterator[str]:
+    """Prometheus would rename the metric's, and no rule would find it."""
+    taken = {label for metric in DECLARED for label in metric.labels}
+    for document in documents:
+        if document["kind"] == "PodMonitor":
+            endpoints = document["spec"]["podMetricsEndpoints"]
+            given = {each.get("targetLabel") for endpoint in endpoints for each in endpoint.get("relabelings", [])}
+            for label in taken & (given | set(document["spec"].get("podTargetLabels", []))):
+                yield f"{document['metadata']['name']}: {label} is a metric's own label"
 
 
 def certificates_prove_roles(documents: Documents) -> Iterator[str]:
@@ -245,9 +251,12 @@ POLICIES: tuple[Policy, ...] = (
     ports_are_where_settings_say,
     there_is_time_to_drain,
     starts_are_waited_for,
+    rollouts_leave_somebody,
     only_one_owner_of_replicas,
     scaling_is_by_work_and_slow_to_shrink,
     roles_have_budgets,
+    stores_have_room_for_their_log,
+    targets_have_no_labels_of_metrics,
     certificates_prove_roles,
     gateways_find_their_workers,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import string
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -108,6 +109,13 @@ def environment(container: Document, documents: Documents) -> dict[str, str]:
         else:
             values[entry["name"]] = SECRETS[source["secretKeyRef"]["name"]]
     return values
+
+
+def amount(quantity: str) -> float:
+    """Cores or bytes, as Kubernetes or Redis writes them."""
+    units = {"": 1.0, "m": 1e-3, "mb": 2**20, "Mi": 2**20, "Gi": 2**30}
+    number = quantity.rstrip(string.ascii_letters)
+    return float(number) * units[quantity.removeprefix(number)]
 
 
 SECRETS = {"gateway-store": "rediss://user:password@redis.example:6379/0", "hub": "token"}

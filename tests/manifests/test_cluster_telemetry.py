@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import yaml
 
 from tests.manifests.rendering import K8S, ROOT, environment, find, render, roles
+from tests.prometheus import promtool
 
 DEPLOY = ROOT / "deploy"
 PRODUCTION = K8S / "overlays/production"
@@ -38,3 +43,26 @@ def test_collector_and_jaeger_read_their_files_and_listen_where_they_are_asked()
     for workload in roles(documents):
         values = environment(workload.spec["containers"][0], documents)
         assert values["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel-collector:4317"
+
+
+@pytest.mark.parametrize("scaled", ["verifier", "drafter-model"])
+def test_sessions_that_wait_count_while_nobody_of_the_role_is_scraped(scaled: str, tmp_path: Path) -> None:
+    """That is when they wait. Without gateways nothing is known, and KEDA falls back."""
+    triggers = find(render(PRODUCTION), "ScaledObject", scaled)["spec"]["triggers"]
+    (query,) = (
+        t["metadata"]["query"] for t in triggers if "slipstream_gateway_waiting_sessions" in t["metadata"]["query"]
+    )
+    told = {
+        'slipstream_gateway_waiting_sessions{namespace="slipstream"}': 7,
+        'slipstream_verifier_waiting_sessions{namespace="slipstream"}': 20,
+    }
+
+    def case(series: dict[str, int], expected: list[dict[str, Any]]) -> dict[str, Any]:
+        given = [{"series": name, "values": f"{value}x5"} for name, value in series.items()]
+        asked = [{"expr": query, "eval_time": "1m", "exp_samples": expected}]
+        return {"interval": "1m", "input_series": given, "promql_expr_test": asked}
+
+    (gateways, verifiers) = ({name: value} for name, value in told.items())
+    cases = [case(told, [{"value": 27}]), case(gateways, [{"value": 7}]), case(verifiers, [])]
+    (tmp_path / "queries.yaml").write_text(yaml.safe_dump({"tests": cases}))
+    assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "queries.yaml"))

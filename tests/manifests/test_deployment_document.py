@@ -25,6 +25,12 @@ def test_the_overlay_of_ones_own_renders_and_keeps_to_every_policy(tmp_path: Pat
     assert find(documents, "Certificate", "gateway-clients")["spec"]["dnsNames"] == ["slipstream.example"]
 
 
+def test_clients_inside_dial_a_name_that_the_certificate_for_them_has() -> None:
+    (dialled,) = re.findall(r"may dial\s+`dns:///([\w.]+):50051`", TEXT)
+    certificate = find(render(K8S / "overlays/production"), "Certificate", "gateway-clients")
+    assert dialled in certificate["spec"]["dnsNames"]
+
+
 def test_every_component_is_listed() -> None:
     rows = re.findall(r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", TEXT, re.MULTILINE)
     assert set(re.findall(r"`([a-z-]+)`", " ".join(rows))) == set(COMPONENTS)
@@ -32,6 +38,10 @@ def test_every_component_is_listed() -> None:
 
 def test_every_command_that_needs_a_cluster_is_marked_as_not_run() -> None:
     blocks = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)).replace("\\\n", "")
-    needing = [line for line in blocks.splitlines() if re.search(r"\bkind \w|docker|kubectl(?! kustomize)", line)]
+    needing = [
+        line
+        for line in blocks.splitlines()
+        if re.search(r"\bkind \w|docker|podman \w|helm \w|kubectl(?! kustomize)", line)
+    ]
     assert len(needing) > 15
     assert [line for line in needing if "# not run" not in line] == []

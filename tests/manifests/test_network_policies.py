@@ -20,9 +20,12 @@ OUTSIDE = {
     "Prometheus": Place("10.244.9.2", "monitoring"),
     "DNS": Place("10.244.9.3", "kube-system", {"k8s-app": "kube-dns"}),
     "NodeLocal DNS": Place("169.254.20.10"),
+    "a NodeLocal pod": Place("10.244.9.4", "kube-system", {"k8s-app": "node-local-dns"}),
+    "the cloud's DNS": Place("169.254.169.254"),
 }
-TCP = (50051, 50052, 50061, 50062, 50071, 50072, 9464, 6379, 4317, 13133, 16686, 443, 53, 29500)
+TCP = (50051, 50052, 50061, 50062, 50071, 50072, 9464, 6379, 4317, 13133, 16686, 443, 53, 80, 29500)
 PORTS: tuple[Port, ...] = (*((port, "TCP") for port in TCP), (53, "UDP"), (50071, "UDP"))
+DNS = ["DNS", "NodeLocal DNS", "a NodeLocal pod", "the cloud's DNS"]
 Reach = set[tuple[str, str, Port]]
 
 
@@ -62,7 +65,7 @@ def table() -> Reach:
 def _names(text: str) -> list[str]:
     roles = {"drafter": ["drafter-model", "drafter-ngram", "drafter-suffix"]}
     ours = ["gateway", "verifier", *roles["drafter"], "redis", "otel-collector", "jaeger", "model-cache"]
-    groups = roles | {"outside": list(OUTSIDE), "a pod": ours, "DNS": ["DNS", "NodeLocal DNS"]}
+    groups = roles | {"outside": list(OUTSIDE), "a pod": ours, "DNS": DNS}
     return [name for part in text.split(", ") for name in groups.get(part, [part])]
 
 
@@ -86,6 +89,7 @@ def allow(policy: str, direction: str, rule: Document) -> Callable[[Documents], 
     [
         lambda documents: documents.remove(find(documents, "NetworkPolicy", "default-deny")),
         lambda documents: documents.remove(find(documents, "NetworkPolicy", "names")),
+        lambda documents: find(documents, "NetworkPolicy", "names")["spec"]["egress"][0].pop("ports"),
         lambda documents: find(documents, "NetworkPolicy", "drafter")["spec"].update(podSelector={}),
         lambda documents: find(documents, "NetworkPolicy", "verifier")["spec"]["ingress"][0].pop("from"),
         lambda documents: find(documents, "NetworkPolicy", "gateway")["spec"]["egress"][0].pop("ports"),

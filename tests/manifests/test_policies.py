@@ -19,15 +19,32 @@ from tests.manifests.policies import (
     no_tokens_and_no_links,
     nobody_has_privileges,
     nobody_is_root,
-    only_one_owner_of_replicas,
     ports_are_where_settings_say,
     probes_are_set,
-    roles_have_budgets,
-    scaling_is_by_work_and_slow_to_shrink,
     starts_are_waited_for,
+    stores_have_room_for_their_log,
+    targets_have_no_labels_of_metrics,
     there_is_time_to_drain,
 )
-from tests.manifests.rendering import COMPONENTS, K8S, NEEDS, OVERLAYS, Document, compose, find, render, roles
+from tests.manifests.rendering import (
+    COMPONENTS,
+    K8S,
+    NEEDS,
+    OVERLAYS,
+    Document,
+    amount,
+    compose,
+    containers,
+    find,
+    render,
+    roles,
+)
+from tests.manifests.scaling import (
+    only_one_owner_of_replicas,
+    roles_have_budgets,
+    rollouts_leave_somebody,
+    scaling_is_by_work_and_slow_to_shrink,
+)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -42,6 +59,23 @@ def test_a_component_alone_keeps_to_every_policy(component: str, tmp_path: Path)
     documents = compose(tmp_path, [*NEEDS.get(component, []), component])
     assert documents != render(K8S / "base")
     assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_models_are_waited_for_whatever_the_order_of_components(order: int, tmp_path: Path) -> None:
+    documents = compose(tmp_path, ["gpu-verifier", *["multi-gpu-verifier", "model-cache"][::order]])
+    assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+
+
+def test_a_laptop_of_two_cores_has_room_for_the_local_overlay() -> None:
+    """kind's own pods reserve 950m; nothing is fetched, and a rollout needs no more than is there."""
+    documents = render(K8S / "overlays/local")
+    reserved = [container["resources"]["requests"] for _, container in containers(documents)]
+    assert sum(amount(each["cpu"]) for each in reserved) <= 2 - 0.95
+    assert sum(amount(each["memory"]) for each in reserved) <= 3 * 2**30
+    for workload in roles(documents):
+        assert workload.document["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+        assert workload.spec["containers"][0]["imagePullPolicy"] == "Never"
 
 
 def container(document: Document) -> Document:
@@ -61,7 +95,13 @@ def pod(document: Document) -> Document:
     return spec
 
 
+def option(document: Document, name: str, value: str) -> None:
+    args = container(document)["args"]
+    args[args.index(name) + 1] = value
+
+
 Mutation = Callable[[Document], Any]
+STORE = ("StatefulSet", "redis")
 GATEWAY, VERIFIER, DRAFTER = ("Deployment", "gateway"), ("Deployment", "verifier"), ("Deployment", "drafter-model")
 MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     (names_are_settings, GATEWAY, lambda d: env(d, "GATEWAY_VERIFIER", "verifier:50071")),
@@ -98,13 +138,21 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     (there_is_time_to_drain, GATEWAY, lambda d: env(d, "GATEWAY_STORE_GRACE_S", "20")),
     (there_is_time_to_drain, GATEWAY, lambda d: container(d).pop("lifecycle")),
     (there_is_time_to_drain, VERIFIER, lambda d: container(d).update(command=["torchrun"])),
-    (starts_are_waited_for, VERIFIER, lambda d: d["spec"].pop("progressDeadlineSeconds")),
+    (starts_are_waited_for, ("Deployment", "drafter-ngram"), lambda d: d["spec"].update(progressDeadlineSeconds=60)),
+    (starts_are_waited_for, VERIFIER, lambda d: d["spec"].update(progressDeadlineSeconds=3900)),  # the cache's alone
+    (starts_are_waited_for, GATEWAY, lambda d: d["spec"].update(progressDeadlineSeconds=5000)),  # not a verifier's
+    (rollouts_leave_somebody, ("ScaledObject", "verifier"), lambda d: d["spec"].update(minReplicaCount=1)),
     (only_one_owner_of_replicas, VERIFIER, lambda d: d["spec"].update(replicas=3)),
     (only_one_owner_of_replicas, VERIFIER, lambda d: d["metadata"].update(name="checker")),
     (
         scaling_is_by_work_and_slow_to_shrink,
         ("ScaledObject", "verifier"),
         lambda d: d["spec"]["triggers"][0]["metadata"].update(query="avg(DCGM_FI_DEV_GPU_UTIL)"),
+    ),
+    (
+        scaling_is_by_work_and_slow_to_shrink,
+        ("ScaledObject", "gateway"),
+        lambda d: d["spec"]["triggers"][0]["metadata"].update(query="sum(slipstream_gateway_session)"),
     ),
     (scaling_is_by_work_and_slow_to_shrink, ("ScaledObject", "gateway"), lambda d: d["spec"].pop("fallback")),
     (
@@ -116,8 +164,22 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     ),
     (
         roles_have_budgets,
-        ("PodDisruptionBudget", "drafter"),
-        lambda d: d["spec"]["selector"]["matchLabels"].update({"app.kubernetes.io/name": "drafter-model"}),
+        ("PodDisruptionBudget", "drafter-model"),
+        lambda d: d["spec"]["selector"].update(matchLabels={"app.kubernetes.io/component": "drafter"}),
+    ),
+    (
+        roles_have_budgets,
+        ("PodDisruptionBudget", "drafter-ngram"),
+        lambda d: d["spec"]["selector"]["matchLabels"].update({"app.kubernetes.io/name": "drafter"}),
+    ),
+    (stores_have_room_for_their_log, STORE, lambda d: option(d, "--save", "60 1")),
+    (stores_have_room_for_their_log, STORE, lambda d: option(d, "--appendonly", "no")),
+    (stores_have_room_for_their_log, STORE, lambda d: option(d, "--maxmemory", "768mb")),
+    (stores_have_room_for_their_log, STORE, lambda d: container(d)["readinessProbe"]["exec"]["command"].remove("-e")),
+    (
+        targets_have_no_labels_of_metrics,
+        ("PodMonitor", "slipstream"),
+        lambda d: d["spec"]["podMetricsEndpoints"][0].update(relabelings=[{"targetLabel": "role"}]),
     ),
     (
         certificates_prove_roles,
@@ -136,7 +198,7 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
 
 @pytest.mark.parametrize(("policy", "which", "mutate"), MUTANTS)
 def test_a_policy_that_is_broken_says_so(policy: Policy, which: tuple[str, str], mutate: Mutation) -> None:
-    documents = render(K8S / "overlays/production")
+    documents = render(K8S / ("base" if which == STORE else "overlays/production"))  # whose Redis is another's
     mutate(find(documents, *which))
     assert list(policy(documents))
 

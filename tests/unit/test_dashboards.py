@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import yaml
 from deploy.grafana.dashboards import DASHBOARDS
 from slipstream.telemetry.__main__ import table
 from slipstream.telemetry.metrics import DECLARED, ROLES
+from tests.prometheus import promtool
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"
@@ -50,18 +49,6 @@ def queries() -> Iterator[tuple[str, str]]:
                 yield f"{dashboard['title']}: {panel['title']}", target["expr"]
     for rule in RULES:
         yield rule.get("record") or rule["alert"], rule["expr"]
-
-
-def promtool(*arguments: str) -> str:
-    """What it says; fails the test where it finds a fault."""
-    environment = os.environ | {"PROMTOOL_REQUIRED": "3"}
-    done = subprocess.run(
-        ["sh", str(ROOT / "tools" / "promtool"), *arguments], capture_output=True, text=True, env=environment, cwd=ROOT
-    )
-    if done.returncode == 3 and "skipped" in done.stderr and not os.environ.get("PROMTOOL_REQUIRED"):
-        pytest.skip("no promtool")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_the_dashboards_in_the_repository_are_those_that_are_described() -> None:

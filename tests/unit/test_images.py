@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ import yaml
 from drafter_svc.config import DrafterConfig
 from gateway.config import GatewayConfig
 from slipstream.config import from_env
+from slipstream.telemetry.metrics import DECLARED
 from verifier_svc.config import VerifierConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 ROLES: dict[str, type[Any]] = {"gateway": GatewayConfig, "drafter": DrafterConfig, "verifier": VerifierConfig}
-OURS = {name: service for name, service in COMPOSE.items() if "build" in service}
+OURS = {
+    name: found[1] for name, service in COMPOSE.items() if (found := re.match(r"slipstream/(\w+):", service["image"]))
+}
+"""Our services by their names, with the image that each runs, which is named after its role."""
 
 
 def stages(dockerfile: str) -> dict[str, str]:
@@ -37,8 +42,12 @@ def settings(stage: str) -> dict[str, str]:
 
 def environment(name: str) -> dict[str, str]:
     """What the service's process sees: the image's settings, then compose's."""
-    service = OURS[name]
-    return settings(stages(DOCKERFILE)[service["build"]["target"]]) | service["environment"]
+    return settings(stages(DOCKERFILE)[OURS[name]]) | COMPOSE[name]["environment"]
+
+
+def config(name: str) -> Any:
+    """Of the service's role."""
+    return from_env(ROLES[OURS[name]], f"{OURS[name].upper()}_", environment(name))
 
 
 def test_the_dockerfile_is_lint_free() -> None:
@@ -66,29 +75,40 @@ def test_the_gateways_image_is_made_without_torch() -> None:
     assert "torch" not in found["gateway-venv"]
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_is_built_by_one_service_and_found_by_the_others(role: str) -> None:
+    services = [COMPOSE[name] for name in OURS if OURS[name] == role]
+    assert [service["build"]["target"] for service in services if "build" in service] == [role]
+    assert all(service.get("pull_policy") == "never" for service in services if "build" not in service)
+    assert len({service["image"] for service in services}) == 1
+
+
+def test_images_are_made_of_every_package_that_is_installed() -> None:
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    copied = re.findall(r"^COPY (\w+) \1$", stages(DOCKERFILE)["sources"], re.MULTILINE)
+    let_through = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    assert {name.removesuffix("*") for name in packaged} == set(copied) <= set(let_through)
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_a_service_of_ours_can_read_its_settings(name: str) -> None:
     """Unknown names are errors, as are values that make no sense."""
-    target = OURS[name]["build"]["target"]
-    config = from_env(ROLES[target], f"{target.upper()}_", environment(name))
-    port = config.health_listen.rpartition(":")[2]
-    assert f'"127.0.0.1:{port}"' in stages(DOCKERFILE)[target]
+    port = config(name).health_listen.rpartition(":")[2]
+    assert f'"127.0.0.1:{port}"' in stages(DOCKERFILE)[OURS[name]]
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_service_of_ours_has_time_to_end(name: str) -> None:
-    config = from_env(
-        ROLES[OURS[name]["build"]["target"]], OURS[name]["build"]["target"].upper() + "_", environment(name)
-    )
-    least = config.grace_s + (config.store_grace_s if isinstance(config, GatewayConfig) else 0.0)
-    assert float(OURS[name]["stop_grace_period"].removesuffix("s")) > least
+    read = config(name)
+    least = read.grace_s + (read.store_grace_s if isinstance(read, GatewayConfig) else 0.0)
+    assert float(COMPOSE[name]["stop_grace_period"].removesuffix("s")) > least
 
 
 def test_the_gateway_asks_for_services_that_are_there() -> None:
     given = environment("gateway")
     named = [*given["GATEWAY_VERIFIERS"].split(","), *re.findall(r"=([^,]+)", given["GATEWAY_DRAFTERS"])]
     for host, port in (address.split(":") for address in named):
-        assert environment(host)[f"{OURS[host]['build']['target'].upper()}_LISTEN"].endswith(f":{port}")
+        assert config(host).listen.endswith(f":{port}")
 
 
 @pytest.mark.parametrize("name", COMPOSE)
@@ -98,6 +118,17 @@ def test_every_service_runs_with_as_little_as_it_can(name: str) -> None:
     assert "no-new-privileges:true" in service["security_opt"]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     assert re.search(r":v?\d", service["image"].replace("${SLIPSTREAM_VERSION:-0.1.0}", "0.1.0"))  # never `latest`
+
+
+def test_prometheus_scrapes_every_service_of_ours_and_its_targets_have_no_label_of_a_metric() -> None:
+    """It would rename the metric's."""
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"]
+    groups = [group for config in scraped for group in config["static_configs"]]
+    ports = {name: config(name).metrics_listen.rpartition(":")[2] for name in OURS}
+    assert sorted(t for g in groups for t in g["targets"]) == sorted(f"{name}:{port}" for name, port in ports.items())
+    taken = {label for metric in DECLARED for label in metric.labels}
+    assert not taken & {label for group in groups for label in group.get("labels", {})}
+    assert not taken & {rule.get("target_label") for each in scraped for rule in each.get("relabel_configs", [])}
 
 
 def test_every_file_that_is_mounted_is_there() -> None:

@@ -1,0 +1,64 @@
+"""What manifests must keep to in how many pods there are, and how many may be away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from slipstream.telemetry.metrics import DECLARED
+from tests.manifests.rendering import Documents, roles, workloads
+
+
+def only_one_owner_of_replicas(documents: Documents) -> Iterator[str]:
+    scaled = {d["spec"]["scaleTargetRef"]["name"] for d in documents if d["kind"] == "ScaledObject"}
+    known = {workload.name for workload in workloads(documents)}
+    for name in scaled - known:
+        yield f"{name} is scaled and is not there"
+    for workload in workloads(documents):
+        if workload.name in scaled and "replicas" in workload.document["spec"]:
+            yield f"{workload.name} is scaled, and every apply would set it back to its `replicas`"
+
+
+def scaling_is_by_work_and_slow_to_shrink(documents: Documents) -> Iterator[str]:
+    for document in documents:
+        if document["kind"] != "ScaledObject":
+            continue
+        name, spec = document["metadata"]["name"], document["spec"]
+        down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+        slow = down["stabilizationWindowSeconds"] >= 300 and down["policies"] == [
+            {"type": "Pods", "value": 1, "periodSeconds": 120}
+        ]
+        if not slow or spec["minReplicaCount"] < 1:
+            yield f"{name} shrinks too fast"
+        if not spec.get("fallback", {}).get("replicas"):
+            yield f"{name} has no size for when nothing is measured"
+        for trigger in spec["triggers"]:
+            query = trigger["metadata"].get("query", "")
+            asked = set(re.findall(r"\bslipstream_\w+", query))
+            if trigger["type"] != "prometheus" or not asked or not asked <= {metric.name for metric in DECLARED}:
+                yield f"{name} is not scaled by the work that there is"
+
+
+def rollouts_leave_somebody(documents: Documents) -> Iterator[str]:
+    """Without a surge one goes before its successor comes. Where nothing scales, the owner has said how many there
+    are (one in overlays/local, which has no room for two). Without drafters only speed is lost."""
+    scaled = [d["spec"] for d in documents if d["kind"] == "ScaledObject"]
+    least = {spec["scaleTargetRef"]["name"]: spec["minReplicaCount"] for spec in scaled}
+    for workload in roles(documents):
+        surge = workload.document["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+        if workload.role != "drafter" and not surge and least.get(workload.name, 2) < 2:
+            yield f"{workload.name}: a rollout would leave nobody to serve"
+
+
+def roles_have_budgets(documents: Documents) -> Iterator[str]:
+    """Where there are any, each its own: with one for several, a pod of one that waits for a node counts as away, and
+    the others' nodes cannot be drained."""
+    budgets = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "PodDisruptionBudget"}
+    covered: dict[str, str] = {}
+    for workload in roles(documents) if budgets else []:
+        labels = workload.labels.items()
+        matching = [name for name, spec in budgets.items() if spec["selector"]["matchLabels"].items() <= labels]
+        if len(matching) != 1:  # an eviction that two budgets cover fails
+            yield f"{workload.name} has {len(matching)} disruption budgets"
+        elif covered.setdefault(matching[0], workload.name) != workload.name:
+            yield f"{workload.name} and {covered[matching[0]]} share a disruption budget"
