@@ -30,7 +30,7 @@ from gateway.trial import Trial
 from gateway.verifiers import Verifier
 from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
-from slipstream.errors import NotFound, SlipstreamError, Unavailable
+from slipstream.errors import Unavailable
 from slipstream.interpreter import tune
 from slipstream.links import Traffic
 from slipstream.server import Access, Server, until_signal
@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 
 TOLD_S = 1.0
 """For the last word to clients, when a gateway ends."""
-NOBODY = "nobody"
-"""No session's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
     """A gateway that listens; at the end its running sessions have `grace_s` to finish, and are let go then."""
     tokenizer = Tokenizer(await asyncio.to_thread(load_tokenizer, config.tokenizer), config.max_prompt_bytes)
     async with AsyncExitStack() as stack:
-        unmeasured = world.store or _open_store(config, world.chance)
-        store = MeasuredStore(unmeasured, world.chance.clock)
+        store = MeasuredStore(world.store or _open_store(config, world.chance), world.chance.clock)
         stack.push_async_callback(store.close)
         meters, traffic = _meters(config), Traffic()
         router = _router(config, world, tokenizer.fingerprint, meters, traffic)
@@ -112,7 +109,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             loops += [tasks.create_task(each.run(world.resolve, config.discovery_s)) for each in router.discoveries]
             loops.append(tasks.create_task(sessions.keep_leases()))
-            loops.append(tasks.create_task(_greet(unmeasured)))
+            loops.append(tasks.create_task(store.greet()))
             if scribe is not None:
                 loops.append(tasks.create_task(scribe.run()))
             try:
@@ -151,16 +148,6 @@ async def _announce(gateway: Gateway) -> None:
     await gateway.ready()
     log.info("%s", gateway.server.announcement)
     print(gateway.server.announcement, flush=True)
-
-
-async def _greet(store: SessionStore) -> None:
-    """Somebody should hear of a store that is away before the first request does."""
-    try:
-        await store.read(NOBODY)
-    except NotFound:
-        pass
-    except SlipstreamError as error:
-        log.warning("requests are refused for as long as this holds: %s", error.message)
 
 
 def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:

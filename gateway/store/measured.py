@@ -1,7 +1,9 @@
-"""A session store that is watched: how long operations take, which fail, how long the oldest has been waiting."""
+"""A session store that is watched: how long operations take, which fail, how long the oldest has been waiting. The log
+tells when it goes away, for what reason, and when it is back."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,11 +11,17 @@ from typing import TypeVar
 
 from gateway.store import SessionStore
 from gateway.store.record import Record
-from slipstream.errors import SlipstreamError
+from slipstream.errors import NotFound, SlipstreamError, Unavailable
 from slipstream.telemetry import metrics
 from slipstream.telemetry.labels import Names
 
 MOST_REASONS = 64
+NOBODY = "nobody"
+"""No session's id."""
+MOST_CAUSE = 200
+"""Characters of what the store's client says."""
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -31,11 +39,21 @@ class MeasuredStore:
         self.seconds = metrics.STORE_SECONDS.histogram()
         self.errors: Counter[tuple[str, ...]] = Counter()
         """By operation and reason."""
+        self._away = False
 
     @property
     def lag_s(self) -> float:
         """Age of the oldest operation that has no answer yet."""
         return self._clock() - next(iter(self._waiting.values()), self._clock())
+
+    async def greet(self) -> None:
+        """Somebody should hear of a store that is away before the first session does. Never raises."""
+        try:
+            await self._store.read(NOBODY)
+        except NotFound:
+            pass
+        except SlipstreamError as error:
+            self._hear(error)
 
     async def create(self, record: Record) -> None:
         await self._timed("create", self._store.create(record))
@@ -72,10 +90,23 @@ class MeasuredStore:
         number, began = self._numbers, self._clock()
         self._waiting[number] = began
         try:
-            return await doing
+            done = await doing
         except SlipstreamError as error:
             self.errors[operation, self._reasons(error.reason)] += 1
+            self._hear(error)
             raise
+        else:
+            self._hear(None)
+            return done
         finally:
             del self._waiting[number]
             self.seconds.labels(operation).observe(self._clock() - began)
+
+    def _hear(self, error: SlipstreamError | None) -> None:
+        away = isinstance(error, Unavailable)
+        if away and not self._away:
+            cause = str(error.__cause__ or error).partition("\n")[0][:MOST_CAUSE] if error is not None else ""
+            log.warning("the session store is away, and sessions wait or are refused: %s", cause)
+        elif self._away and not away:
+            log.info("the session store is back")
+        self._away = away

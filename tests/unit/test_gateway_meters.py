@@ -180,6 +180,33 @@ async def test_the_lag_is_the_age_of_the_oldest_write_that_has_no_answer() -> No
     assert sums == {"create": 0.0, "append": 4.0}
 
 
+class Away(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__(Memory(), owner="me", ttl_s=60, lease_s=60)
+        self.away = True
+
+    async def read(self, session: str, start: int = 0) -> Record:
+        if self.away:
+            raise Unavailable("The store is away.") from ConnectionError("DENIED: protected mode\nand so on")
+        return await super().read(session, start)
+
+
+async def test_the_log_tells_once_why_the_store_is_away_and_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    behind = Away()
+    store = MeasuredStore(behind)
+    await store.greet()
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await store.read("s")
+    behind.away = False
+    with pytest.raises(NotFound):
+        await store.read("s")
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first.endswith("refused: DENIED: protected mode") and second == "the session store is back"
+    assert store.errors == {("read", "UNAVAILABLE"): 2, ("read", "NO_SESSION"): 1}
+
+
 async def test_what_relaxed_sessions_left_behind_ages_until_it_is_written() -> None:
     now, there = [0.0], MemoryStore(Memory(), owner="me", ttl_s=60, lease_s=60)
     scribe = Scribe(lambda: now[0])
