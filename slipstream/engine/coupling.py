@@ -33,6 +33,9 @@ _BLOCK = 1 << 15
 _SCALE = 2.0**scalar.BITS
 _ONES = (1 << scalar.BITS) - 1
 _SHORTLIST = 256
+_LEVEL = 0.3
+"""From this fraction of tokens on that tie for the last place, NumPy's selection is the slower one; looked at as above.
+"""
 
 
 def choose(
@@ -103,11 +106,19 @@ def rank(
 
 def _shortlist(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The `width` largest logits of each row and their token ids, in any order."""
-    if not logits.is_cpu or width == logits.shape[-1]:
+    if not logits.is_cpu or width == logits.shape[-1] or _is_level(logits):
         return logits.topk(width, dim=-1)
     # torch's takes five times as long from a dozen rows on.
     ids = torch.from_numpy(np.argpartition(logits.numpy(), -width, axis=-1)[:, -width:])
     return logits.gather(-1, ids), ids
+
+
+def _is_level(logits: Tensor) -> bool:
+    """Whether many tokens are equally unlikely, as after a cut or under a grammar: NumPy's selection halves no row of
+    equals, and takes 10 to 30 times as long then."""
+    sample = logits[:, ::_STRIDE]
+    ties = sample == sample.amin(dim=-1, keepdim=True)
+    return int(ties.count_nonzero()) > _LEVEL * ties.numel()
 
 
 def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -125,6 +126,21 @@ def test_rank_marks_what_is_impossible() -> None:
         assert sorted(ranked[0].tolist()) == [-1, 0, 1]
         assert ranked[1:].tolist() == [[-1] * 3] * 2
         assert bool((confidences.isneginf() == (ranked == -1)).all())
+
+
+@pytest.mark.parametrize(("left", "by_numpy"), [(1, False), (20, False), (1000, False), (4999, True)])
+def test_rank_looks_for_the_likeliest_in_the_way_that_is_fast_for_what_a_cut_left(
+    left: int, by_numpy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    select = mock.Mock(wraps=np.argpartition)
+    monkeypatch.setattr(coupling.np, "argpartition", select)
+    logits = random_logits(7, 6, 5000, 2.0, 0.0, ties=False)
+    best = logits.topk(left)
+    logits.masked_fill_(logits < best.values[:, -1:], -math.inf)
+    ranked, _ = rank(logits, [True] * 6, [0] * 6, [0] * 6, 4)
+    assert ranked[:, : min(left, 4)].tolist() == best.indices[:, :4].tolist()
+    assert bool((ranked[:, left:] == -1).all())
+    assert select.called == by_numpy
 
 
 def test_rank_gives_no_more_than_the_vocabulary() -> None:
