@@ -86,13 +86,15 @@ def rank(
     of `sharpness` * log q, since two models agree on the likeliest token more often than either gives it. Where fewer
     tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
     """
-    width = min(logits.shape[-1], max(_SHORTLIST, count))
+    noisy = not all(greedy)  # without noise the likeliest are the best
+    width = min(logits.shape[-1], max(_SHORTLIST, count) if noisy else count)
     values, ids = _shortlist(logits, width)
     top = values.amax(dim=-1, keepdim=True)
-    keys = noise.keys(seeds, positions, Purpose.COUPLED).to(logits.device)
     pure = torch.tensor(greedy, dtype=torch.bool, device=logits.device)[:, None]
-    shifted = (values - top).double()
-    scores = shifted + noise.gumbel(keys[:, None], ids).masked_fill(pure, 0.0)
+    scores = (values - top).double()
+    if noisy:
+        keys = noise.keys(seeds, positions, Purpose.COUPLED).to(logits.device)
+        scores += noise.gumbel(keys[:, None], ids).masked_fill(pure, 0.0)
     best, order = scores.topk(min(count, width), dim=-1)
     power = torch.where(pure, sharpness, 1.0)
     normaliser = scores.logsumexp(dim=-1, keepdim=True)

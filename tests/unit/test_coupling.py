@@ -119,6 +119,15 @@ def test_greedy_confidence_is_the_log_softmax() -> None:
     assert torch.allclose(confidences, logits.log_softmax(-1).gather(1, ranked), atol=1e-5)
 
 
+def test_greedy_rows_alone_are_ranked_without_noise_and_as_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = random_logits(9, 4, 2000, 2.0, 0.1, ties=False)
+    among = rank(logits, [True, True, True, False], range(4), range(4), 5, 1.3)
+    monkeypatch.delattr(noise, "gumbel")
+    alone = rank(logits[:3], [True] * 3, range(3), range(3), 5, 1.3)
+    for left, right in zip(among, alone, strict=True):
+        assert torch.equal(left[:3], right)
+
+
 def test_rank_marks_what_is_impossible() -> None:
     logits = torch.tensor([[0.0, 1.0, -math.inf], [math.nan, 0.0, 0.0], [-math.inf] * 3])
     for greedy in (True, False):
