@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import grpc
 
-from slipstream.client import HANDSHAKE, error_of
+from slipstream.client import HANDSHAKE, error_of, parsed
+from slipstream.errors import SlipstreamError
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -37,12 +38,19 @@ class Presence:
         while True:
             try:
                 await self._introduce()
-                failures = 0
-                async for load in self._stub.Watch(worker_pb2.WatchRequest()):
-                    self.load = load
-                    self._changed()
+                watch = self._stub.Watch(worker_pb2.WatchRequest())
+                try:
+                    async for load in watch:
+                        self.load = parsed(load)
+                        failures, self._complaint = 0, ""
+                        self._changed()
+                finally:
+                    watch.cancel()
             except grpc.RpcError as error:
-                self._complain(error)
+                known = error_of(error)
+                self._complain(known, aloud=known.reason == HANDSHAKE)
+            except SlipstreamError as error:
+                self._complain(error, aloud=True)
             failures += 1
             self.present = False
             self._changed()
@@ -50,15 +58,13 @@ class Presence:
 
     async def _introduce(self) -> None:
         # A worker that came back may be another one: ask again before every watch.
-        answer = await self._stub.GetModel(worker_pb2.GetModelRequest(), timeout=INTRODUCTION_TIMEOUT_S)
+        answer = parsed(await self._stub.GetModel(worker_pb2.GetModelRequest(), timeout=INTRODUCTION_TIMEOUT_S))
         self.model, self.method, self.present = answer.model, answer.method, True
-        self._complaint = ""
         self._changed()
 
-    def _complain(self, error: grpc.RpcError) -> None:
+    def _complain(self, error: SlipstreamError, *, aloud: bool) -> None:
         """Aloud, and once, of what only an operator can mend."""
-        known = error_of(error)
-        log.debug("%s does not answer: %s", self._address, known.message)
-        if known.reason == HANDSHAKE and known.message != self._complaint:
-            self._complaint = known.message
-            log.error("%s cannot be used: %s", self._address, known.message)
+        log.debug("%s does not answer: %s", self._address, error.message)
+        if aloud and error.message != self._complaint:
+            self._complaint = error.message
+            log.error("%s cannot be used: %s", self._address, error.message)

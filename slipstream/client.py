@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from slipstream.errors import SlipstreamError, Unavailable, from_code
+from slipstream.errors import InvalidArgument, SlipstreamError, Unavailable, from_code
 from slipstream.renewal import RenewedChannel
 from slipstream.tls import Certificates, Material, channel_credentials
 
 Dial = Callable[[str], grpc.aio.Channel]
+Message = TypeVar("Message")
 
 HANDSHAKE = "HANDSHAKE"
 """Of UNAVAILABLE: somebody is there, and the connection was not made for want of TLS or the right certificate."""
@@ -52,6 +54,14 @@ def dialling(role: str, certificates: Certificates | None) -> Dial:
         return RenewedChannel(certificates, make)
 
     return dial
+
+
+def parsed(message: Message | None) -> Message:
+    """What a peer said. Raises InvalidArgument for bytes that are no protobuf of this contract, of which grpc.aio makes
+    None instead of an error."""
+    if message is None:
+        raise InvalidArgument("a message is no protobuf of this contract.")
+    return message
 
 
 def error_of(error: grpc.RpcError) -> SlipstreamError:

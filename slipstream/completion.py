@@ -308,4 +308,7 @@ async def _fold(completion: Completion, call: Call, echo: Echo | None, patience:
 
 async def _next(call: Call, timeout_s: float | None) -> Any:
     async with asyncio.timeout(timeout_s):
-        return await call.read()
+        event = await call.read()
+    if event is None:  # grpc.aio could not parse it; perhaps another gateway speaks this contract
+        raise Unavailable("the gateway said what is no protobuf of this contract.", reason="GARBLED")
+    return event

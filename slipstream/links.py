@@ -18,7 +18,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from slipstream.client import HANDSHAKE, MAX_MESSAGE_BYTES, error_of
+from slipstream.client import HANDSHAKE, MAX_MESSAGE_BYTES, error_of, parsed
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class Link(Generic[Item, Request, Response]):
 
     async def _read(self, call: Call[Request, Response]) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
-            self._traffic.came(frame)
+            self._traffic.came(parsed(frame))
             self._listener.receive(frame)
 
 

@@ -108,6 +108,7 @@ class Scheduler:
             self._close()
             plan = self._planner.plan(self.memory.enter())
             if not plan.turns:
+                self._waiting_since = None  # those whom it was for are gone
                 self._report()
                 await self._changed.wait()
                 continue

@@ -18,6 +18,8 @@ from typing import NoReturn
 
 import grpc
 
+from slipstream.client import parsed
+from slipstream.errors import SlipstreamError
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 LOOKS = 6
@@ -63,14 +65,14 @@ class Vigil:
     async def _ask(self, timeout_s: float) -> None:
         try:
             if self._steps is None:
-                answer = await self._worker.GetModel(worker_pb2.GetModelRequest(), timeout=timeout_s)
+                answer = parsed(await self._worker.GetModel(worker_pb2.GetModelRequest(), timeout=timeout_s))
                 self.max_length = answer.model.max_length or UNLIMITED
             call = self._worker.Watch(worker_pb2.WatchRequest(), timeout=timeout_s)
             try:
-                load = await call.read()
+                load = parsed(await call.read())
             finally:
                 call.cancel()
-        except grpc.RpcError:  # no answer in time, or not a worker that can be asked: its frames must tell
+        except (grpc.RpcError, SlipstreamError):  # no answer in time, or none of a worker: frames must tell
             return
         if load is not grpc.aio.EOF and load.steps != self._steps:
             self._steps = load.steps

@@ -13,6 +13,7 @@ import typer
 
 from slipstream.cli.options import ApiKey, Ca, Servers, Tls
 from slipstream.cli.session import doors_of, talk
+from slipstream.client import parsed
 from slipstream.comparison import Line, Prices, compare, number, reached, shadows, uneven, watched
 from slipstream.errors import FailedPrecondition
 from slipstream.estimates import CONFIDENCE, Interval
@@ -38,7 +39,8 @@ def compare_arms(
 
     async def ask(lines: Sequence[grpc.aio.Channel]) -> gateway_pb2.GetExperimentResponse:
         stubs = [gateway_pb2_grpc.GatewayServiceStub(line) for line in lines]
-        return merge(await asyncio.gather(*(stub.GetExperiment(gateway_pb2.GetExperimentRequest()) for stub in stubs)))
+        told = await asyncio.gather(*(stub.GetExperiment(gateway_pb2.GetExperimentRequest()) for stub in stubs))
+        return merge([parsed(each) for each in told])
 
     servers = list(dict.fromkeys(server or []))
     told = asyncio.run(talk("compare", doors_of(servers, api_key, tls, ca), ask))

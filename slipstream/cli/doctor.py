@@ -16,7 +16,7 @@ import typer
 from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.cli.options import ApiKey, Ca, Servers, Tls
 from slipstream.cli.session import doors_of
-from slipstream.client import dialling, error_of
+from slipstream.client import dialling, error_of, parsed
 from slipstream.completion import Completion, complete
 from slipstream.door import Door
 from slipstream.errors import SlipstreamError, Unavailable
@@ -99,21 +99,25 @@ async def _ask(address: str, certificates: Certificates | None) -> Worker:
                     return await _probe(address, worker_pb2_grpc.WorkerServiceStub(line))
             except grpc.aio.AioRpcError as error:
                 failure = error_of(error)
+            except SlipstreamError as error:
+                failure = error
             except TimeoutError:
                 failure = Unavailable(f"no answer within {PATIENCE_S:g} s.")
     raise failure
 
 
 async def _probe(address: str, stub: worker_pb2_grpc.WorkerServiceStub) -> Worker:
-    identity = await stub.GetModel(worker_pb2.GetModelRequest())
+    identity = parsed(await stub.GetModel(worker_pb2.GetModelRequest()))
     times = []
     for _ in range(PROBES):
         began = time.perf_counter()
         await stub.GetModel(worker_pb2.GetModelRequest())
         times.append(time.perf_counter() - began)
     watching = stub.Watch(worker_pb2.WatchRequest())
-    load = await watching.read()
+    load = parsed(await watching.read())
     watching.cancel()
+    if load is grpc.aio.EOF:
+        raise Unavailable("it does not say how busy it is.")
     return Worker(address, identity, load, statistics.median(times))
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from slipstream.callers import DRAFTER, VERIFIER
-from slipstream.client import dialling
+from slipstream.client import dialling, parsed
 from slipstream.engine.cores import available_cores
 from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
 from slipstream.server import END_WITH_PARENT
@@ -176,7 +176,8 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
     certificates, models = certificates_from_env(), []
     for role, address in ((VERIFIER, verifier), *((DRAFTER, drafter) for drafter in drafters)):
         async with dialling(role, certificates)(address) as line:
-            models.append((await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())).model)
+            stub = worker_pb2_grpc.WorkerServiceStub(line)
+            models.append(parsed(await stub.GetModel(worker_pb2.GetModelRequest())).model)
     target = models[0]
     for model in models[1:]:
         if model.vocabulary_fingerprint not in ("", target.vocabulary_fingerprint):

@@ -12,7 +12,7 @@ import grpc
 import typer
 
 from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls
-from slipstream.client import error_of
+from slipstream.client import error_of, parsed
 from slipstream.completion import Completion, Patience, resume
 from slipstream.door import Door
 from slipstream.errors import SlipstreamError
@@ -63,7 +63,8 @@ def roll_back_session(
     )
 
     async def ask(lines: Sequence[grpc.aio.Channel]) -> str:
-        answer: gateway_pb2.RollbackResponse = await gateway_pb2_grpc.GatewayServiceStub(lines[0]).Rollback(request)
+        stub = gateway_pb2_grpc.GatewayServiceStub(lines[0])
+        answer: gateway_pb2.RollbackResponse = parsed(await stub.Rollback(request))
         return answer.key.id
 
     typer.echo(asyncio.run(talk("rollback", doors_of(server, api_key, tls, ca), ask)))

@@ -12,6 +12,7 @@ from google.protobuf.json_format import MessageToJson
 
 from slipstream.cli.options import ApiKey, Ca, Servers, Tls
 from slipstream.cli.session import doors_of, talk
+from slipstream.client import parsed
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 
@@ -26,7 +27,8 @@ def status(
 
     async def ask(lines: Sequence[grpc.aio.Channel]) -> gateway_pb2.ListModelsResponse:
         request = gateway_pb2.ListModelsRequest()
-        answer: gateway_pb2.ListModelsResponse = await gateway_pb2_grpc.GatewayServiceStub(lines[0]).ListModels(request)
+        stub = gateway_pb2_grpc.GatewayServiceStub(lines[0])
+        answer: gateway_pb2.ListModelsResponse = parsed(await stub.ListModels(request))
         return answer
 
     told = asyncio.run(talk("status", doors_of(server, api_key, tls, ca), ask))

@@ -6,13 +6,16 @@ Figures are exact: a pass takes its emulated time, a frame its delay, Python not
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from benchmarks.virtual import Outcome, World, decode, run
+from benchmarks.virtual import Outcome, World, decode, open_request, run, system
 from slipstream.engine.emulated import LinearCost
+from slipstream.v1 import verifier_pb2
+from verifier_svc.planner import Plan, Planner
 
 WORLD = World()
 MOST_BYTES = 120
@@ -104,3 +107,29 @@ def test_where_time_is_proportional_to_tokens_speculation_pauses_and_costs_nothi
 def test_where_passes_cost_the_same_whatever_is_in_them_many_sessions_go_on_speculating() -> None:
     flat = replace(WORLD, target=LinearCost(0.020))
     assert speculated(0, 16, 40, 4, flat).tokens_per_s >= 1.8 * plain(flat, 16, 40).tokens_per_s
+
+
+class Patient(Planner):
+    """Holds every step back for a second."""
+
+    def pause(self, plan: Plan, waited_s: float) -> float:
+        return max(0.0, 1.0 - waited_s)
+
+
+def test_a_wait_that_ends_with_its_session_is_not_the_next_one_s() -> None:
+    """It once went on until somebody came, minutes later, whose first step was then held to have waited for so long."""
+
+    async def waited_s() -> float:
+        async with system(replace(WORLD, planner=Patient)) as running:
+            gateway = running.gateway()
+            gateway.receive(open_request(0, 1, 0, running.drafter))
+            await asyncio.sleep(0.5)
+            close = verifier_pb2.DecodeCommand(session=0, epoch=1, close=verifier_pb2.DecodeClose())
+            gateway.receive(verifier_pb2.DecodeRequest(commands=[close]))
+            await asyncio.sleep(600.0)
+            gateway.receive(open_request(1, 1, 0, running.drafter))
+            await asyncio.sleep(2.0)
+            assert running.scheduler.steps == 1
+            return running.scheduler.tally.waited_s
+
+    assert run(waited_s()) == pytest.approx(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -118,6 +119,15 @@ def test_greedy_confidence_is_the_log_softmax() -> None:
     assert torch.allclose(confidences, logits.log_softmax(-1).gather(1, ranked), atol=1e-5)
 
 
+def test_greedy_rows_alone_are_ranked_without_noise_and_as_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = random_logits(9, 4, 2000, 2.0, 0.1, ties=False)
+    among = rank(logits, [True, True, True, False], range(4), range(4), 5, 1.3)
+    monkeypatch.delattr(noise, "gumbel")
+    alone = rank(logits[:3], [True] * 3, range(3), range(3), 5, 1.3)
+    for left, right in zip(among, alone, strict=True):
+        assert torch.equal(left[:3], right)
+
+
 def test_rank_marks_what_is_impossible() -> None:
     logits = torch.tensor([[0.0, 1.0, -math.inf], [math.nan, 0.0, 0.0], [-math.inf] * 3])
     for greedy in (True, False):
@@ -125,6 +135,21 @@ def test_rank_marks_what_is_impossible() -> None:
         assert sorted(ranked[0].tolist()) == [-1, 0, 1]
         assert ranked[1:].tolist() == [[-1] * 3] * 2
         assert bool((confidences.isneginf() == (ranked == -1)).all())
+
+
+@pytest.mark.parametrize(("left", "by_numpy"), [(1, False), (20, False), (1000, False), (4999, True)])
+def test_rank_looks_for_the_likeliest_in_the_way_that_is_fast_for_what_a_cut_left(
+    left: int, by_numpy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    select = mock.Mock(wraps=np.argpartition)
+    monkeypatch.setattr(coupling.np, "argpartition", select)
+    logits = random_logits(7, 6, 5000, 2.0, 0.0, ties=False)
+    best = logits.topk(left)
+    logits.masked_fill_(logits < best.values[:, -1:], -math.inf)
+    ranked, _ = rank(logits, [True] * 6, [0] * 6, [0] * 6, 4)
+    assert ranked[:, : min(left, 4)].tolist() == best.indices[:, :4].tolist()
+    assert bool((ranked[:, left:] == -1).all())
+    assert select.called == by_numpy
 
 
 def test_rank_gives_no_more_than_the_vocabulary() -> None:

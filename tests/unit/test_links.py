@@ -240,6 +240,16 @@ async def test_a_listener_that_raises_breaks_one_stream_only(hook: str, error: E
     assert (InvalidArgument if isinstance(error, InvalidArgument) else Internal) in recorder.heard
 
 
+async def test_a_frame_that_is_no_protobuf_breaks_the_stream_and_is_no_failure_of_its_owner(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second, recorder = FakeCall(), FakeCall(), Recorder()
+    async with linked([first, second], recorder):
+        first.incoming.put_nowait(None)  # what grpc.aio makes of it
+        await until(lambda: recorder.heard == ["connected", InvalidArgument, "connected"])
+    assert not caplog.records
+
+
 async def test_a_listener_that_raises_on_a_loss_does_not_end_the_link() -> None:
     first, second, recorder = FakeCall(), FakeCall(), Recorder()
     recorder.fails["lost"] = ValueError("bug")
