@@ -21,14 +21,12 @@ _BROKEN = re.compile("([\udc80-\udcff]+)")
 
 
 class Spelling:
-    """Takes the tokenizer over: its truncation, padding and parsing of special tokens are switched off.
+    """Takes the tokenizer over: its parsing of special tokens is switched off.
 
     `size` bounds the ids that `encode` returns: a model may have fewer rows than its tokenizer has tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int | None = None) -> None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # `<s>` in a text is three characters
         self._tokenizer = tokenizer
         known = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
