@@ -161,7 +161,9 @@ class Session:
             self.ledger.rehomed += 1
             self._meters.rehomings += 1
         self._opened = True
-        lag = await self._story.lags(self._config.credit_tokens, lambda: self._cancelled)
+        await self._story.lags(self._config.credit_tokens, lambda: self._cancelled)
+        if self._cancelled:
+            return None
         known = self._beginnings()
         try:
             with self._meters.placing():
@@ -178,7 +180,7 @@ class Session:
         self._crew.moved()
         self._crew.look(self._length, hurry=True)
         try:
-            seat.open(self._opening(lag))
+            seat.open(self._opening())
         except SlipstreamError as error:
             seat.end(End(FINISH_REASON_ERROR, error))
         return seat
@@ -283,8 +285,8 @@ class Session:
         with contextlib.suppress(SlipstreamError):
             await self._log.finish(finished.SerializeToString())
 
-    def _opening(self, lag: int) -> verifier_pb2.DecodeOpen:
-        """`lag`: tokens that no client has taken yet."""
+    def _opening(self) -> verifier_pb2.DecodeOpen:
+        """What clients take from now on is told the seat as it happens."""
         plan, address = self._plan, self._verifier.address if self._verifier is not None else ""
         return verifier_pb2.DecodeOpen(
             key=types_pb2.SessionKey(id=self.id, epoch=self._log.epoch),
@@ -294,7 +296,7 @@ class Session:
             stop_token_ids=plan.stop_token_ids,
             policy=verifier_pb2.DecodePolicy(max_draft_tokens=plan.max_draft_tokens),
             drafters=self._crew.addresses,
-            credit=max(1, self._config.credit_tokens - lag),
+            credit=max(1, self._config.credit_tokens - self._story.lag),
             prediction_token_ids=plan.prediction,
             cache_salt=plan.salt,
             workload=plan.workload,
