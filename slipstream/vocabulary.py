@@ -34,8 +34,8 @@ def model_folder(name: str) -> Path:
 
 
 def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
-    """From a folder's tokenizer.json or the hub's, without the truncation and padding that some keep from their training.
-    Raises NotFound without one, FailedPrecondition for a broken one."""
+    """From a folder's tokenizer.json or the hub's, without the truncation and padding that some files ask for. Raises
+    NotFound without one, FailedPrecondition for a broken one."""
     try:
         file = _file(name, "tokenizer.json", revision)
         tokenizer = Tokenizer.from_file(str(file))

@@ -9,7 +9,7 @@ import pytest
 from gateway.store.memory import Memory
 from gateway.tenant import Limits, Tenant
 from slipstream.client import channel
-from slipstream.completion import complete
+from slipstream.completion import Completion, Patience, complete, resume
 from slipstream.errors import Aborted, NotFound, OutOfRange, Unavailable
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.calls import Shared, begun, broken_off, following, left_after, read_on, store
@@ -119,6 +119,39 @@ async def test_a_completion_goes_on_by_itself_on_another_gateway(setting: Settin
         completion = await running
     assert completion.token_ids == front.verifiers[0].script[:40]
     assert "".join(said) == completion.text == front.tokenizer.decode(completion.token_ids)
+
+
+@pytest.mark.parametrize("dead_first", [False, True])
+async def test_a_session_is_resumed_on_the_first_gateway_that_can(setting: Setting, dead_first: bool) -> None:
+    memory = Memory()
+    front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
+    beside = await setting.beside(front, store(memory, "b"))
+    answer = await left_after(front)
+    front.verifiers[0].limit = None
+    if dead_first:
+        await beside.gateway.server.stop(0)
+    completion = Completion(started=answer.started)
+    async with channel(beside.gateway.address) as one, channel(front.gateway.address) as other:
+        await resume([one, other], completion, patience=Patience(resume_s=0.0))
+    assert completion.token_ids == front.verifiers[0].script[:40]
+    assert (await front.store.read(answer.started.session_id)).owner == ("a" if dead_first else "b")
+
+
+async def test_the_rest_of_a_text_is_heard_once_however_often_it_breaks_off(setting: Setting) -> None:
+    memory = Memory()
+    front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
+    beside = await setting.beside(front, store(memory, "b"))
+    answer = await left_after(front)
+    completion = Completion(started=answer.started, begins=3, token_ids=[0] * 3)
+    async with channel(front.gateway.address) as one, channel(beside.gateway.address) as other:
+        running = asyncio.create_task(resume([one, other], completion))
+        while not completion.text:
+            await asyncio.sleep(0.01)
+        front.verifiers[0].limit = None
+        await front.gateway.server.stop(0)
+        await running
+    assert completion.report()["token_ids"] == front.verifiers[0].script[3:40]
+    assert completion.text == front.tokenizer.decode(front.verifiers[0].script[3:40])
 
 
 async def test_a_gateway_that_ends_tells_its_clients_to_go_elsewhere(setting: Setting) -> None:
