@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from structlog.contextvars import bind_contextvars
@@ -162,16 +161,14 @@ class Session:
             self._meters.rehomings += 1
         self._opened = True
         await self._story.lags(self._config.credit_tokens, lambda: self._cancelled)
-        if self._cancelled:
-            return None
         known = self._beginnings()
         try:
             with self._meters.placing():
                 async with asyncio.timeout(self._config.rehoming_wait_s):
-                    while (verifier := self._place(known)) is None:
-                        await self._router.news()
+                    while (verifier := self._place(known)) is None or self._cancelled:
                         if self._cancelled:
                             return None
+                        await self._router.news()
         except TimeoutError as error:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
         seat = verifier.seat()
@@ -203,16 +200,17 @@ class Session:
                 seat.end(End(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
 
     async def _show(self, rounds: list[verifier_pb2.Round]) -> None:
-        """Log first, then show: what a client saw is never taken back by a fault."""
+        """Log first, then show: what a client saw is never taken back by a fault. What is counted was shown: of a write
+        that is interrupted nothing is, though the store may have it. Its tokens are missing then, and none counts twice."""
+        tokens = [token for done in rounds for token in done.token_ids]
+        if tokens:
+            with contextlib.nullcontext() if self._trace is None else self._trace.committing(rounds):
+                await self._log.append(tokens)
+            self._story.tell(tokens, [each for done in rounds for each in done.logprobs])
         for done in rounds:
             self.ledger.add(done)
             if self._watch is not None:
                 self._watch.add(done)
-        tokens = [token for done in rounds for token in done.token_ids]
-        if tokens:
-            with nullcontext() if self._trace is None else self._trace.committing(rounds):
-                await self._log.append(tokens)
-            self._story.tell(tokens, [each for done in rounds for each in done.logprobs])
 
     def _took(self, tokens: int) -> None:
         """The client which is farthest took so many more: a slow one spends no more credit."""
@@ -286,7 +284,6 @@ class Session:
             await self._log.finish(finished.SerializeToString())
 
     def _opening(self) -> verifier_pb2.DecodeOpen:
-        """What clients take from now on is told the seat as it happens."""
         plan, address = self._plan, self._verifier.address if self._verifier is not None else ""
         return verifier_pb2.DecodeOpen(
             key=types_pb2.SessionKey(id=self.id, epoch=self._log.epoch),
