@@ -88,13 +88,15 @@ class Session:
         self._router.changed()
 
     async def renew(self) -> None:
-        """Keeps the lease, however long nothing is written. A session that another owner took ends here."""
+        """Keeps the lease, however long nothing is written. A session that another owner took ends here. Gives up when
+        it is time for the next renewal, for others wait for it."""
         try:
-            await self._log.renew()
+            async with asyncio.timeout(self._config.renewal_s):
+                await self._log.renew()
         except Aborted as error:
             if self._seat is not None:
                 self._seat.end(End(FINISH_REASON_ERROR, error))
-        except SlipstreamError:  # the store is away: the next write waits for it
+        except (SlipstreamError, TimeoutError):  # the store is away: the next write waits for it
             pass
 
     async def run(self) -> None:
@@ -200,8 +202,8 @@ class Session:
                 seat.end(End(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
 
     async def _show(self, rounds: list[verifier_pb2.Round]) -> None:
-        """Log first, then show: what a client saw is never taken back by a fault. What is counted was shown: of a write
-        that is interrupted nothing is, though the store may have it. Its tokens are missing then, and none counts twice."""
+        """Log first, then show: what a client saw is never taken back by a fault. Only what is shown is counted: what a
+        write that was interrupted left in the log counts nowhere, rather than twice."""
         tokens = [token for done in rounds for token in done.token_ids]
         if tokens:
             with contextlib.nullcontext() if self._trace is None else self._trace.committing(rounds):
