@@ -230,6 +230,26 @@ async def test_a_lease_is_kept_while_nothing_is_written(setting: Setting) -> Non
     call.cancel()
 
 
+class Unreleased(MemoryStore):
+    async def release(self, session: str, epoch: int, length: int | None = None) -> None:
+        raise Unavailable("away", reason="STORE_UNAVAILABLE")
+
+
+async def test_a_gateway_waits_for_no_lease_of_its_own(setting: Setting) -> None:
+    front = await setting.front(
+        setting.verifier(limit=9), store=Unreleased(Memory(), owner="a", ttl_s=60, lease_s=60), store_grace_s=0.1
+    )
+    call, answer = await begun(front)
+    call.cancel()
+    while front.gateway.sessions._known:
+        await asyncio.sleep(0.01)
+    front.verifiers[0].limit = None
+    assert (await front.store.read(answer.started.session_id)).leased
+    async with asyncio.timeout(20):
+        await front.resume(answer.started.session_id, answer)
+    assert answer.tokens == front.verifiers[0].script[:40]
+
+
 class Stuck(MemoryStore):
     """Answers no renewal of one session."""
 

@@ -123,6 +123,7 @@ class Client:
     def __init__(self, server: Server, party: Party, owner: str) -> None:
         self._server = server
         self._party = party
+        self.owner = owner
         self._inner = MemoryStore(server.memory, owner=owner, ttl_s=TTL_S, lease_s=LEASE_S)
 
     def __getattr__(self, name: str) -> Operation:
