@@ -92,7 +92,7 @@ class Admission:
         plan = await self.plan(request, 0)
         room = plan.max_length - len(plan.prompt) - change.output_tokens
         if change.WhichOneof("edit") == "text":
-            edit: Sequence[int] = await self._tokenizer.encode(change.text) if change.text else []
+            edit: Sequence[int] = await self._tokenizer.encode_middle(change.text) if change.text else []
         else:
             edit = change.token_ids.token_ids
         if len(edit) > room:
@@ -153,7 +153,7 @@ class Admission:
     async def _prediction(self, asked: gateway_pb2.Prediction, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         """Empty where nothing is predicted."""
         if asked.WhichOneof("content") == "text":
-            tokens: Sequence[int] = await self._tokenizer.encode(asked.text) if asked.text else []
+            tokens: Sequence[int] = await self._tokenizer.encode_middle(asked.text) if asked.text else []
         else:
             tokens = asked.token_ids.token_ids
         if len(tokens) > model.max_length:

@@ -31,6 +31,11 @@ class Claims:
         if self._scribe is not None:
             await self._scribe.written(self._grace_s, name)
 
+    def may_take(self, record: Record) -> bool:
+        """Whether no other owner's lease runs. One of this gateway's own is left where nobody could give it up: the
+        store was away."""
+        return not record.leased or record.owner == self.store.owner
+
     async def take(self, name: str, *, force: bool = False) -> Record:
         """What is still to be written comes first: the next epoch would fence it off. Raises Aborted while another
         owner's lease runs, unless by `force`."""

@@ -128,6 +128,11 @@ class GatewayConfig:
         return parse_experiment(self.experiment_name, self.experiment, self._drafter_names)
 
     @property
+    def renewal_s(self) -> float:
+        """Between two renewals of a lease: two may fail before it lapses."""
+        return self.lease_s / 3
+
+    @property
     def _drafter_names(self) -> list[str]:
         return [drafter.partition("=")[0] for drafter in self.drafters]
 

@@ -39,10 +39,10 @@ class Feed:
             await self.follow(await self._latest())
 
     async def follow(self, record: Record) -> None:
-        """Tells what the log says, until the session ends or nobody runs it: then it is taken up here. Raises what the
-        store raises."""
+        """Tells what the log says, until the session ends or nobody else runs it: then it is taken up here. Raises what
+        the store raises."""
         while self.known.hear(record) and not self.known.stopping:
-            if not record.leased:
+            if self.claims.may_take(record):
                 with contextlib.suppress(Aborted):  # somebody else was faster, or took it later
                     log = await self._take_up()
                     if log is not None:

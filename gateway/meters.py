@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_MODELS, MOST_WORKLOADS, MOST_REASONS = 16, 16, 64
+MOST_MODELS, MOST_WORKLOADS, MOST_METHODS, MOST_REASONS = 16, 16, 16, 64
 WELL = ("stop", "length")
 _OURS = frozenset(
     {
@@ -90,6 +90,8 @@ class Meters:
         self.sessions = self.waiting = self.rehomings = 0
         self.failures: Counter[tuple[str, ...]] = Counter()
         """Of drafters, by name and reason."""
+        self.methods = Names(MOST_METHODS)
+        """That drafters say they have."""
         self._models, self._workloads = Names(MOST_MODELS), Names(MOST_WORKLOADS, workloads)
         self._drafters, self._reasons = Names(MOST_DRAFTERS), Names(MOST_REASONS)
 

@@ -75,7 +75,8 @@ def _rounds(meters: Meters) -> dict[metrics.Metric, Source]:
 
 
 def _shares(parts: Parts, field: str) -> Values:
-    methods = {drafter.pool: drafter.method for drafter in parts.router.drafters if drafter.method}
+    named = parts.meters.methods
+    methods = {drafter.pool: named(drafter.method) for drafter in parts.router.drafters if drafter.method}
     return {
         (model, name, methods.get(name, ""), workload): getattr(share, field)
         for (model, workload), series in parts.meters.series.items()

@@ -72,6 +72,7 @@ class Ledger:
             accepted_prediction_tokens=sum(share.accepted for share in predicted),
             rejected_prediction_tokens=sum(share.drafted - share.accepted for share in predicted),
             drafters=shares,
+            emitted=sums.emitted,
         )
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from structlog.contextvars import bind_contextvars
@@ -89,13 +88,15 @@ class Session:
         self._router.changed()
 
     async def renew(self) -> None:
-        """Keeps the lease, however long nothing is written. A session that another owner took ends here."""
+        """Keeps the lease, however long nothing is written. A session that another owner took ends here. Gives up when
+        it is time for the next renewal, for others wait for it."""
         try:
-            await self._log.renew()
+            async with asyncio.timeout(self._config.renewal_s):
+                await self._log.renew()
         except Aborted as error:
             if self._seat is not None:
                 self._seat.end(End(FINISH_REASON_ERROR, error))
-        except SlipstreamError:  # the store is away: the next write waits for it
+        except (SlipstreamError, TimeoutError):  # the store is away: the next write waits for it
             pass
 
     async def run(self) -> None:
@@ -161,15 +162,15 @@ class Session:
             self.ledger.rehomed += 1
             self._meters.rehomings += 1
         self._opened = True
-        lag = await self._story.lags(self._config.credit_tokens, lambda: self._cancelled)
+        await self._story.lags(self._config.credit_tokens, lambda: self._cancelled)
         known = self._beginnings()
         try:
             with self._meters.placing():
                 async with asyncio.timeout(self._config.rehoming_wait_s):
-                    while (verifier := self._place(known)) is None:
-                        await self._router.news()
+                    while (verifier := self._place(known)) is None or self._cancelled:
                         if self._cancelled:
                             return None
+                        await self._router.news()
         except TimeoutError as error:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
         seat = verifier.seat()
@@ -178,7 +179,7 @@ class Session:
         self._crew.moved()
         self._crew.look(self._length, hurry=True)
         try:
-            seat.open(self._opening(lag))
+            seat.open(self._opening())
         except SlipstreamError as error:
             seat.end(End(FINISH_REASON_ERROR, error))
         return seat
@@ -201,16 +202,17 @@ class Session:
                 seat.end(End(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
 
     async def _show(self, rounds: list[verifier_pb2.Round]) -> None:
-        """Log first, then show: what a client saw is never taken back by a fault."""
+        """Log first, then show: what a client saw is never taken back by a fault. Only what is shown is counted: what a
+        write that was interrupted left in the log counts nowhere, rather than twice."""
+        tokens = [token for done in rounds for token in done.token_ids]
+        if tokens:
+            with contextlib.nullcontext() if self._trace is None else self._trace.committing(rounds):
+                await self._log.append(tokens)
+            self._story.tell(tokens, [each for done in rounds for each in done.logprobs])
         for done in rounds:
             self.ledger.add(done)
             if self._watch is not None:
                 self._watch.add(done)
-        tokens = [token for done in rounds for token in done.token_ids]
-        if tokens:
-            with nullcontext() if self._trace is None else self._trace.committing(rounds):
-                await self._log.append(tokens)
-            self._story.tell(tokens, [each for done in rounds for each in done.logprobs])
 
     def _took(self, tokens: int) -> None:
         """The client which is farthest took so many more: a slow one spends no more credit."""
@@ -283,8 +285,7 @@ class Session:
         with contextlib.suppress(SlipstreamError):
             await self._log.finish(finished.SerializeToString())
 
-    def _opening(self, lag: int) -> verifier_pb2.DecodeOpen:
-        """`lag`: tokens that no client has taken yet."""
+    def _opening(self) -> verifier_pb2.DecodeOpen:
         plan, address = self._plan, self._verifier.address if self._verifier is not None else ""
         return verifier_pb2.DecodeOpen(
             key=types_pb2.SessionKey(id=self.id, epoch=self._log.epoch),
@@ -294,7 +295,7 @@ class Session:
             stop_token_ids=plan.stop_token_ids,
             policy=verifier_pb2.DecodePolicy(max_draft_tokens=plan.max_draft_tokens),
             drafters=self._crew.addresses,
-            credit=max(1, self._config.credit_tokens - lag),
+            credit=max(1, self._config.credit_tokens - self._story.lag),
             prediction_token_ids=plan.prediction,
             cache_salt=plan.salt,
             workload=plan.workload,

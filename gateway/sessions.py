@@ -95,8 +95,8 @@ class Sessions:
             record = await self.read(name)
             plan = await self._admission.plan(request_of(record), self._count, name)
         self._check_open()
-        if known := self._own(name):  # another client came first
-            return known.story
+        if self._own(name):  # another client came first
+            return await self.resume(name, revision)
         grant = _admitted(plan, plan.max_length if record.outcome else len(output_of(record)))
         known = self._tell(record, plan)
         self._start(name, known, self._feed(name, known, plan, arrived_at).follow(record), grant)
@@ -104,12 +104,13 @@ class Sessions:
 
     async def _current(self, known: Known, name: str, revision: int | None) -> bool:
         """Whether what is known is what the session says now: somebody may have rolled it back on another gateway, and
-        nobody here has heard of it. A client that has the same text as those here need not ask."""
+        nobody here has heard of it; or its last client leaves while the log is read. A client that has the same text as
+        those here need not ask."""
         if revision == known.story.started.revision:
             return True
         record = await self.read(name)
         if record.params == known.params:
-            return True
+            return not known.stopping
         known.hear(record)
         await self._let_go(known)
         return False
@@ -169,7 +170,7 @@ class Sessions:
     async def keep_leases(self) -> None:
         """Until cancelled: however long a session waits, nobody may think its owner dead."""
         while True:
-            await asyncio.sleep(self._stage.config.lease_s / 3)
+            await asyncio.sleep(self._stage.config.renewal_s)
             sessions = [known.session for known in self._known.values() if known.session is not None]
             await asyncio.gather(*(session.renew() for session in sessions))
 

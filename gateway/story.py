@@ -112,12 +112,15 @@ class Story:
                 self.wake()
                 self.deserted()
 
-    async def lags(self, tokens: int, over: Callable[[], bool] = lambda: False) -> int:
-        """How many tokens the client that is farthest is behind; waits until they are fewer than so many, or it is
-        over."""
-        while len(self.tokens) - self.reached >= tokens and self._clients and not over():
-            await self._news.wait()
+    @property
+    def lag(self) -> int:
+        """How many tokens the client that is farthest is behind."""
         return max(0, len(self.tokens) - self.reached)
+
+    async def lags(self, tokens: int, over: Callable[[], bool] = lambda: False) -> None:
+        """Waits until `lag` is below so many tokens, or it is over."""
+        while self.lag >= tokens and self._clients and not over():
+            await self._news.wait()
 
     def _check(self, revision: int | None) -> None:
         if revision not in (None, self.started.revision):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 from tokenizers import Tokenizer as Encoder
 
 from gateway.detokenizer import Decoding, Detokenizer
 from slipstream.errors import InvalidArgument
 from slipstream.grammar import Grammars
+from slipstream.middle import Encode, Middle
 from slipstream.structure import Structure
 from slipstream.v1 import gateway_pb2, types_pb2
 from slipstream.vocabulary import fingerprint
@@ -22,17 +25,18 @@ class Tokenizer:
         self._encoder = encoder
         self._max_bytes = max_bytes
         self._decoding = Decoding(encoder)
+        self._middle = Middle(partial(self._encode, special=False), self._joined)
         self._grammars: dict[tuple[object, ...], Grammars] = {}
         self.fingerprint = fingerprint(encoder)
 
     async def encode(self, text: str) -> list[int]:
-        """Raises InvalidArgument for a text above the limit."""
-        size = len(text.encode())
-        if size > self._max_bytes:
-            raise InvalidArgument(f"The text has {size} bytes; send at most {self._max_bytes}.", reason="TEXT_TOO_LONG")
-        if len(text) < THREAD_FROM_CHARACTERS:
-            return self._encode(text)
-        return await asyncio.to_thread(self._encode, text)
+        """Of a whole text, with the special tokens that the tokenizer puts around one. Raises InvalidArgument for a
+        text above the limit."""
+        return await self._measured(self._encode, text)
+
+    async def encode_middle(self, text: str) -> list[int]:
+        """Of a part of a text, with nothing around it. Raises what `encode` raises."""
+        return await self._measured(self._middle.encode, text)
 
     async def prepare(self, model: types_pb2.ModelInfo) -> None:
         """For structures that the model is asked for: what takes long the first time is done now."""
@@ -59,6 +63,17 @@ class Tokenizer:
         """For one session's output."""
         return self._decoding.detokenizer()
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._encoder.encode(text).ids
+    async def _measured(self, encode: Encode, text: str) -> list[int]:
+        size = len(text.encode())
+        if size > self._max_bytes:
+            raise InvalidArgument(f"The text has {size} bytes; send at most {self._max_bytes}.", reason="TEXT_TOO_LONG")
+        if len(text) < THREAD_FROM_CHARACTERS:
+            return encode(text)
+        return await asyncio.to_thread(encode, text)
+
+    def _encode(self, text: str, special: bool = True) -> list[int]:
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=special).ids
         return ids
+
+    def _joined(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self.shown(token).bytes for token in tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -76,10 +77,14 @@ class Completion:
 
     started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
+    begins: int = 0
+    """Output tokens that its client had before: nothing else is known of those here, and their ids stand for them."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
-    """One for each token, if the request asked for them."""
+    """One for each token, if the request asked for them; but none for what another gateway said before."""
+    likely: list[int] = field(default_factory=list)
+    """Places of the tokens that `logprobs` are of."""
     trace_id: str = ""
     """Of the latest request that was made for it; empty where the gateway does not trace it."""
 
@@ -95,7 +100,8 @@ class Completion:
                 raise _gap()
             self.finished = response.finished
             del self.token_ids[self.finished.output_tokens :]
-            del self.logprobs[self.finished.output_tokens :]
+            kept = bisect_left(self.likely, self.finished.output_tokens)
+            del self.logprobs[kept:], self.likely[kept:]
         return ""
 
     def _extend(self, delta: gateway_pb2.Delta) -> str:
@@ -106,6 +112,7 @@ class Completion:
             return ""
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
+        self.likely += range(delta.offset, delta.offset + len(delta.logprobs))
         self.text += delta.text
         return delta.text
 
@@ -117,16 +124,16 @@ class Completion:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds for each output token after the first: (E2E - TTFT) / (n - 1)."""
+        """Seconds for each output token after the first: (E2E - TTFT) / (n - 1), of what the statistics are of."""
         told = self.finished.statistics
-        return (told.e2e_s - told.ttft_s) / (len(self.token_ids) - 1) if len(self.token_ids) > 1 else None
+        return (told.e2e_s - told.ttft_s) / (told.emitted - 1) if told.emitted > 1 else None
 
     def report(self) -> dict[str, object]:
         """The object that `--json` prints. Seconds; rates are null where nothing was counted."""
         told = self.finished.statistics
         return {
             "text": self.text,
-            "token_ids": self.token_ids,
+            "token_ids": self.token_ids[self.begins :],
             "prompt_token_ids": list(self.started.prompt_token_ids),
             "logprobs": [_likelihood(told) for told in self.logprobs] or None,
             "finish_reason": FINISH_REASONS.get(self.finished.reason, "unknown"),
@@ -161,7 +168,8 @@ class Patience:
     """Of a client, in seconds."""
 
     resume_s: float = 30.0
-    """How long it tries to resume a completion of which nothing more comes: longer than the lease of a dead gateway."""
+    """How long it tries to resume a completion of which nothing more comes: longer than the lease of a dead gateway. At
+    least it asks every gateway once."""
     stall_s: float | None = None
     """A gateway that says nothing for so long is given up; None: it may think for as long as its connection lives."""
 
@@ -261,23 +269,24 @@ async def resume(
     error: SlipstreamError | None = None,
 ) -> None:
     """Go on with a completion of which the session's name is known, and whatever else of it was seen, on one gateway
-    after the other. `error` interrupted it. Raises what `complete` raises."""
+    after the other. `error` interrupted it on the first one. Raises what `complete` raises."""
     patience = patience or Patience()
-    progress, seen, pause_s = _now(), len(completion.token_ids), 0.0
-    for line in itertools.cycle([*lines[1:], lines[0]]):
+    progress, seen, pause_s, asked = _now(), len(completion.token_ids), 0.0, 0
+    for line in itertools.cycle(lines if error is None else [*lines[1:], lines[0]]):
         if error is not None:
             if not isinstance(error, Unavailable):
                 raise error
             if len(completion.token_ids) > seen:
-                progress, seen, pause_s = _now(), len(completion.token_ids), 0.0
-            if _now() - progress > patience.resume_s:
+                progress, seen, pause_s, asked = _now(), len(completion.token_ids), 0.0, 0
+            if asked >= len(lines) and _now() - progress > patience.resume_s:
                 raise _broken_off(completion, error)
             await asyncio.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s + 0.05)
+        asked += 1
         request = gateway_pb2.ResumeRequest(
             session_id=completion.started.session_id,
             offset=seen,
-            characters=len(completion.text) if completion.text else None,
+            characters=len(completion.text) if completion.text and not completion.begins else None,
             revision=completion.started.revision if completion.started.HasField("revision") else None,
         )
         try:

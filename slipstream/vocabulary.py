@@ -34,10 +34,14 @@ def model_folder(name: str) -> Path:
 
 
 def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
-    """From a folder's tokenizer.json or the hub's. Raises NotFound without one, FailedPrecondition for a broken one."""
+    """From a folder's tokenizer.json or the hub's, without the truncation and padding that some files ask for. Raises
+    NotFound without one, FailedPrecondition for a broken one."""
     try:
         file = _file(name, "tokenizer.json", revision)
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
     except NotFound:
         raise
     except Exception as error:  # tokenizers raises bare Exception

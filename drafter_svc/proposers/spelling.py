@@ -13,22 +13,20 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from slipstream.middle import Middle
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BROKEN = re.compile("([\udc80-\udcff]+)")
 """Bytes that are no UTF-8, as `surrogateescape` shows them."""
-_ANCHORS = ("\n", "0", ".", "a")
-_PROBES = ("b", " b", "\nb", "(b")
 
 
 class Spelling:
-    """Takes the tokenizer over: its truncation, padding and parsing of special tokens are switched off.
+    """Takes the tokenizer over: its parsing of special tokens is switched off.
 
     `size` bounds the ids that `encode` returns: a model may have fewer rows than its tokenizer has tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int | None = None) -> None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # `<s>` in a text is three characters
         self._tokenizer = tokenizer
         known = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -39,9 +37,8 @@ class Spelling:
         """By id; None for a token without text of its own: special, unknown, or not decodable by itself."""
         self._bytes = _byte_tokens(self.words)
         self.opening = self._opening()
-        self.prepends = self.joined(self._encode("b")) == b" b"
-        """Whether a space is put before a text."""
-        self._anchor = self._find_anchor() if self.prepends else None
+        self._middle = Middle(self._encode, self.joined)
+        self.prepends = self._middle.prepends
 
     def word(self, token: int) -> bytes | None:
         return self.words[token] if 0 <= token < len(self.words) else None
@@ -55,7 +52,7 @@ class Spelling:
         What the tokenizer has no tokens for is left out or is its unknown token: compare `joined` where that matters.
         """
         try:
-            tokens = self._encode_inside(data.decode()) if inside else self._encode(data.decode())
+            tokens = self._middle.encode(data.decode()) if inside else self._encode(data.decode())
         except UnicodeDecodeError:
             tokens = self._encode_broken(data, inside)
         return [token for token in tokens if token < self.size]
@@ -67,7 +64,7 @@ class Spelling:
                 broken = part.encode("utf-8", "surrogateescape")
                 tokens += [self._bytes[byte] for byte in broken if byte in self._bytes]
             elif part:
-                tokens += self._encode_inside(part) if inside or number else self._encode(part)
+                tokens += self._middle.encode(part) if inside or number else self._encode(part)
         return tokens
 
     def _encode(self, text: str) -> list[int]:
@@ -76,25 +73,6 @@ class Spelling:
         except Exception:  # tokenizers raises bare Exception where it has no token for a character
             return []
         return ids
-
-    def _encode_inside(self, text: str) -> list[int]:
-        """A space that would be put before the text goes to an anchor instead, whose tokens are taken off again."""
-        if self._anchor is not None:
-            anchor, tokens = self._anchor
-            found = self._encode(anchor + text)
-            if found[: len(tokens)] == tokens:
-                return found[len(tokens) :]
-        return self._encode(text)
-
-    def _find_anchor(self) -> tuple[str, list[int]] | None:
-        def intact(anchor: str) -> int:
-            tokens = self._encode(anchor)
-            found = [(self._encode(anchor + probe), probe) for probe in _PROBES]
-            size = len(tokens)
-            return sum(ids[:size] == tokens and self.joined(ids[size:]) == text.encode() for ids, text in found)
-
-        best = max(_ANCHORS, key=intact)
-        return (best, self._encode(best)) if intact(best) else None
 
     def _opening(self) -> tuple[int, ...]:
         """What the tokenizer puts before every text, such as a token for its beginning."""

@@ -25,6 +25,10 @@ class SessionStore(Protocol):
     but `create` and `restore` NotFound for a session that never was or has expired, and every one that is given an
     epoch Aborted when it is fenced, and OutOfRange when it is ahead."""
 
+    @property
+    def owner(self) -> str:
+        """As records name it."""
+
     async def create(self, record: Record) -> None:
         """Raises FailedPrecondition when another session has the id."""
 

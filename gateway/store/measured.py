@@ -42,6 +42,10 @@ class MeasuredStore:
         self._away = False
 
     @property
+    def owner(self) -> str:
+        return self._store.owner
+
+    @property
     def lag_s(self) -> float:
         """Age of the oldest operation that has no answer yet."""
         return self._clock() - next(iter(self._waiting.values()), self._clock())

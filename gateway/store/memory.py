@@ -41,16 +41,16 @@ class Memory:
 class MemoryStore:
     def __init__(self, memory: Memory, *, owner: str, ttl_s: float, lease_s: float) -> None:
         self._memory = memory
-        self._owner = owner
+        self.owner = owner
         self._ttl_s = ttl_s
         self._lease_s = lease_s
 
     async def create(self, record: Record) -> None:
         self._memory.purge()
         tokens = bytearray(pack(record.tokens))
-        entry = _Entry(record.epoch, self._owner, record.params, record.prompt_length, tokens)
+        entry = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
         known = self._memory.entries.setdefault(record.id, entry)
-        if (known.owner, known.epoch, known.params, known.tokens) != (self._owner, record.epoch, record.params, tokens):
+        if (known.owner, known.epoch, known.params, known.tokens) != (self.owner, record.epoch, record.params, tokens):
             raise refusal("EXISTS", record.id, known.epoch, _length(known))
         self._renew(record.id, known)
 
@@ -81,7 +81,7 @@ class MemoryStore:
     async def restore(self, record: Record) -> None:
         self._memory.purge()
         tokens = bytearray(pack(record.tokens))
-        fresh = _Entry(record.epoch, self._owner, record.params, record.prompt_length, tokens)
+        fresh = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
         entry = self._memory.entries.setdefault(record.id, fresh)
         self._check(record.id, entry, record.epoch)
         if entry.epoch != record.epoch or entry.params != record.params or not entry.tokens.startswith(tokens):
@@ -91,7 +91,7 @@ class MemoryStore:
 
     async def takeover(self, session: str, *, force: bool = False) -> Record:
         entry = self._entry(session)
-        if not force and entry.owner != self._owner and entry.lease_until > self._memory.clock():
+        if not force and entry.owner != self.owner and entry.lease_until > self._memory.clock():
             raise refusal("LEASED", session, entry.epoch, _length(entry))
         self._own(session, entry, entry.epoch + 1)
         return await self.read(session)
@@ -133,12 +133,12 @@ class MemoryStore:
     def _fenced(self, session: str, epoch: int, *, raises: bool = False) -> _Entry:
         entry = self._entry(session)
         self._check(session, entry, epoch)
-        if epoch > entry.epoch + (raises and entry.owner == self._owner):
+        if epoch > entry.epoch + (raises and entry.owner == self.owner):
             raise refusal("MISMATCH", session, entry.epoch, _length(entry))
         return entry
 
     def _check(self, session: str, entry: _Entry, epoch: int) -> None:
-        if epoch < entry.epoch or (epoch == entry.epoch and entry.owner != self._owner):
+        if epoch < entry.epoch or (epoch == entry.epoch and entry.owner != self.owner):
             raise refusal("FENCED", session, entry.epoch, _length(entry))
 
     def _whole(self, session: str, epoch: int, length: int | None) -> _Entry:
@@ -149,7 +149,7 @@ class MemoryStore:
 
     def _own(self, session: str, entry: _Entry, epoch: int) -> None:
         entry.given_up = entry.given_up and epoch == entry.epoch
-        entry.epoch, entry.owner = epoch, self._owner
+        entry.epoch, entry.owner = epoch, self.owner
         self._renew(session, entry)
 
     def _end(self, session: str, epoch: int, length: int | None) -> _Entry:

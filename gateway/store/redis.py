@@ -30,7 +30,7 @@ class RedisStore:
     def __init__(self, client: Client, *, owner: str, ttl_s: float, lease_s: float, replicas: int = 0) -> None:
         """A write is done once `replicas` replicas have it too (of a primary that is no cluster's)."""
         self._client = client
-        self._owner = owner
+        self.owner = owner
         self._tail = (int(ttl_s * 1000), int(lease_s * 1000))
         self._replicas = replicas
         names = ("create", "append", "truncate", "restore", "takeover", "renew", "finish", "read")
@@ -71,7 +71,7 @@ class RedisStore:
         """Every script takes owner, TTL, lease and epoch first, and answers [word, stored epoch, stored length]; where
         it answers with a record, its fields follow."""
         replicas = 0 if name == "read" else self._replicas
-        words = [*_keys(session), self._owner, *self._tail, epoch, *arguments]
+        words = [*_keys(session), self.owner, *self._tail, epoch, *arguments]
         async with _typed():
             answer, reached = await _cancellable(self._evaluate(self._scripts[name], words, replicas))
         word = answer[0].decode()

@@ -32,7 +32,8 @@ def resume_session(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
 ) -> None:
     """Stream the rest of SESSION's text, going on with it where nobody runs it."""
-    completion = Completion(started=gateway_pb2.Started(session_id=session), token_ids=[0] * offset)
+    started = gateway_pb2.Started(session_id=session)
+    completion = Completion(started=started, begins=offset, token_ids=[0] * offset)
     echo = None if as_json else _say
     asyncio.run(
         talk(
@@ -41,7 +42,6 @@ def resume_session(
             lambda lines: resume(lines, completion, echo, Patience(resume_s=0.0)),
         )
     )
-    del completion.token_ids[:offset]
     typer.echo(json.dumps(completion.report()) if as_json else "")
 
 

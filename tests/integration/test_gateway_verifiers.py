@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import grpc
 import pytest
 
 from gateway.store.memory import Memory, MemoryStore
+from gateway.story import Event
 from slipstream.client import error_of
 from slipstream.errors import (
     Internal,
@@ -17,7 +19,8 @@ from slipstream.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from slipstream.v1 import types_pb2, verifier_pb2
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+from tests.calls import begun, read_on
 from tests.front import Answer, Setting
 from tests.scripted_verifier import served
 
@@ -153,6 +156,62 @@ async def test_a_verifier_commits_no_more_than_its_credit_ahead(setting: Setting
     assert [session.output for session in verifier.sessions.values()] == [8]
     store.gate.set()
     assert (await call).tokens == verifier.script[:40]
+
+
+async def test_what_a_client_takes_while_its_session_waits_for_a_verifier_is_credit_again(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9), credit_tokens=16)
+    sessions, reborn = front.gateway.sessions, setting.verifier()
+    async with AsyncExitStack() as stack:
+        story = await sessions.begin(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40))
+        events = await stack.enter_async_context(aclosing(story.follow()))
+        await anext(events)
+        while len(story.tokens) < 9:
+            await asyncio.sleep(0.01)
+        await front.servers[0].stop(0)
+        while not sessions._stage.meters.waiting:
+            await asyncio.sleep(0.01)
+        assert story.lag == 9
+        answer = asyncio.create_task(read(events))
+        while story.lag:
+            await asyncio.sleep(0.01)
+        await stack.enter_async_context(served(reborn, front.addresses[0]))
+        assert (await answer).tokens == reborn.script[:40]
+    assert [opened.credit for opened in reborn.opens()] == [16]
+
+
+async def read(events: AsyncGenerator[Event, None]) -> Answer:
+    """All that follows."""
+    answer = Answer()
+    async for event in events:
+        if isinstance(event, gateway_pb2.Delta):
+            answer.tokens += event.token_ids
+    return answer
+
+
+async def test_a_session_that_is_cancelled_between_two_verifiers_is_opened_on_no_other(setting: Setting) -> None:
+    class Waiting(MemoryStore):
+        asked, gate = asyncio.Event(), asyncio.Event()
+
+        async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
+            if not tokens:  # the next epoch
+                self.asked.set()
+                await self.gate.wait()
+            await super().append(session, epoch, start, tokens)
+
+    store = Waiting(Memory(), owner="me", ttl_s=60, lease_s=60)
+    front = await setting.front(setting.verifier(limit=9), setting.verifier(limit=9), store=store)
+    call, answer = await begun(front)
+    dead = next(index for index, verifier in enumerate(front.verifiers) if verifier.sessions)
+    front.verifiers[1 - dead].limit = None
+    await front.servers[dead].stop(0)
+    await store.asked.wait()
+    session = front.gateway.sessions.running(answer.started.session_id)
+    assert session is not None
+    session.cancel()
+    store.gate.set()
+    await read_on(call, answer)
+    assert answer.finished.reason == verifier_pb2.FINISH_REASON_CANCELLED
+    assert front.verifiers[1 - dead].opens() == []
 
 
 async def test_a_verifier_with_another_vocabulary_is_never_used(setting: Setting) -> None:

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from gateway.store.memory import Memory
+from gateway.store.memory import Memory, MemoryStore
+from gateway.store.record import Record
 from gateway.tenant import Limits, Tenant
 from slipstream.client import channel
-from slipstream.completion import complete
+from slipstream.completion import Completion, Patience, complete, resume
 from slipstream.errors import Aborted, NotFound, OutOfRange, Unavailable
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.calls import Shared, begun, broken_off, following, left_after, read_on, store
@@ -121,6 +122,78 @@ async def test_a_completion_goes_on_by_itself_on_another_gateway(setting: Settin
     assert "".join(said) == completion.text == front.tokenizer.decode(completion.token_ids)
 
 
+@pytest.mark.parametrize("dead_first", [False, True])
+async def test_a_session_is_resumed_on_the_first_gateway_that_can(setting: Setting, dead_first: bool) -> None:
+    memory = Memory()
+    front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
+    beside = await setting.beside(front, store(memory, "b"))
+    answer = await left_after(front)
+    front.verifiers[0].limit = None
+    if dead_first:
+        await beside.gateway.server.stop(0)
+    completion = Completion(started=answer.started)
+    async with channel(beside.gateway.address) as one, channel(front.gateway.address) as other:
+        await resume([one, other], completion, patience=Patience(resume_s=0.0))
+    assert completion.token_ids == front.verifiers[0].script[:40]
+    assert (await front.store.read(answer.started.session_id)).owner == ("a" if dead_first else "b")
+
+
+async def test_the_rest_of_a_text_is_heard_once_however_often_it_breaks_off(setting: Setting) -> None:
+    memory = Memory()
+    front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
+    beside = await setting.beside(front, store(memory, "b"))
+    answer = await left_after(front)
+    completion = Completion(started=answer.started, begins=3, token_ids=[0] * 3)
+    async with channel(front.gateway.address) as one, channel(beside.gateway.address) as other:
+        running = asyncio.create_task(resume([one, other], completion))
+        while not completion.text:
+            await asyncio.sleep(0.01)
+        front.verifiers[0].limit = None
+        await front.gateway.server.stop(0)
+        await running
+    assert completion.report()["token_ids"] == front.verifiers[0].script[3:40]
+    assert completion.text == front.tokenizer.decode(front.verifiers[0].script[3:40])
+
+
+class Waiting(MemoryStore):
+    """The first read after `hold` takes until `gate`."""
+
+    held: asyncio.Event | None = None
+    gate: asyncio.Event
+
+    def hold(self) -> asyncio.Event:
+        self.held, self.gate = asyncio.Event(), asyncio.Event()
+        return self.held
+
+    async def read(self, session: str, start: int = 0) -> Record:
+        if held := self.held:
+            self.held = None
+            held.set()
+            await self.gate.wait()
+        return await super().read(session, start)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_whoever_comes_while_a_session_is_let_go_takes_it_up_again(setting: Setting, runs: bool) -> None:
+    waiting = Waiting(Memory(), owner="a", ttl_s=60, lease_s=60)
+    front = await setting.front(setting.verifier(limit=9), store=waiting)
+    sessions = front.gateway.sessions
+    call, answer = await begun(front) if runs else (None, await left_after(front))
+    name, held = answer.started.session_id, waiting.hold()
+    resuming = asyncio.create_task(sessions.resume(name))
+    await held.wait()
+    if not runs:
+        await sessions.resume(name)  # came later, is there first, and leaves
+    sessions._known[name].stop()
+    waiting.gate.set()
+    front.verifiers[0].limit = None
+    story = await resuming
+    said = [event async for event in story.follow() if isinstance(event, gateway_pb2.Delta)]
+    assert [token for delta in said for token in delta.token_ids] == front.verifiers[0].script[:40]
+    if call is not None:
+        call.cancel()
+
+
 async def test_a_gateway_that_ends_tells_its_clients_to_go_elsewhere(setting: Setting) -> None:
     memory = Memory()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
@@ -155,6 +228,52 @@ async def test_a_lease_is_kept_while_nothing_is_written(setting: Setting) -> Non
     with pytest.raises(Aborted):
         await store(memory, "b").takeover(answer.started.session_id)
     call.cancel()
+
+
+class Unreleased(MemoryStore):
+    async def release(self, session: str, epoch: int, length: int | None = None) -> None:
+        raise Unavailable("away", reason="STORE_UNAVAILABLE")
+
+
+async def test_a_gateway_waits_for_no_lease_of_its_own(setting: Setting) -> None:
+    front = await setting.front(
+        setting.verifier(limit=9), store=Unreleased(Memory(), owner="a", ttl_s=60, lease_s=60), store_grace_s=0.1
+    )
+    call, answer = await begun(front)
+    call.cancel()
+    while front.gateway.sessions._known:
+        await asyncio.sleep(0.01)
+    front.verifiers[0].limit = None
+    assert (await front.store.read(answer.started.session_id)).leased
+    async with asyncio.timeout(20):
+        await front.resume(answer.started.session_id, answer)
+    assert answer.tokens == front.verifiers[0].script[:40]
+
+
+class Stuck(MemoryStore):
+    """Answers no renewal of one session."""
+
+    session = ""
+    others = 0
+
+    async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
+        if session == self.session:
+            await asyncio.Event().wait()
+        self.others += 1
+        await super().renew(session, epoch, length)
+
+
+async def test_a_renewal_that_hangs_holds_up_no_other_lease(setting: Setting) -> None:
+    stuck = Stuck(Memory(), owner="a", ttl_s=60, lease_s=60)
+    front = await setting.front(setting.verifier(limit=9), store=stuck, lease_s=0.06)
+    call, answer = await begun(front)
+    other, _ = await begun(front)
+    stuck.session, stuck.others = answer.started.session_id, 0
+    async with asyncio.timeout(10):
+        while stuck.others < 3:
+            await asyncio.sleep(0.01)
+    call.cancel()
+    other.cancel()
 
 
 async def test_log_probabilities_come_with_what_is_said_anew(setting: Setting) -> None:

@@ -114,7 +114,8 @@ class Server:
             self._claims.add(claim)
             if epoch < old_epoch or (length < old_length and not cut):
                 self.lost.append(f"{name} went from {old_length} tokens of epoch {old_epoch} to {length} of {epoch}")
-            self.longest[name] = length if cut else max(length, self.longest.get(name, 0))
+            rolled_back = cut and name in self.may_cut  # else what clients saw was in the log that was lost
+            self.longest[name] = length if rolled_back else max(length, self.longest.get(name, 0))
 
 
 class Client:
@@ -123,6 +124,7 @@ class Client:
     def __init__(self, server: Server, party: Party, owner: str) -> None:
         self._server = server
         self._party = party
+        self.owner = owner
         self._inner = MemoryStore(server.memory, owner=owner, ttl_s=TTL_S, lease_s=LEASE_S)
 
     def __getattr__(self, name: str) -> Operation:

@@ -14,17 +14,21 @@ from slipstream.v1 import gateway_pb2, verifier_pb2
 STARTED = gateway_pb2.GenerateResponse(started=gateway_pb2.Started(session_id="s"))
 
 
-def delta(offset: int, *tokens: int, text: str = "") -> gateway_pb2.GenerateResponse:
-    return gateway_pb2.GenerateResponse(delta=gateway_pb2.Delta(offset=offset, token_ids=tokens, text=text))
+def delta(offset: int, *tokens: int, text: str = "", likely: bool = False) -> gateway_pb2.GenerateResponse:
+    """A token's log-probability is less one for each place."""
+    logprobs = [gateway_pb2.Logprob(logprob=-float(offset + index)) for index in range(len(tokens) if likely else 0)]
+    said = gateway_pb2.Delta(offset=offset, token_ids=tokens, text=text, logprobs=logprobs)
+    return gateway_pb2.GenerateResponse(delta=said)
 
 
-def finished(output_tokens: int) -> gateway_pb2.GenerateResponse:
-    reason = verifier_pb2.FINISH_REASON_LENGTH
-    return gateway_pb2.GenerateResponse(finished=gateway_pb2.Finished(reason=reason, output_tokens=output_tokens))
+def finished(output_tokens: int, **statistics: float) -> gateway_pb2.GenerateResponse:
+    reason, told = verifier_pb2.FINISH_REASON_LENGTH, gateway_pb2.Statistics(**statistics)
+    end = gateway_pb2.Finished(reason=reason, output_tokens=output_tokens, statistics=told)
+    return gateway_pb2.GenerateResponse(finished=end)
 
 
-def heard(*events: gateway_pb2.GenerateResponse) -> Completion:
-    completion = Completion()
+def heard(*events: gateway_pb2.GenerateResponse, begins: int = 0) -> Completion:
+    completion = Completion(begins=begins, token_ids=[0] * begins)
     for event in events:
         completion.take(event)
     return completion
@@ -50,6 +54,30 @@ def test_what_is_missing_is_noticed_and_nothing_behind_it_is_taken(events: list[
 
 def test_tokens_behind_a_stop_string_are_cut() -> None:
     assert heard(STARTED, delta(0, 5, 6), finished(1)).token_ids == [5]
+
+
+@pytest.mark.parametrize(
+    ("begins", "events", "left"),
+    [
+        (0, [delta(0, 5, 6, 7, likely=True)], [0, -1]),
+        (0, [delta(0, 5, likely=True), delta(1, 6, 7)], [0]),  # another gateway said those
+        (0, [delta(0, 5), delta(1, 6), delta(2, 7, likely=True)], []),
+        (1, [delta(1, 6, 7, likely=True)], [-1]),
+    ],
+)
+def test_log_probabilities_are_cut_with_their_tokens(
+    begins: int, events: list[gateway_pb2.GenerateResponse], left: list[int]
+) -> None:
+    completion = heard(STARTED, *events, finished(2), begins=begins)
+    assert [told.logprob for told in completion.logprobs] == left
+    assert completion.report()["token_ids"] == [5, 6][begins:]
+
+
+def test_a_tokens_time_is_of_those_that_came_in_it() -> None:
+    """Of a text of which another gateway said the rest before."""
+    end = finished(9, emitted=3, ttft_s=1.0, e2e_s=2.0)
+    assert heard(STARTED, delta(0, *range(9)), end).tpot_s == 0.5
+    assert heard(STARTED, delta(0, *range(9)), finished(9, emitted=1, e2e_s=2.0)).tpot_s is None
 
 
 async def test_a_text_that_breaks_off_says_how_to_go_on() -> None:

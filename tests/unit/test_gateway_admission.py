@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Encoder
-from tokenizers import models
+from tokenizers import models, processors
 
 from gateway.admission import Admission
 from gateway.config import GatewayConfig
@@ -29,10 +29,14 @@ class OneModel(Router):
         return MODEL
 
 
-async def plan(request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG) -> Plan:
+def admission(config: GatewayConfig = CONFIG) -> Admission:
     encoder = Encoder(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
-    admission = Admission(config, OneModel(), Tokenizer(encoder, 1000), random.Random(1).getrandbits)
-    return await admission.plan(request, running)
+    encoder.post_processor = processors.TemplateProcessing(single="a $A", special_tokens=[("a", 0)])
+    return Admission(config, OneModel(), Tokenizer(encoder, 1000), random.Random(1).getrandbits)
+
+
+async def plan(request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG) -> Plan:
+    return await admission(config).plan(request, running)
 
 
 def request(**fields: Any) -> gateway_pb2.GenerateRequest:
@@ -94,6 +98,12 @@ async def test_a_prediction_is_tokenized_and_dropped_where_nothing_is_drafted() 
     assert (await plan(request(prediction=text))).prediction == (1,)
     assert (await plan(request(prediction=ids))).prediction == (7, 49)
     assert (await plan(request(prediction=ids, speculation=Speculation(disabled=True)))).prediction == ()
+
+
+async def test_only_a_prompt_begins_as_the_tokenizer_begins_a_text() -> None:
+    assert (await plan(gateway_pb2.GenerateRequest(prompt="b"))).prompt == (0, 1)
+    change = gateway_pb2.RollbackRequest(output_tokens=2, text="b")
+    assert (await admission().revise(request(), change))[1] == (1,)
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,8 @@ async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() 
         share = verifier_pb2.DrafterShare(drafter="model@10.0.0.9:2", drafted=2, accepted=1)
         meters.of(plan()).sums.add(verifier_pb2.Round(drafted=2, accepted=1, drafters=[share]), speculates=True)
         assert _shares(parts, "drafted") == {("m", "model", "model", ""): 2}
+        router.drafters[-1]._presence.method = "odd\0" + "d" * 99
+        assert _shares(parts, "drafted") == {("m", "model", "odd?" + "d" * 60, ""): 2}
         for number in range(100):
             meters.drafter_failed(f"model@10.0.0.{number}:2", "LINK_LOST", 1)
         assert meters.failures == {("model", "LINK_LOST"): 100}

@@ -21,7 +21,7 @@ def test_statistics_are_sums_and_times_since_the_arrival() -> None:
     now[0] = 99.0
     told = ledger.statistics()
     assert (told.rounds, told.rounds_with_drafts, told.drafted, told.accepted) == (3, 1, 4, 2)
-    assert (told.ttft_s, told.e2e_s) == (3.0, 5.0)
+    assert (told.ttft_s, told.e2e_s, told.emitted) == (3.0, 5.0, 4)
     assert (told.wait_s, told.verify_s) == pytest.approx((20e-6, 1.5))
 
 

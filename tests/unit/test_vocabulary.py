@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from slipstream.errors import FailedPrecondition, NotFound
 from slipstream.vocabulary import as_ids, eos_token_ids, fingerprint, is_local, load_tokenizer
@@ -32,6 +32,16 @@ def test_a_saved_tokenizer_keeps_its_fingerprint(tmp_path: Path) -> None:
     built = tokenizer(["a", "é", "\u0120the"], ["<eos>"])
     built.save(str(tmp_path / "tokenizer.json"))
     assert fingerprint(load_tokenizer(str(tmp_path))) == fingerprint(built)
+
+
+def test_nothing_of_a_text_is_cut_and_nothing_put_to_it(tmp_path: Path) -> None:
+    built = tokenizer(["a", "b"])
+    built.pre_tokenizer = pre_tokenizers.Whitespace()
+    built.enable_truncation(2)
+    built.enable_padding(length=4)
+    built.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(str(tmp_path))
+    assert [loaded.encode(text).ids for text in ("b a b", "b")] == [[1, 0, 1], [1]]
 
 
 def test_missing_and_broken_files_are_typed(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""What a client puts behind an output stands there as it was written: nothing comes before it or after it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Encoder
+
+from gateway.tokenizer import Tokenizer
+
+BLANK, SIGNS = "▁", "abfo.\n"
+
+
+def sentence_piece() -> Encoder:
+    """Puts a blank before every text."""
+    words = [BLANK, *SIGNS, BLANK + "f", "fo", BLANK + "fo"]
+    merges = [(BLANK, "f"), ("f", "o"), (BLANK + "f", "o")]
+    encoder = Encoder(models.BPE({word: index for index, word in enumerate(words)}, merges))
+    encoder.normalizer = normalizers.Sequence([normalizers.Prepend(BLANK), normalizers.Replace(" ", BLANK)])
+    encoder.decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return encoder
+
+
+def byte_level(space: bool) -> Encoder:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    encoder = Encoder(models.BPE({word: index for index, word in enumerate(alphabet)}, []))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    encoder.decoder = decoders.ByteLevel()
+    return encoder
+
+
+FAMILIES = {
+    "SentencePiece": sentence_piece,
+    "bytes": lambda: byte_level(False),
+    "bytes after a space": lambda: byte_level(True),
+}
+
+
+@cache
+def tokenizer(family: str) -> Tokenizer:
+    encoder = FAMILIES[family]()
+    encoder.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    ends = [(word, encoder.token_to_id(word)) for word in ("<s>", "</s>")]
+    encoder.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    return Tokenizer(encoder, 1000)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(text=st.text(SIGNS + " ", min_size=1, max_size=12))
+async def test_a_part_of_a_text_is_only_what_was_written(family: str, text: str) -> None:
+    told = tokenizer(family)
+    part, detokenizer = await told.encode_middle(text), told.detokenizer()
+    before = await told.encode_middle("foo")
+    assert "".join(map(detokenizer.push, [*before, *part])) + detokenizer.flush() == "foo" + text
+    whole = await told.encode(text)
+    assert [told.shown(token).text for token in (whole[0], whole[-1])] == ["<s>", "</s>"]
+    assert all(told.shown(token).bytes for token in part)  # a special token has none
