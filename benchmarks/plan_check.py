@@ -42,8 +42,8 @@ SEEDS = 8
 """Runs of the simulation, each with its own luck with candidates; the system runs once, which leaves some per cent."""
 CLIENT_S = 0.001
 """One way between a client and the verifier."""
-HOST_S = {False: (0.00135, 0.00005), True: (0.0026, 0.00012)}
-DRAFT_HOST_S = (0.0024, 0.00057)
+HOST_S = {False: (0.00135, 0.00005), True: (0.00215, 0.00015)}
+DRAFT_HOST_S = (0.0016, 0.00009)
 """Of this machine, without and with speculation (`python -m benchmarks.host`): what a step of the verifier and a pass
 of the drafter take besides the pass, and more for each session. Processes alone have them."""
 

@@ -10,7 +10,7 @@ from tests.e2e.conftest import starting
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET, DRAFT = "emulated:vocabulary=4096&base_ms=10", "emulated:vocabulary=4096&base_ms=0.1&acceptance=0.8"
-OTHER = str(ROOT / "models" / "draft")
+OTHER = "emulated:vocabulary=512"
 
 
 async def said(*words: str) -> tuple[int | None, str]:
