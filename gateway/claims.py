@@ -56,8 +56,7 @@ class Claims:
                 raise rolled_back()
             if length > record.length:  # the store lost the rest
                 raise refusal("MISMATCH", seen.id, record.epoch, record.length)
-            await log.truncate(length, params)
-            await log.append(edit)
+            await log.truncate(length, params, edit)
         finally:
             with contextlib.suppress(SlipstreamError):
                 await log.release()

@@ -84,13 +84,14 @@ class SessionLog:
         carry_out = partial(self._store.append, self._written.id, epoch, start, ())
         await self._do(_Write(carry_out, partial(self._note, epoch, start)))
 
-    async def truncate(self, length: int, params: bytes | None = None) -> None:
-        """Cut back to `length` tokens under the next epoch, with other `params` from now on where they are given."""
+    async def truncate(self, length: int, params: bytes | None = None, tokens: Sequence[int] = ()) -> None:
+        """Cut back to `length` tokens under the next epoch, with other `params` from now on where they are given, and
+        `tokens` behind."""
         self.epoch += 1
-        self.length = length
+        self.length = length + len(tokens)
         epoch = self.epoch
-        carry_out = partial(self._store.truncate, self._written.id, epoch, length, params)
-        await self._do(_Write(carry_out, partial(self._note, epoch, length, params=params)))
+        carry_out = partial(self._store.truncate, self._written.id, epoch, length, params, tokens)
+        await self._do(_Write(carry_out, partial(self._note, epoch, length, tokens, params)))
 
     async def finish(self, outcome: bytes) -> None:
         await self._do(_Write(lambda: self._store.finish(*self._last(), outcome, len(self._tokens))))

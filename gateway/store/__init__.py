@@ -36,10 +36,13 @@ class SessionStore(Protocol):
         """Tokens [start, start + len(tokens)). Raises OutOfRange when `start` is not the length of the log and the log
         does not already hold the same tokens there, written under this epoch. A log that grows has no outcome."""
 
-    async def truncate(self, session: str, epoch: int, length: int, params: bytes | None = None) -> None:
-        """Cut the log back to `length` under a higher epoch, with other `params` from now on where they are given; its
-        outcome is of the past. Raises OutOfRange for a length beyond the log or inside the prompt, and for one that is
-        shorter, or for other params, under an epoch that is not higher."""
+    async def truncate(
+        self, session: str, epoch: int, length: int, params: bytes | None = None, tokens: Sequence[int] = ()
+    ) -> None:
+        """Cut the log back to `length` under a higher epoch, with other `params` from now on where they are given, and
+        `tokens` behind: at once, or a store that fails over could keep the cut and lose them, and nobody would say them
+        again. Its outcome is of the past. Raises OutOfRange for a length beyond the log or inside the prompt, and for
+        another log or other params under an epoch that is not higher."""
 
     async def restore(self, record: Record) -> None:
         """Put back what its owner knows was written, after the store lost it: a failover, a restart without data. What

@@ -65,8 +65,10 @@ class MeasuredStore:
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
         await self._timed("append", self._store.append(session, epoch, start, tokens))
 
-    async def truncate(self, session: str, epoch: int, length: int, params: bytes | None = None) -> None:
-        await self._timed("truncate", self._store.truncate(session, epoch, length, params))
+    async def truncate(
+        self, session: str, epoch: int, length: int, params: bytes | None = None, tokens: Sequence[int] = ()
+    ) -> None:
+        await self._timed("truncate", self._store.truncate(session, epoch, length, params, tokens))
 
     async def restore(self, record: Record) -> None:
         await self._timed("restore", self._store.restore(record))

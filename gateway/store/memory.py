@@ -66,14 +66,16 @@ class MemoryStore:
             entry.outcome = b""
         self._own(session, entry, epoch)
 
-    async def truncate(self, session: str, epoch: int, length: int, params: bytes | None = None) -> None:
+    async def truncate(
+        self, session: str, epoch: int, length: int, params: bytes | None = None, tokens: Sequence[int] = ()
+    ) -> None:
         entry = self._fenced(session, epoch, raises=True)
-        present, higher = _length(entry), epoch > entry.epoch
-        repeats = length == present and params in (None, entry.params)
+        present, higher, edit = _length(entry), epoch > entry.epoch, pack(tokens)
+        repeats = entry.tokens[length * TOKEN_BYTES :] == edit and params in (None, entry.params)
         if not entry.prompt_length <= length <= present or not (higher or repeats):
             raise refusal("MISMATCH", session, entry.epoch, present)
         if higher:
-            del entry.tokens[length * TOKEN_BYTES :]
+            entry.tokens[length * TOKEN_BYTES :] = edit
             entry.params = entry.params if params is None else params
             entry.outcome = b""
         self._own(session, entry, epoch)

@@ -42,8 +42,10 @@ class RedisStore:
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
         await self._run("append", session, epoch, start, pack(tokens))
 
-    async def truncate(self, session: str, epoch: int, length: int, params: bytes | None = None) -> None:
-        await self._run("truncate", session, epoch, length, *_given(params))
+    async def truncate(
+        self, session: str, epoch: int, length: int, params: bytes | None = None, tokens: Sequence[int] = ()
+    ) -> None:
+        await self._run("truncate", session, epoch, length, pack(tokens), *_given(params))
 
     async def restore(self, record: Record) -> None:
         await self._run("restore", record.id, record.epoch, *_whole(record))

@@ -227,6 +227,23 @@ async def test_a_finished_session_may_be_continued_and_keeps_its_outcome_until_i
     assert (await other.read(made.id)).outcome == b""
 
 
+async def test_a_log_is_cut_and_edited_at_once_and_a_repeat_does_nothing(world: World) -> None:
+    store, made = world.store("a"), world.record()
+    await store.create(made)
+    await store.append(made.id, 1, 3, [7, 8, 9])
+    for _ in range(2):
+        await store.truncate(made.id, 2, 4, b"p", [5, 6])
+        read = await store.read(made.id)
+        assert (read.tokens, read.params, read.epoch) == ((*PROMPT, 7, 5, 6), b"p", 2)
+    for length, edit in ((4, [5]), (4, [5, 7]), (4, []), (3, [7, 5, 5])):
+        with pytest.raises(OutOfRange):
+            await store.truncate(made.id, 2, length, b"p", edit)
+    await store.append(made.id, 2, 6, [1])
+    with pytest.raises(OutOfRange):  # too late to be repeated
+        await store.truncate(made.id, 2, 4, b"p", [5, 6])
+    assert (await store.read(made.id)).tokens == (*PROMPT, 7, 5, 6, 1)
+
+
 async def test_a_late_repeat_does_not_undo_a_finish(world: World) -> None:
     store, made = world.store("a"), world.record()
     await store.create(made)
