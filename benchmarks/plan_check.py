@@ -33,8 +33,14 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 TARGET, DRAFT = Line(0.030, 0.0002, 0.0, 32), Line(0.004)
 ACCEPTANCE = Acceptance([0.75], 0.7)
-TARGET_MODEL = f"emulated:vocabulary={VOCABULARY}&base_ms=30&token_ms=0.2&flat=32"
-DRAFT_MODEL = f"emulated:vocabulary={VOCABULARY}&base_ms=4&acceptance=0.75&fanout=0.7"
+TARGET_MODEL = (
+    f"emulated:vocabulary={VOCABULARY}&base_ms={1e3 * TARGET.base_s:g}&token_ms={1e3 * TARGET.per_token_s:g}"
+    f"&flat={TARGET.free_tokens}"
+)
+DRAFT_MODEL = (
+    f"emulated:vocabulary={VOCABULARY}&base_ms={1e3 * DRAFT.base_s:g}&acceptance={ACCEPTANCE.by_depth[0]}"
+    f"&fanout={ACCEPTANCE.fanout}"
+)
 """The same as real processes know it."""
 NODES = 6
 OUTPUT = 80

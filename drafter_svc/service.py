@@ -17,6 +17,7 @@ from drafter_svc.tracing import SessionTrace
 from drafter_svc.tree import ROOT, Node
 from slipstream import links, wire
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.pairing import share_vocabulary
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
 
@@ -176,7 +177,7 @@ class Peer:
     def _check(self, request: drafter_pb2.DraftOpen) -> None:
         """Everything that can be told without a copy."""
         mine, theirs, length = self._bounds.model, request.target, len(request.prefix.token_ids)
-        if mine.vocabulary_fingerprint not in ("", theirs.vocabulary_fingerprint):
+        if not share_vocabulary(mine, theirs):
             raise FailedPrecondition(
                 f"drafter {mine.name} has vocabulary {mine.vocabulary_fingerprint}, target {theirs.name[:64]} has "
                 f"{theirs.vocabulary_fingerprint[:64]}; pair models with one tokenizer.",

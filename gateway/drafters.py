@@ -8,6 +8,7 @@ import grpc
 
 from gateway.breaker import Breaker, Tolerance
 from gateway.presence import Presence
+from slipstream.pairing import share_vocabulary
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 REPLICA = "@"
@@ -88,7 +89,7 @@ class Drafter:
     def mismatch(self, target: types_pb2.ModelInfo) -> str:
         """The sentence that says why the drafter cannot serve a target; empty when it can or was never reached."""
         mine = self._presence.model
-        if mine is None or mine.vocabulary_fingerprint in ("", target.vocabulary_fingerprint):
+        if mine is None or share_vocabulary(mine, target):
             return ""
         return (
             f"Drafter {self.pool} ({mine.name}) has vocabulary {mine.vocabulary_fingerprint}, the model {target.name} "

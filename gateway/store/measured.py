@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gateway.store import SessionStore
 from gateway.store.record import Record
-from slipstream.errors import NotFound, SlipstreamError, Unavailable
+from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.telemetry import metrics
 from slipstream.telemetry.labels import Names
 
@@ -54,8 +54,6 @@ class MeasuredStore:
         """Somebody should hear of a store that is away before the first session does. Never raises."""
         try:
             await self._store.read(NOBODY)
-        except NotFound:
-            pass
         except SlipstreamError as error:
             self._hear(error)
 
@@ -109,10 +107,9 @@ class MeasuredStore:
             self.seconds.labels(operation).observe(self._clock() - began)
 
     def _hear(self, error: SlipstreamError | None) -> None:
-        away = isinstance(error, Unavailable)
-        if away and not self._away:
-            cause = str(error.__cause__ or error).partition("\n")[0][:MOST_CAUSE] if error is not None else ""
+        was_away, self._away = self._away, isinstance(error, Unavailable)
+        if isinstance(error, Unavailable) and not was_away:
+            cause = str(error.__cause__ or error).partition("\n")[0][:MOST_CAUSE]
             log.warning("the session store is away, and sessions wait or are refused: %s", cause)
-        elif self._away and not away:
+        elif was_away and not self._away:
             log.info("the session store is back")
-        self._away = away

@@ -20,6 +20,7 @@ from slipstream.client import dialling, error_of, parsed
 from slipstream.completion import Completion, complete
 from slipstream.door import Door
 from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.pairing import share_vocabulary
 from slipstream.tls import Certificates, certificates_from_env
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 
@@ -139,14 +140,14 @@ def _of_worker(worker: Worker) -> Iterator[Finding]:
 def _of_pairs(workers: Sequence[Worker]) -> Iterator[Finding]:
     """Whether drafters speak the verifiers' vocabulary."""
     for verifier in (worker for worker in workers if worker.verifies):
-        wanted = verifier.identity.model.vocabulary_fingerprint
+        target = verifier.identity.model
         for drafter in (worker for worker in workers if not worker.verifies):
             model = drafter.identity.model
-            if model.vocabulary_fingerprint not in ("", wanted):
+            if not share_vocabulary(model, target):
                 yield Finding(
                     False,
                     f"drafter {drafter.address} ({model.name}) has another vocabulary than verifier {verifier.address} "
-                    f"({verifier.identity.model.name}): choose a pair with one tokenizer, or DRAFTER_TRANSLATE_FOR.",
+                    f"({target.name}): choose a pair with one tokenizer, or DRAFTER_TRANSLATE_FOR.",
                 )
 
 

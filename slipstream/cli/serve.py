@@ -17,6 +17,7 @@ from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.client import dialling, parsed
 from slipstream.engine.cores import available_cores
 from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
+from slipstream.pairing import share_vocabulary
 from slipstream.server import END_WITH_PARENT
 from slipstream.tls import certificates_from_env
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
@@ -180,7 +181,7 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
             models.append(parsed(await stub.GetModel(worker_pb2.GetModelRequest())).model)
     target = models[0]
     for model in models[1:]:
-        if model.vocabulary_fingerprint not in ("", target.vocabulary_fingerprint):
+        if not share_vocabulary(model, target):
             raise FailedPrecondition(
                 f"draft model {model.name} has vocabulary {model.vocabulary_fingerprint}, target {target.name} has "
                 f"{target.vocabulary_fingerprint}; choose a pair with one tokenizer, or let the drafter translate "
