@@ -39,7 +39,9 @@ LONG = 1100
 """Tokens of a prompt whose step does not fit into one broadcast."""
 SHORT = 127
 """Tokens of one whose KV grows by two blocks while 64 more are said, beyond what there is for eight of them."""
-TIMEOUT_S, GRACE_S = 4.0, 3.0
+TIMEOUT_S = 6.0
+GRACE_S = 20.0
+"""A busy machine may take seconds for a short text of two ranks; the verifier ends with the last one in any case."""
 MARK = "SLIPSTREAM_TEST_RANKS"
 OUT_OF_PATIENCE = "forcefully exiting"
 """What torchrun says of a rank that it had to kill."""
