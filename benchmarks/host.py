@@ -25,9 +25,9 @@ from benchmarks.plan_check import DRAFT, DRAFT_MODEL, TARGET, TARGET_MODEL, Load
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS
 from benchmarks.records import Row, write
 from benchmarks.virtual import VOCABULARY
+from slipstream.asking import complete
 from slipstream.cli.serve import Role
 from slipstream.client import channel
-from slipstream.completion import complete
 
 SESSIONS = (1, 3, 6, 12)
 TOKENS = 300

@@ -26,8 +26,8 @@ from capacity.cost import Line
 from capacity.drafting import Drafting
 from capacity.guessing import Acceptance
 from capacity.step import Verifying
+from slipstream.asking import complete
 from slipstream.client import channel
-from slipstream.completion import complete
 from slipstream.engine.emulated import LinearCost
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS, cpu_s
 from benchmarks.records import Row, write
+from slipstream.asking import complete
 from slipstream.cli.serve import Role
 from slipstream.client import channel
-from slipstream.completion import Completion, complete
+from slipstream.completion import Completion
 from slipstream.engine.emulated import EmulatedEngine
 from slipstream.engine.opening import open_engine
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc

@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from slipstream.asking import complete
 from slipstream.client import channel
-from slipstream.completion import Completion, complete
+from slipstream.completion import Completion
 from slipstream.v1 import gateway_pb2
 
 ROOT = Path(__file__).resolve().parents[1]

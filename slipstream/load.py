@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.completion import Completion, complete
+from slipstream.asking import complete
+from slipstream.completion import Completion
 from slipstream.door import Door
 from slipstream.v1 import gateway_pb2
 

@@ -13,11 +13,12 @@ from typing import Annotated
 import grpc
 import typer
 
+from slipstream.asking import complete
 from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.cli.options import ApiKey, Ca, Servers, Tls
 from slipstream.cli.session import doors_of
 from slipstream.client import dialling, error_of, parsed
-from slipstream.completion import Completion, complete
+from slipstream.completion import Completion
 from slipstream.door import Door
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.pairing import share_vocabulary

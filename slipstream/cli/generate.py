@@ -13,8 +13,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from slipstream import wire
+from slipstream.asking import complete
 from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls
-from slipstream.completion import Completion, complete
+from slipstream.completion import Completion
 from slipstream.door import Door
 from slipstream.errors import SlipstreamError
 from slipstream.structure import Structure

@@ -11,9 +11,10 @@ from typing import Annotated, TypeVar
 import grpc
 import typer
 
+from slipstream.asking import Patience, resume
 from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls
 from slipstream.client import error_of, parsed
-from slipstream.completion import Completion, Patience, resume
+from slipstream.completion import Completion
 from slipstream.door import Door
 from slipstream.errors import SlipstreamError
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc

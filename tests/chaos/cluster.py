@@ -14,9 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slipstream.asking import Patience, complete
 from slipstream.cli.serve import Role
 from slipstream.client import channel
-from slipstream.completion import Completion, Patience, complete
+from slipstream.completion import Completion
 from slipstream.errors import Unavailable
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 from tests.fleet import emulated_text

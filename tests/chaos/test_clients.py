@@ -12,8 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from slipstream.asking import complete, resume
 from slipstream.client import CHANNEL_OPTIONS, channel, error_of
-from slipstream.completion import Completion, complete, resume
+from slipstream.completion import Completion
 from slipstream.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.chaos.cluster import CREDIT, MAX_SESSIONS, Cluster, asking, expected

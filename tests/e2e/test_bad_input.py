@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from benchmarks.prompts import request
+from slipstream.asking import complete
 from slipstream.client import channel
-from slipstream.completion import complete
 from slipstream.errors import SlipstreamError
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from subprocess import PIPE
 
 from benchmarks.prompts import held_out, request
+from slipstream.asking import complete
 from slipstream.client import channel
-from slipstream.completion import complete
 from slipstream.load import run_load
 from tests.e2e.conftest import ROOT, serving
 from tests.scraping import scrape

@@ -17,9 +17,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from slipstream.asking import complete
 from slipstream.callers import DRAFTER, GATEWAY, VERIFIER
 from slipstream.client import channel, dialling, error_of
-from slipstream.completion import Completion, complete
+from slipstream.completion import Completion
 from slipstream.credentials import digest, new_key
 from slipstream.door import Door
 from slipstream.errors import NotFound, PermissionDenied, SlipstreamError, Unauthenticated

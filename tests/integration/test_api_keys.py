@@ -18,9 +18,9 @@ from gateway.config import GatewayConfig
 from gateway.gateway import World, running
 from gateway.keyring import Keyring
 from gateway.sessions import Chance
+from slipstream.asking import complete
 from slipstream.cli import app
 from slipstream.client import channel, error_of
-from slipstream.completion import complete
 from slipstream.credentials import digest, new_key
 from slipstream.door import Door
 from slipstream.errors import (

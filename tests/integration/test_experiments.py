@@ -16,8 +16,9 @@ from gateway.config import GatewayConfig
 from gateway.gateway import Gateway, World, running
 from gateway.sessions import Chance
 from gateway.store.memory import Memory, MemoryStore
+from slipstream.asking import complete
 from slipstream.client import channel, error_of
-from slipstream.completion import Completion, complete
+from slipstream.completion import Completion
 from slipstream.engine.opening import open_engine
 from slipstream.errors import InvalidArgument
 from slipstream.samples import merge

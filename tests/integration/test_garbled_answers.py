@@ -12,11 +12,12 @@ import pytest
 import typer
 
 from slipstream import wire
+from slipstream.asking import Patience, complete, resume
 from slipstream.cli.doctor import doctor
 from slipstream.cli.serve import check_fit
 from slipstream.cli.status import status
 from slipstream.client import channel
-from slipstream.completion import Completion, Patience, complete, resume
+from slipstream.completion import Completion
 from slipstream.engine.opening import open_engine
 from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.v1 import drafter_pb2_grpc, gateway_pb2, gateway_pb2_grpc, verifier_pb2, worker_pb2

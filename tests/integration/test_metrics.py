@@ -19,8 +19,9 @@ from drafter_svc.drafter import running as drafter_running
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
 from gateway.sessions import Chance
+from slipstream.asking import complete
 from slipstream.client import channel
-from slipstream.completion import Completion, complete
+from slipstream.completion import Completion
 from slipstream.engine.opening import open_engine
 from slipstream.errors import InvalidArgument, ResourceExhausted
 from slipstream.telemetry.metrics import DECLARED, ROLES

@@ -9,8 +9,9 @@ import pytest
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
 from gateway.tenant import Limits, Tenant
+from slipstream.asking import Patience, complete, resume
 from slipstream.client import channel
-from slipstream.completion import Completion, Patience, complete, resume
+from slipstream.completion import Completion
 from slipstream.errors import Aborted, NotFound, OutOfRange, Unavailable
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.calls import Shared, begun, broken_off, following, left_after, read_on, store

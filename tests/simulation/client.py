@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from slipstream.asking import Patience, complete, resume
 from slipstream.client import error_of
-from slipstream.completion import Patience, complete, resume
 from slipstream.errors import (
     Aborted,
     DeadlineExceeded,

@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
+from slipstream.asking import Patience, resume
 from slipstream.client import channel
-from slipstream.completion import Completion, Patience, resume
+from slipstream.completion import Completion
 from slipstream.errors import Unavailable
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
