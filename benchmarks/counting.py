@@ -23,7 +23,7 @@ from gateway.readings import Parts, meter
 from gateway.rounds import Ledger
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
-from slipstream.links import Traffic
+from slipstream.outbox import Traffic
 from slipstream.v1 import verifier_pb2
 from verifier_svc.tally import Tally
 

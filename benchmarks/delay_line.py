@@ -12,7 +12,7 @@ import contextlib
 from dataclasses import dataclass
 
 from slipstream.config import from_env
-from slipstream.server import run, until_signal
+from slipstream.process import run, until_signal
 
 CHUNK = 1 << 16
 

@@ -21,6 +21,7 @@ from benchmarks.processes import cpu_s
 from slipstream import links, wire
 from slipstream.client import channel
 from slipstream.errors import SlipstreamError
+from slipstream.outbox import Outbox
 from slipstream.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 
@@ -36,7 +37,7 @@ class Echo(drafter_pb2_grpc.DrafterServiceServicer):
         requests: AsyncIterator[drafter_pb2.DraftRequest],
         context: grpc.aio.ServicerContext[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
     ) -> None:
-        outbox: links.Outbox[types_pb2.Candidates] = links.Outbox()
+        outbox: Outbox[types_pb2.Candidates] = Outbox()
 
         def receive(request: drafter_pb2.DraftRequest) -> None:
             for command in request.commands:

@@ -30,7 +30,7 @@ from benchmarks.records import Row, write
 from slipstream.cli.serve import Role
 from slipstream.client import channel
 from slipstream.completion import Completion
-from slipstream.server import RETRY_S
+from slipstream.statuses import RETRY_S
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 SESSIONS, TOKENS = 16, 100

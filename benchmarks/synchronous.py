@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from slipstream.config import from_env
-from slipstream.server import run, until_signal
+from slipstream.process import run, until_signal
 from verifier_svc.config import VerifierConfig
 from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters

@@ -8,7 +8,7 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running
 from slipstream.config import from_env
 from slipstream.interpreter import tune
-from slipstream.server import run, until_signal
+from slipstream.process import run, until_signal
 from slipstream.telemetry import logs
 from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.tls import certificates_from_env

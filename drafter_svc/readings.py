@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drafter_svc.scheduler import Scheduler
-from slipstream.links import Traffic
+from slipstream.outbox import Traffic
 from slipstream.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.meter import Meter

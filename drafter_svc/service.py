@@ -17,6 +17,7 @@ from drafter_svc.tracing import SessionTrace
 from drafter_svc.tree import ROOT, Node
 from slipstream import links, wire
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.outbox import Outbox, Traffic, check_count
 from slipstream.pairing import share_vocabulary
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
@@ -43,7 +44,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     def __init__(self, scheduler: Scheduler, bounds: Bounds) -> None:
         self._scheduler = scheduler
         self._bounds = bounds
-        self.traffic = links.Traffic()
+        self.traffic = Traffic()
         """With verifiers."""
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -75,13 +76,13 @@ class Peer:
     """One verifier's stream: its sessions by the numbers it gave them."""
 
     def __init__(self, scheduler: Scheduler, bounds: Bounds) -> None:
-        self.outbox: links.Outbox[Reply] = links.Outbox()
+        self.outbox: Outbox[Reply] = Outbox()
         self._scheduler = scheduler
         self._bounds = bounds
         self._sessions: dict[int, Session] = {}
 
     def receive(self, request: drafter_pb2.DraftRequest) -> None:
-        links.check_count(request.commands)
+        check_count(request.commands)
         for command in request.commands:
             try:
                 self._apply(command)

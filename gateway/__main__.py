@@ -8,7 +8,7 @@ import sys
 from gateway.config import GatewayConfig
 from gateway.gateway import check, serve
 from slipstream.config import from_env
-from slipstream.server import run
+from slipstream.process import run
 from slipstream.telemetry import logs
 
 

@@ -32,8 +32,9 @@ from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
 from slipstream.errors import Unavailable
 from slipstream.interpreter import tune
-from slipstream.links import Traffic
-from slipstream.server import Access, Server, until_signal
+from slipstream.outbox import Traffic
+from slipstream.process import until_signal
+from slipstream.server import Access, Server
 from slipstream.telemetry.endpoint import exposing
 from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.telemetry.tracing import Tracing

@@ -23,7 +23,8 @@ from gateway.tenant import Limits, Tenant, called_by
 from slipstream.callers import service_of
 from slipstream.credentials import digest
 from slipstream.errors import InvalidArgument, Unauthenticated
-from slipstream.server import HEALTH, Context
+from slipstream.server import HEALTH
+from slipstream.statuses import Context
 
 log = logging.getLogger(__name__)
 

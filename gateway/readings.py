@@ -11,7 +11,7 @@ from gateway.log import Scribe
 from gateway.meters import Meters, Series
 from gateway.routing import Router
 from gateway.store.measured import MeasuredStore
-from slipstream.links import Traffic
+from slipstream.outbox import Traffic
 from slipstream.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.meter import Meter, Source, Values

@@ -11,7 +11,8 @@ from gateway.presence import Presence
 from gateway.seat import Seat, lost
 from slipstream.client import Dial
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.links import Link, Traffic
+from slipstream.links import Link
+from slipstream.outbox import Traffic
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from slipstream.vocabulary import EMULATED
 

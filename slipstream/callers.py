@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.errors import PermissionDenied
-from slipstream.server import HEALTH, Access, Authorise, Context
+from slipstream.server import HEALTH, Access
+from slipstream.statuses import Authorise, Context
 from slipstream.tls import Certificates, server_credentials
 
 DRAFTER, VERIFIER, GATEWAY = "drafter", "verifier", "gateway"

@@ -12,6 +12,7 @@ import grpc
 
 from slipstream import links, wire
 from slipstream.errors import SlipstreamError
+from slipstream.outbox import Outbox
 from slipstream.server import Server
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
 from slipstream.worker import Identity, WorkerService
@@ -26,7 +27,7 @@ class ScriptedSession:
     open: verifier_pb2.DecodeOpen
     tokens: list[int]
     credit: int
-    outbox: links.Outbox[Reply]
+    outbox: Outbox[Reply]
 
     @property
     def output(self) -> int:
@@ -70,7 +71,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             await self.changed.wait_for(condition)
 
     async def Decode(self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Any) -> None:
-        outbox: links.Outbox[Reply] = links.Outbox()
+        outbox: Outbox[Reply] = Outbox()
         async with asyncio.TaskGroup() as tasks:
             driver = tasks.create_task(self._drive(outbox))
             try:
@@ -80,7 +81,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                     del self.sessions[key]
                 driver.cancel()
 
-    def _receive(self, request: verifier_pb2.DecodeRequest, outbox: links.Outbox[Reply]) -> None:
+    def _receive(self, request: verifier_pb2.DecodeRequest, outbox: Outbox[Reply]) -> None:
         for command in request.commands:
             self.commands.append(command)
             session = self.sessions.get((id(outbox), command.session))
@@ -96,7 +97,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             elif command.HasField("close"):
                 self._end(session, outbox, verifier_pb2.FINISH_REASON_CANCELLED)
 
-    def _open(self, command: verifier_pb2.DecodeCommand, outbox: links.Outbox[Reply]) -> None:
+    def _open(self, command: verifier_pb2.DecodeCommand, outbox: Outbox[Reply]) -> None:
         request = command.open
         if self.refuse is not None:
             failure = wire.failure_to_wire(self.refuse)
@@ -109,7 +110,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         session = ScriptedSession(command.session, command.epoch, request, tokens, request.credit, outbox)
         self.sessions[id(outbox), command.session] = session
 
-    async def _drive(self, outbox: links.Outbox[Reply]) -> None:
+    async def _drive(self, outbox: Outbox[Reply]) -> None:
         while True:
             for session in [] if self.frozen else list(self.sessions.values()):
                 if session.outbox is outbox:
@@ -119,7 +120,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 self.changed.notify_all()
             await asyncio.sleep(0.001)
 
-    def _step(self, session: ScriptedSession, outbox: links.Outbox[Reply]) -> None:
+    def _step(self, session: ScriptedSession, outbox: Outbox[Reply]) -> None:
         if session.credit <= 0 or (self.limit is not None and session.output >= self.limit):
             return
         base = len(session.tokens)
@@ -150,7 +151,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         if reason:
             self._end(session, outbox, reason)
 
-    def _end(self, session: ScriptedSession, outbox: links.Outbox[Reply], reason: verifier_pb2.FinishReason) -> None:
+    def _end(self, session: ScriptedSession, outbox: Outbox[Reply], reason: verifier_pb2.FinishReason) -> None:
         del self.sessions[id(outbox), session.number]
         if not self.mute:
             outbox.put(verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason))

@@ -8,7 +8,7 @@ import logging
 from slipstream.config import from_env
 from slipstream.engine.group import LEADER, Place
 from slipstream.interpreter import tune
-from slipstream.server import explained, run, until_signal
+from slipstream.process import explained, run, until_signal
 from slipstream.telemetry import logs
 from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.tls import certificates_from_env

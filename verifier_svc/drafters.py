@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from slipstream import wire
 from slipstream.client import Dial, channel
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
-from slipstream.links import Traffic
+from slipstream.outbox import Traffic
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.attachment import tell
 from verifier_svc.drafter import Drafter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from slipstream.engine.engine import Engine
-from slipstream.links import Traffic
+from slipstream.outbox import Traffic
 from slipstream.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.meter import Meter, Values

@@ -24,6 +24,7 @@ from slipstream.errors import (
     Unavailable,
 )
 from slipstream.grammar import Grammar, Grammars
+from slipstream.outbox import Outbox, Traffic, check_count
 from slipstream.sampling import Sampling
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
@@ -59,7 +60,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self.drafters = drafters
         self.bounds = bounds
         self.grammars = grammars
-        self.traffic = links.Traffic()
+        self.traffic = Traffic()
         """With gateways."""
         self.by_id: dict[str, Session] = {}
         """Sessions of all gateways: the fence between two that claim one session."""
@@ -114,13 +115,13 @@ class Peer:
     """One gateway's stream: its sessions by the numbers it gave them."""
 
     def __init__(self, service: VerifierService) -> None:
-        self.outbox: links.Outbox[Reply] = links.Outbox()
+        self.outbox: Outbox[Reply] = Outbox()
         self._service = service
         self._sessions: dict[int, Session] = {}
         self._compiling = Compiling(service.grammars, Listener(self._obey, self._fail, self._take))
 
     def receive(self, request: verifier_pb2.DecodeRequest) -> None:
-        links.check_count(request.commands)
+        check_count(request.commands)
         for command in request.commands:
             self._take(command)
 

@@ -18,7 +18,7 @@ from slipstream.client import dialling, parsed
 from slipstream.engine.cores import available_cores
 from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
 from slipstream.pairing import share_vocabulary
-from slipstream.server import END_WITH_PARENT
+from slipstream.process import END_WITH_PARENT
 from slipstream.tls import certificates_from_env
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 

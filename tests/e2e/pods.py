@@ -16,7 +16,7 @@ from pathlib import Path
 from slipstream.cli.serve import READY, Role
 from slipstream.errors import Unavailable
 from slipstream.health import healthy
-from slipstream.server import END_WITH_PARENT
+from slipstream.process import END_WITH_PARENT
 from tests.e2e.conftest import ROOT
 
 NUMBERS = itertools.count(2)

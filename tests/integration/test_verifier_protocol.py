@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream import links
 from slipstream.client import channel
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
+from slipstream.outbox import Outbox
 from slipstream.sampling import Sampling
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, opening, until, verifier
@@ -120,7 +120,7 @@ async def test_a_stream_that_is_no_protobuf_ends_and_others_go_on(server: Verifi
 
 
 async def test_a_gateway_that_does_not_read_loses_its_stream_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links.Outbox.__init__, "__defaults__", (200,))
+    monkeypatch.setattr(Outbox.__init__, "__defaults__", (200,))
     window = grpc.aio.insecure_channel
     async with verifier(target()) as server, window(server.address, [("grpc.http2.bdp_probe", 0)]) as line:
         call = verifier_pb2_grpc.VerifierServiceStub(line).Decode()

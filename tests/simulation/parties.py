@@ -26,7 +26,7 @@ from slipstream.engine.blocks import BlockPool
 from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
 from slipstream.errors import Unavailable
 from slipstream.grammar import Grammars
-from slipstream.links import Traffic
+from slipstream.outbox import Traffic
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, worker_pb2
 from slipstream.vocabulary import load_tokenizer
 from slipstream.worker import Identity, WorkerService

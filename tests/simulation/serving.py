@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 
-from slipstream.server import ErrorInterceptor, Register
+from slipstream.server import Register
+from slipstream.statuses import ErrorInterceptor
 from tests.simulation.clock import Party
 from tests.simulation.network import Network, Parcel, Stream
 

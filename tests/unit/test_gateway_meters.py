@@ -31,7 +31,7 @@ from slipstream.errors import (
     SlipstreamError,
     Unavailable,
 )
-from slipstream.links import Traffic
+from slipstream.outbox import Traffic
 from slipstream.telemetry.labels import OTHER
 from slipstream.v1 import verifier_pb2
 

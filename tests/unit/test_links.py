@@ -13,7 +13,8 @@ import pytest
 from slipstream import links
 from slipstream.client import channel
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.links import Link, Outbox, frames
+from slipstream.links import Link
+from slipstream.outbox import CAPACITY, FRAME_BYTES, Outbox, Traffic, frames
 from slipstream.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 
@@ -93,7 +94,7 @@ def test_frames_keep_the_order_and_the_size() -> None:
     batches = list(frames(items))
     assert [item.session for batch in batches for item in batch] == list(range(20))
     assert len(batches) == 4
-    assert all(pack(batch).ByteSize() <= links.FRAME_BYTES + 1000 for batch in batches)
+    assert all(pack(batch).ByteSize() <= FRAME_BYTES + 1000 for batch in batches)
 
 
 # The dialling end, on calls of the test's making.
@@ -173,7 +174,7 @@ async def linked(
 
 
 async def test_a_link_counts_the_bytes_of_what_it_says_and_hears() -> None:
-    call, recorder, traffic = FakeCall(), Recorder(), links.Traffic()
+    call, recorder, traffic = FakeCall(), Recorder(), Traffic()
     link: Link[Command, drafter_pb2.DraftRequest, Any] = Link(lambda: call, pack, recorder, traffic=traffic)
     running = asyncio.create_task(link.run())
     await until(lambda: link.up)
@@ -340,7 +341,7 @@ async def test_the_backoff_grows_while_streams_do_not_last(monkeypatch: pytest.M
 class Echo(drafter_pb2_grpc.DrafterServiceServicer):
     """Answers every command with candidates of its session number."""
 
-    def __init__(self, capacity: int = links.CAPACITY) -> None:
+    def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
         self.ended: list[BaseException | None] = []
         self.outboxes: list[Outbox[types_pb2.Candidates]] = []

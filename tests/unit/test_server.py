@@ -15,7 +15,8 @@ from grpc_status import rpc_status
 
 from slipstream.client import channel, error_of
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.server import ERROR_DOMAIN, LIVENESS, Access, Server
+from slipstream.server import LIVENESS, Access, Server
+from slipstream.statuses import ERROR_DOMAIN
 from slipstream.v1 import drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from slipstream.worker import Identity, WorkerService
 
