@@ -1,4 +1,4 @@
-"""One tree of exceptions. Every one maps to one gRPC status code, in one interceptor (`slipstream.server`).
+"""One tree of exceptions. Every one maps to one gRPC status code, in one interceptor (`slipstream.statuses`).
 
     SlipstreamError
     ├── InvalidArgument      the request can never work; its sender must change it

@@ -8,21 +8,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from slipstream import wire
 from slipstream.engine.engine import Engine
 from slipstream.engine.group import GroupLost
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError
-from slipstream.selection import Selection
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.verdict import Verdict
 from verifier_svc.drafters import Drafters
 from verifier_svc.memory import Memory
 from verifier_svc.planner import Load, Plan, Planner
+from verifier_svc.result import Result, Timing, clip
 from verifier_svc.session import Rewind, Session
 from verifier_svc.step import Outcome, Turn, perform
 from verifier_svc.tally import Tally
@@ -190,7 +188,7 @@ class Scheduler:
     def _commit(self, turn: Turn, verdict: Verdict, timing: Timing) -> None:
         session = turn.session
         path = [turn.selection.token_ids[node] for node in verdict.path]
-        token_ids, reason = _clip(session, [*path, verdict.next_token])
+        token_ids, reason = clip(session, [*path, verdict.next_token])
         result = Result(turn, verdict, token_ids, timing, self._miss(session), timing.started - session.idle_since)
         session.commit(token_ids, turn.base + len(path))
         session.idle_since = timing.ended
@@ -210,7 +208,7 @@ class Scheduler:
         """
         if self._took is not None:
             plan, timing, outcomes = self._took
-            tokens = self._planner.timed(plan, timing.ended - timing.started, timing.waited)
+            tokens = self._planner.timed(plan, timing.seconds, timing.waited)
             self._count(plan, timing, outcomes, tokens)
             if self.tracing is not None:
                 stepped(self.tracing, self.steps, plan, timing)
@@ -218,37 +216,22 @@ class Scheduler:
         results, self._results = self._results, []
         for result in results:
             turn, verdict = result.turn, result.verdict
-            session, chosen = turn.session, turn.selection
-            drafted, accepted = len(chosen), min(len(verdict.path), len(result.token_ids))
+            session = turn.session
             scores = self._drafters.commit(session, turn.base, result.token_ids)
-            seconds = result.timing.ended - result.timing.started
-            session.say(
-                verifier_pb2.Round(
-                    session=session.number,
-                    epoch=session.epoch,
-                    base_length=turn.base,
-                    token_ids=result.token_ids,
-                    drafted=drafted,
-                    accepted=accepted,
-                    wait_us=wire.microseconds(result.idle_s),
-                    verify_us=wire.microseconds(seconds),
-                    miss=result.miss,
-                    bubble_us=wire.microseconds(min(result.timing.waited, result.idle_s)),
-                    drafters=_shares(session, chosen, verdict.path),
-                    logprobs=map(wire.logprobs_to_wire, verdict.logprobs[: len(result.token_ids)]),
-                    ended_unix_nano=None if session.trace is None else session.trace.verified(result, self.steps),
-                    cost_us=wire.microseconds(self._planner.cost_s(turn, result.timing.load, seconds)),
-                    shadows=scores,
-                )
-            )
+            message = result.message()
+            message.cost_us = wire.microseconds(self._planner.cost_s(turn, result.timing.load, result.timing.seconds))
+            message.shadows.extend(scores)
+            if session.trace is not None:
+                message.ended_unix_nano = session.trace.verified(result, self.steps)
+            session.say(message)
             self._planner.judged(turn, verdict)
-            if drafted:
-                self.tally.judged(chosen.depths, accepted)
+            if turn.selection:
+                self.tally.judged(turn.selection.depths, result.accepted)
         self._planner.prepare()
 
     def _count(self, plan: Plan, timing: Timing, outcomes: list[Outcome], tokens: int) -> None:
         sessions = len(outcomes)
-        self.tally.step(sessions, tokens, timing.ended - timing.started, timing.waited)
+        self.tally.step(sessions, tokens, timing.seconds, timing.waited)
         if tokens > sessions:
             pairs = zip(plan.turns, outcomes, strict=True)
             rejected = sum(len(turn.selection) - len(each.path) for turn, each in pairs if isinstance(each, Verdict))
@@ -261,49 +244,3 @@ class Scheduler:
         if not self._drafters.wanted:
             return verifier_pb2.MISS_CAUSE_NOT_WANTED
         return session.miss if self._drafters.working(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Of one step, in monotonic seconds."""
-
-    started: float
-    ended: float
-    waited: float
-    """How long it was held back for candidates."""
-    load: Load
-
-
-class Result(NamedTuple):
-    """What a step decided for one session, committed and still to be told."""
-
-    turn: Turn
-    verdict: Verdict
-    token_ids: list[int]
-    timing: Timing
-    miss: verifier_pb2.MissCause
-    idle_s: float
-    """Between the session's round before and this step."""
-
-
-def _shares(session: Session, chosen: Selection, path: tuple[int, ...]) -> list[verifier_pb2.DrafterShare]:
-    shares: dict[str, verifier_pb2.DrafterShare] = {}
-    for node, sources in enumerate(chosen.sources):
-        for name in session.senders(sources):
-            share = shares.setdefault(name, verifier_pb2.DrafterShare(drafter=name))
-            share.drafted += 1
-            share.accepted += node in path
-    return list(shares.values())
-
-
-def _clip(session: Session, token_ids: list[int]) -> tuple[list[int], verifier_pb2.FinishReason | None]:
-    """What of a round is committed: nothing after a stop token, nothing beyond max_length."""
-    room = session.max_length - len(session.tokens)
-    if len(token_ids) < room and session.stop_token_ids.isdisjoint(token_ids):
-        return token_ids, None
-    for index, token in enumerate(token_ids[:room]):
-        if token in session.stop_token_ids:
-            return token_ids[: index + 1], verifier_pb2.FINISH_REASON_STOP
-    if len(token_ids) >= room:
-        return token_ids[:room], verifier_pb2.FINISH_REASON_LENGTH
-    return token_ids, None

@@ -14,7 +14,7 @@ from slipstream.v1 import types_pb2
 
 if TYPE_CHECKING:
     from verifier_svc.planner import Plan
-    from verifier_svc.scheduler import Result, Timing
+    from verifier_svc.result import Result, Timing
     from verifier_svc.step import Turn
 
 
@@ -76,11 +76,11 @@ class SessionTrace:
             self._reading_s = timing.started
             self._cached = turn.computed
         self._pieces += 1
-        self._computing_s += timing.ended - timing.started
+        self._computing_s += timing.seconds
 
     def verified(self, result: Result, step: int) -> int:
         """Unix nanoseconds when the step ended, for whoever sends the round."""
-        turn, timing, verdict = result.turn, result.timing, result.verdict
+        turn, timing = result.turn, result.timing
         if self._pieces or len(turn.pending) > 1 or self._opened_s < math.inf:
             self.read(turn, timing)
             self._prefilled(turn, timing)
@@ -91,7 +91,7 @@ class SessionTrace:
         self._drafts = [*drafts.values()] or self._drafts
         attributes: dict[str, Value] = {
             spans.DRAFTED: len(chosen),
-            spans.ACCEPTED: min(len(verdict.path), len(result.token_ids)),
+            spans.ACCEPTED: result.accepted,
             spans.DEPTH: max(chosen.depths, default=0),
             spans.BUDGET: turn.session.max_draft_tokens,
             spans.FRAMES: len(came),
