@@ -70,11 +70,12 @@ class System:
         lines = (f'{name} = {{ sha256 = "{digest(key).hex()}" }}\n' for name, key in keys.items())
         (folder / "keys.toml").write_text("".join(lines))
         size = load_tokenizer(MODELS).get_vocab_size()
-        model = f"emulated:vocabulary={size}&base_ms=2"
+        model = f"emulated:vocabulary={size}"  # a drafter as slow as the target would never be heard
         drafter = {"DRAFTER_MODEL": model + "&acceptance=0.7", "DRAFTER_HEALTH_LISTEN": "127.0.0.1:0"}
+        verifier = {"VERIFIER_MODEL": model + "&base_ms=20", "VERIFIER_MEASURE_S": "0.2"}
         self.processes: list[Process] = []
         self.drafter = self.start("drafter_svc", DRAFTER, drafter)
-        self.verifier = self.start("verifier_svc", VERIFIER, {"VERIFIER_MODEL": model, "VERIFIER_MEASURE_S": "0.2"})
+        self.verifier = self.start("verifier_svc", VERIFIER, verifier)
         self.gateway = self.start(
             "gateway",
             GATEWAY,
