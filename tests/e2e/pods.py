@@ -39,7 +39,7 @@ class Pod:
         """SIGTERM, as the kubelet does; the exit status."""
         assert self.role._process is not None
         self.role._process.terminate()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             return await self.role.ended()
 
 
@@ -65,7 +65,7 @@ class Deployment:
         health = f"{host}:{free_port()}"
         address = await role.start({f"{self.prefix}_HEALTH_LISTEN": health})
         pod = Pod(role, address, health)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await asyncio.to_thread(healthy, health):
                 await asyncio.sleep(0.05)
         self.pods.append(pod)
@@ -125,7 +125,7 @@ async def start_gateway(stack: AsyncExitStack, hosts: Hosts, **settings: str) ->
 async def seconds_until(condition: object) -> float:
     """Until an awaitable check comes true."""
     began = time.monotonic()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not await condition():  # type: ignore[operator]
             await asyncio.sleep(0.02)
     return time.monotonic() - began

@@ -37,6 +37,15 @@ async def test_the_doctor_finds_what_is_wrong_and_nothing_else() -> None:
             **listen,
         )
         _, gateway = await start("gateway", **knows)
+        told = ""
+
+        while "DOES NOT FIT" not in told or "drafts" not in told:  # the gateway has not reached them yet
+            status, told = await said("status", "--server", gateway)
+        assert status == 0
+        first, *drafters = told.splitlines()
+        assert first.startswith("emulated: 1 verifier,")
+        assert any(line.startswith("  model (emulated): drafts") for line in drafters), told
+        assert any(line.startswith("  stranger") and "DOES NOT FIT" in line for line in drafters), told
 
         status, told = await said("doctor", "--server", gateway, *("--worker", verifier), *("--worker", drafter))
         assert status == 0, told
@@ -46,13 +55,6 @@ async def test_the_doctor_finds_what_is_wrong_and_nothing_else() -> None:
         wrong = [line for line in told.splitlines() if line.startswith("WRONG")]
         assert status == 1 and len(wrong) == 2, told
         assert "127.0.0.1:1" in wrong[0] and "another vocabulary" in wrong[1]
-
-        status, told = await said("status", "--server", gateway)
-        assert status == 0
-        first, *drafters = told.splitlines()
-        assert first.startswith("emulated: 1 verifier,")
-        assert any(line.startswith("  model (emulated): drafts") for line in drafters), told
-        assert any(line.startswith("  stranger") and "DOES NOT FIT" in line for line in drafters), told
 
 
 def named(prefix: str, **settings: str) -> dict[str, str]:

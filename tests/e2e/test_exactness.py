@@ -15,13 +15,10 @@ from slipstream import wire
 from slipstream.completion import Completion
 from slipstream.load import run_load
 from slipstream.v1 import gateway_pb2
-from tests.e2e.conftest import ROOT, serving
+from tests.e2e.conftest import MOST_TRIES, ROOT, accepting, tokens
 
 PROMPTS = 8
 TOKENS = 40
-
-
-MOST_TRIES = 10
 
 
 async def texts(
@@ -36,7 +33,7 @@ async def texts(
     said: list[list[int]] = []
     for _ in range(MOST_TRIES):
         load = await run_load(server, requests, 4)
-        repeated, said = said, [completion.token_ids for completion in load.completions]
+        repeated, said = said, tokens(load)
         assert repeated in ([], said)
         drafted = load.total("drafted")
         assert speculate or not drafted
@@ -88,7 +85,7 @@ async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, ru
         )
         for seed, prompt in enumerate(held_out(60 if rule == "coupled" else 40, characters=120, seed=4))
     ]
-    for _ in range(4):  # on a busy machine hardly any candidate may come in time
+    for _ in range(MOST_TRIES):  # on a busy machine hardly any candidate may come in time
         load = await run_load(server, requests, 4)
         if load.total("accepted") > 20:
             break
@@ -102,19 +99,6 @@ async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, ru
     assert p_value > least
 
 
-async def test_several_drafters_feed_one_tree_and_change_no_token(server: str) -> None:
-    prompts = held_out(4, seed=9)
-    plain = await run_load(server, [request(prompt, TOKENS, speculate=False) for prompt in prompts], 4)
-    with serving("--dtype", "float32", *(f"--drafter={kind}" for kind in ("model", "ngram", "suffix"))) as fleet:
-        for names in ([], ["ngram"], ["suffix"], ["model", "ngram"]):
-            requests = [request(prompt, TOKENS, speculate=True) for prompt in prompts]
-            for one in requests:
-                one.speculation.drafters.extend(names)
-            load = await run_load(fleet, requests, 4)
-            assert [c.token_ids for c in load.completions] == [c.token_ids for c in plain.completions]
-            assert load.total("accepted") > 0
-
-
 async def test_every_processor_is_exact_under_speculation(server: str) -> None:
     """Penalties, bias, top-p, min-p: the same tokens with candidates as without, history of the path included."""
     options = [
@@ -124,20 +108,17 @@ async def test_every_processor_is_exact_under_speculation(server: str) -> None:
         gateway_pb2.SamplingOptions(temperature=0.9, seed=7, min_p=0.1, top_k=20),
         gateway_pb2.SamplingOptions(temperature=0.0, repetition_penalty=1.2, logit_bias={5: 3.0, 199: -5.0}),
     ]
-    prompts = held_out(2, seed=3)
-    texts = []
-    for disabled in (True, False):
-        requests = [
-            gateway_pb2.GenerateRequest(
-                prompt=prompt,
-                max_tokens=TOKENS,
-                ignore_eos=True,
-                sampling=option,
-                speculation=gateway_pb2.SpeculationOptions(disabled=disabled),
-            )
-            for prompt, option in product(prompts, options)
-        ]
-        load = await run_load(server, requests, 4)
-        texts.append([completion.token_ids for completion in load.completions])
-    assert load.total("accepted") > 0
-    assert texts[0] == texts[1]
+    requests = [
+        gateway_pb2.GenerateRequest(
+            prompt=prompt,
+            max_tokens=TOKENS,
+            ignore_eos=True,
+            sampling=option,
+            speculation=gateway_pb2.SpeculationOptions(disabled=True),
+        )
+        for prompt, option in product(held_out(2, seed=3), options)
+    ]
+    expected = tokens(await run_load(server, requests, 4))
+    for each in requests:
+        each.speculation.disabled = False
+    await accepting(server, requests, expected)

@@ -17,10 +17,11 @@ from benchmarks.prompts import held_out, request
 from slipstream.asking import complete
 from slipstream.client import channel
 from slipstream.load import run_load
-from tests.e2e.conftest import ROOT, serving
+from tests.e2e.conftest import ROOT
 from tests.scraping import scrape
 
 TOKENS = 48
+MOST_TRIES = 20
 
 
 def children(parent: int) -> dict[str, int]:
@@ -40,19 +41,12 @@ def children(parent: int) -> dict[str, int]:
     return {module: pid for _, module, pid in sorted(found)}
 
 
-def serve_processes() -> dict[str, int]:
-    """Of the `slipstream serve` that this process started last."""
-    mine = children(os.getpid())
-    return children(mine["slipstream"])
-
-
-async def test_killing_the_drafter_in_the_middle_changes_no_token() -> None:
+async def test_killing_the_drafter_in_the_middle_changes_no_token_and_sigterm_ends_every_process() -> None:
     prompts = held_out(4, seed=2)
     plain = [request(prompt, TOKENS, speculate=False, temperature=0.7, seed=3) for prompt in prompts]
     guessed = [request(prompt, TOKENS, speculate=True, temperature=0.7, seed=3) for prompt in prompts]
     options = ["--metrics", "--listen", "127.0.0.1:0", "--dtype", "float32"]
-    command = [sys.executable, "-m", "slipstream", "serve", *options]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(slipstream("serve", *options), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = dict(word.partition("=")[::2] for word in process.stdout.readline().split()[1:])
         server, metrics = ready["grpc"], dict(each.split("=") for each in ready["metrics"].split(","))
@@ -67,13 +61,16 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token() -> None:
             os.kill(drafter, signal.SIGKILL)
             completions = await asyncio.gather(*runs)
         assert [c.token_ids for c in completions] == [c.token_ids for c in expected.completions]
-        await asyncio.wait_for(speculation_is_back(server, process.pid, drafter), 60)
+        await asyncio.wait_for(speculation_is_back(server, process.pid, drafter), 300)
         gateway, decided, guessing = [await scrape(address) for address in metrics.values()]  # the new drafter's too
         assert gateway.value("slipstream_candidates_accepted_total", drafter="model", method="model") > 0
         assert decided.value("slipstream_verifier_step_seconds_count") > 0
         assert guessing.value("slipstream_drafter_told_tokens_total") > 0
+        left = children(process.pid)
+        assert set(left) == {"verifier_svc", "drafter_svc", "gateway"}
         process.terminate()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
+    assert not [pid for pid in left.values() if Path(f"/proc/{pid}").exists()]
 
 
 async def speculation_is_back(server: str, serve: int, killed: int) -> None:
@@ -85,26 +82,18 @@ async def speculation_is_back(server: str, serve: int, killed: int) -> None:
 
 
 def test_a_killed_serve_leaves_no_process_behind() -> None:
-    command = [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0"]
+    command = slipstream("serve", "--listen", "127.0.0.1:0")
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready grpc=")
         left = set(children(process.pid).values())
         assert len(left) == 3
         process.kill()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while left and time.monotonic() < until:
         left = {pid for pid in left if Path(f"/proc/{pid}").exists()}
         time.sleep(0.1)
     assert not left
-
-
-def test_sigterm_ends_every_process_and_says_so_by_status_zero() -> None:
-    with serving() as server:
-        assert server
-        left = serve_processes()
-        assert set(left) == {"verifier_svc", "drafter_svc", "gateway"}
-    assert not [pid for pid in left.values() if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_port_that_is_taken_is_told_of_before_anything_serves() -> None:
@@ -112,8 +101,7 @@ def test_a_port_that_is_taken_is_told_of_before_anything_serves() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [sys.executable, "-m", "slipstream", "serve", "--listen", address]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(slipstream("serve", "--listen", address), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and not done.stdout
     assert f"cannot listen on {address}" in done.stderr
 
@@ -121,16 +109,25 @@ def test_a_port_that_is_taken_is_told_of_before_anything_serves() -> None:
 def test_ctrl_c_says_how_to_go_on_with_the_text(server: str) -> None:
     asked = ["def read(self, path):", "--max-tokens", "300", "--ignore-eos", "--seed", "4", "--server", server]
     whole = subprocess.run(slipstream("generate", *asked, "--json"), capture_output=True, text=True, check=True)
-    with subprocess.Popen(slipstream("generate", *asked), stdout=PIPE, stderr=PIPE, text=True) as process:
+    for _ in range(MOST_TRIES):  # the text may be whole before the signal comes
+        status, begun, told = interrupted(asked)
+        if status:
+            break
+    assert status == 130
+    command = told[told.index("slipstream resume") :].partition("`")[0].split()[1:]
+    rest = subprocess.run(slipstream(*command, "--server", server), capture_output=True, text=True, check=True).stdout
+    assert (begun + rest).rstrip("\n") == json.loads(whole.stdout)["text"].rstrip("\n")
+
+
+def interrupted(words: list[str]) -> tuple[int, str, str]:
+    """Status, output and last words of a `slipstream generate` that is interrupted once it said something."""
+    with subprocess.Popen(slipstream("generate", *words), stdout=PIPE, stderr=PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         begun = process.stdout.read(8)
         process.send_signal(signal.SIGINT)
         begun += process.stdout.read()
         told = process.stderr.read()
-        assert process.wait(timeout=30) == 130
-    command = told[told.index("slipstream resume") :].partition("`")[0].split()[1:]
-    rest = subprocess.run(slipstream(*command, "--server", server), capture_output=True, text=True, check=True).stdout
-    assert (begun + rest).rstrip("\n") == json.loads(whole.stdout)["text"].rstrip("\n")
+        return process.wait(timeout=60), begun, told
 
 
 def slipstream(*words: str) -> list[str]:
