@@ -149,8 +149,7 @@ async def phase(running: System, name: str, seconds: float, crowded: bool) -> Ro
 
 
 def _resident_mib(role: Role) -> float:
-    assert role._process is not None
-    lines = Path(f"/proc/{role._process.pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{role.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 

@@ -106,7 +106,7 @@ async def shares(verifiers: Sequence[str], sessions: list[asyncio.Task[Completio
 
 
 def _cpu(roles: Sequence[Role]) -> float:
-    return sum(cpu_s(role._process.pid) for role in roles if role._process is not None)
+    return sum(cpu_s(role.process.pid) for role in roles)
 
 
 async def main(sessions: int, tokens: int) -> None:

@@ -44,6 +44,12 @@ class Role:
         self.metrics = ""
         """Where its metrics are, if they are anywhere."""
 
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        """Of a role that was started."""
+        assert self._process is not None
+        return self._process
+
     async def check(self) -> None:
         """Raises Unavailable for settings with which it would not start; its own words are on stderr."""
         process = await self._run({}, "--check")

@@ -37,8 +37,7 @@ class Pod:
 
     async def stop(self) -> int:
         """SIGTERM, as the kubelet does; the exit status."""
-        assert self.role._process is not None
-        self.role._process.terminate()
+        self.role.process.terminate()
         async with asyncio.timeout(120):
             return await self.role.ended()
 

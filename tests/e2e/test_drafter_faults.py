@@ -34,9 +34,7 @@ class System:
     """By name: the process, and its WorkerService."""
 
     def pid(self, name: str) -> int:
-        process = self.drafters[name][0]._process
-        assert process is not None
-        return process.pid
+        return self.drafters[name][0].process.pid
 
     async def load(self, name: str) -> int:
         """Sessions that a drafter has."""

@@ -29,8 +29,7 @@ class Worker:
     async def end(self) -> tuple[int, float]:
         """SIGTERM: its exit status, and the seconds it took."""
         began = time.monotonic()
-        process = self.role._process
-        assert process is not None
+        process = self.role.process
         process.terminate()
         async with asyncio.timeout(120):
             return await process.wait(), time.monotonic() - began
