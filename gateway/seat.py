@@ -15,6 +15,8 @@ from slipstream.v1.verifier_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH
 Send = Callable[[verifier_pb2.DecodeCommand], None]
 
 MOST_EVENTS = 64
+LOOKS = 6
+"""How often within its patience a session looks whether the verifier takes steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,20 @@ class Seat:
         if news.end is None:
             self._filled.clear()
         return news
+
+    async def listen(self, steps: Callable[[], int], stall_s: float) -> News:
+        """As `take`. A verifier whose `steps` stand still for so long, while it is not the client that it waits for, is
+        stuck: the seat ends. Where this process itself stood still, nothing could be heard: the time begins anew."""
+        clock, look_s, idle = asyncio.get_running_loop().time, stall_s / LOOKS, 0
+        while idle < LOOKS:
+            began, known = clock(), steps()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(look_s):
+                    return await self.take()
+            excused = self.spent or steps() != known or clock() - began > 2 * look_s
+            idle = 0 if excused else idle + 1
+        self.end(End(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
+        return await self.take()
 
     def receive(self, done: verifier_pb2.Round) -> None:
         """A round. One that is late or repeated is dropped; one that cannot be right ends the seat."""

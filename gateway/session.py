@@ -17,7 +17,7 @@ from gateway.meters import Meters, outcome_of
 from gateway.plan import Plan
 from gateway.rounds import Ledger
 from gateway.routing import Router
-from gateway.seat import End, News, Seat
+from gateway.seat import End, Seat
 from gateway.story import Story
 from gateway.tracing import session_trace
 from gateway.trial import Trial
@@ -144,7 +144,7 @@ class Session:
             seat = self._seat or await self._settle()
             if seat is None:
                 continue
-            news = await self._hear(seat)
+            news = await seat.listen(self._steps, self._config.stall_s)
             self._crew.learn(news)
             if self._trace is not None:
                 self._trace.heard(news.events)
@@ -191,15 +191,8 @@ class Session:
     def _beginnings(self) -> list[bytes]:
         return beginnings([*self._plan.prompt, *self._story.tokens], self._plan.salt)
 
-    async def _hear(self, seat: Seat) -> News:
-        """What the verifier says next. A verifier that takes no steps meanwhile is stuck, and given up."""
-        while True:
-            steps = self._verifier.steps if self._verifier else 0
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.stall_s):
-                    return await seat.take()
-            if not seat.spent and (self._verifier is None or self._verifier.steps == steps):
-                seat.end(End(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
+    def _steps(self) -> int:
+        return self._verifier.steps if self._verifier else 0
 
     async def _show(self, rounds: list[verifier_pb2.Round]) -> None:
         """Log first, then show: what a client saw is never taken back by a fault. Only what is shown is counted: what a

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from slipstream.engine.quantisation import hush
 from tests.redis_server import redis_server
 
 hush()
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not us
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,7 @@ def emulated_text(prompt: list[int], tokens: int, vocabulary: int = 256) -> list
     return engine.text(prompt, tokens)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Return once the condition holds; fail where it does not come true."""
     async with asyncio.timeout(timeout_s):
         while not condition():

@@ -27,11 +27,17 @@ class HostileDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.address = ""
         self.steps = 0
         """What its WorkerService says, where it has one."""
+        self.steps_on = False
+        """Whether it has taken a step whenever it is asked."""
         self.ends: Callable[[Any], None] | None = None
         """Set: called with the context of each stream, which then ends without a word."""
 
     def kinds(self, kind: str) -> list[Command]:
         return [command for command in self.commands if command.WhichOneof("command") == kind]
+
+    def load(self) -> worker_pb2.WatchResponse:
+        self.steps += self.steps_on
+        return worker_pb2.WatchResponse(steps=self.steps)
 
     async def Draft(self, requests: Any, context: Any) -> None:
         self.streams += 1
@@ -56,10 +62,7 @@ async def hostile(answer: Answer, model: types_pb2.ModelInfo | None = None) -> A
     server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)
     if model is not None:
-        worker = WorkerService(
-            Identity(model, worker_pb2.ROLE_DRAFTER, "model"), lambda: worker_pb2.WatchResponse(steps=drafter.steps)
-        )
-        worker.register(server)
+        WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "model"), drafter.load).register(server)
     drafter.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

@@ -226,7 +226,7 @@ class Drafter:
         """A link that does not come up is told of as one that broke."""
         latest = self._pool.clock() - self._pool.silence_s
         for attachment in self._by_session.values():
-            if not self._link.up and not attachment.told and attachment.opened <= latest:
+            if not self._link.up and not attachment.told and max(attachment.opened, self._vigil.awake_since) <= latest:
                 attachment.unlinked(Unavailable("the drafter cannot be reached from the verifier."))
 
     def _open(self, session: Session, name: str, reopens: int = 0) -> None:

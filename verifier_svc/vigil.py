@@ -6,14 +6,14 @@ least one *step* or frame, because nothing that was told hangs below the new roo
 on, and there are two signs of life: a frame, and growth of the step counter that the drafter's WorkerService tells,
 which is asked for only when frames stay away. A drafter without either for `patience_s` is silent: stopped, deadlocked,
 in an endless loop. One that steps but never guesses is not: it costs nothing. Both count for the whole link, for a busy
-drafter may well keep one session waiting.
+drafter may well keep one session waiting. Where this process itself stood still, the patience begins anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import grpc
@@ -38,6 +38,8 @@ class Vigil:
         self._worker = worker_pb2_grpc.WorkerServiceStub(channel)
         self.sign_at = -math.inf
         """When the last sign of life came; what was owed before is not owed any more."""
+        self.awake_since = -math.inf
+        """When this process last ran on after it had stood still: nothing could be heard before."""
         self._steps: int | None = None
 
     def alive(self) -> None:
@@ -53,14 +55,20 @@ class Vigil:
         """`owed` says since when a step is owed; infinity when none is."""
         pause = self._patience_s / LOOKS
         while True:
-            await asyncio.sleep(pause)
+            await self._noting_stalls(asyncio.sleep(pause), 2 * pause)
             tick()
             if self._clock() - owed() < pause:
                 continue
-            await self._ask(pause)
-            if self._clock() - owed() >= self._patience_s:
+            await self._noting_stalls(self._ask(pause), 3 * pause)
+            if self._clock() - max(owed(), self.awake_since) >= self._patience_s:
                 self.alive()  # whoever is attached from now on begins anew
                 silent()
+
+    async def _noting_stalls(self, work: Awaitable[None], longest_s: float) -> None:
+        began = self._clock()
+        await work
+        if self._clock() - began > longest_s:
+            self.awake_since = self._clock()
 
     async def _ask(self, timeout_s: float) -> None:
         try:

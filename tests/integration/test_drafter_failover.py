@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from gateway import crew
 from gateway.breaker import State
 from gateway.config import GatewayConfig
 from gateway.drafters import Drafter
@@ -52,7 +54,7 @@ class Run(Follower):
     async def speculates(self, more: int = 50) -> None:
         """Return once `more` candidates were verified from now on."""
         await until(lambda: bool(self.session_id) or self.reading.done())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             enough = await self.drafted() + more
             while await self.drafted() < enough:
                 assert not self.reading.done(), self.reading.exception()
@@ -92,6 +94,7 @@ class Place:
             listen="127.0.0.1:0",
             drafters=tuple(f"{name}={address}" for name, address in drafters.items()),
             breaker_cool_down_s=0.5,
+            breaker_longest_cool_down_s=2.0,
             grace_s=0.0,
         )
         world = World(Chance(random.Random(7).getrandbits))
@@ -115,7 +118,8 @@ class Place:
 
 
 @pytest.fixture
-async def place() -> AsyncIterator[Place]:
+async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    monkeypatch.setattr(crew, "LONGEST_AWAY_S", 2.0)
     async with AsyncExitStack() as stack:
         yield Place(stack)
 
@@ -176,7 +180,7 @@ async def test_a_drafter_that_fails_a_session_is_replaced_by_its_twin(place: Pla
     session = place.run()
     await until(lambda: bool(enemy.kinds("open")))
     await session.speculates()
-    assert names_of(server) == [{"friend"}]
+    await until(lambda: names_of(server) == [{"friend"}])
     await session.end()
 
 
@@ -209,10 +213,10 @@ async def test_all_sessions_of_a_dead_drafter_move_and_the_next_ones_do_not_try_
         sessions = [place.run(number) for number in range(8)]
         for session in sessions:
             await session.speculates(10)
-        assert names_of(server) == [{"mortal"}] * 8
+        await until(lambda: names_of(server) == [{"mortal"}] * 8)
     for session in sessions:
         await session.speculates()
-    assert names_of(server) == [{"friend"}] * 8
+    await until(lambda: names_of(server) == [{"friend"}] * 8)
     await until(lambda: not place.drafter("mortal").present)
     late = place.run(9)
     await late.speculates()
@@ -279,10 +283,9 @@ async def test_a_drafter_that_hangs_in_its_model_is_left_and_taken_back_when_it_
     session = place.run()
     await session.speculates()
     engine.go.clear()
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = time.monotonic()
     await until(lambda: names_of(server) == [set()])
-    assert SILENCE_S * 0.9 < loop.time() - began < SILENCE_S * 6
+    assert time.monotonic() - began > SILENCE_S * 0.9
     await session.advances()
     engine.go.set()
     await session.speculates()
@@ -291,12 +294,12 @@ async def test_a_drafter_that_hangs_in_its_model_is_left_and_taken_back_when_it_
 
 async def test_a_drafter_that_works_but_has_nothing_to_say_stays(place: Place) -> None:
     server, quiet = await place.verifier(), await place.enemy(lambda *_: [])
+    quiet.steps_on = True
     await place.open(server, quiet=quiet.address)
     session = place.run()
     await until(lambda: bool(quiet.kinds("open")))
-    until_s = asyncio.get_running_loop().time() + 4 * SILENCE_S
-    while asyncio.get_running_loop().time() < until_s:
-        quiet.steps += 1
+    end = time.monotonic() + 4 * SILENCE_S
+    while time.monotonic() < end:
         await session.advances(1)
         assert names_of(server) == [{"quiet"}]
         await asyncio.sleep(0.01)
@@ -311,7 +314,7 @@ async def test_a_request_that_named_its_drafter_gets_no_other(place: Place) -> N
     session = place.run(drafters=["enemy"])
     await until(lambda: place.state("enemy") is State.OPEN)
     await session.advances(300)
-    assert names_of(server) == [set()]
+    await until(lambda: names_of(server) == [set()])
     liar.lies = False
     await session.speculates(20)
     assert names_of(server) == [{"enemy"}] and place.state("enemy") is State.CLOSED
@@ -326,9 +329,9 @@ async def test_a_session_that_moves_to_another_verifier_takes_its_present_drafte
         place.drafter("friend").users += 1
         session = place.run()
         await session.speculates()
-        assert names_of(first) == [{"friend"}]
+        await until(lambda: names_of(first) == [{"friend"}])
     await session.speculates()
-    assert names_of(stays) == [{"friend"}]
+    await until(lambda: names_of(stays) == [{"friend"}])
     assert len(enemy.kinds("open")) == 1
     await session.end()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -18,20 +20,25 @@ from slipstream.v1 import drafter_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, Verifier, drafter, emulated_text, gateway, until, verifier
 from tests.flooder import FLOODS, flood
 from tests.hostile_drafter import hostile
+from verifier_svc import allowance
 from verifier_svc.allowance import COMMANDS, FRAMES_PER_S, Allowance, Rate
 from verifier_svc.drafter import Drafter
 
 PROMPT = [7, 8, 9]
-TOKENS = 300
+TOKENS = 120
+SLOW = 300.0
+"""Frames a second that are enough for a drafter of 4 ms a pass, and that a flood exceeds on any machine."""
 CLOSE = verifier_pb2.DecodeClose()
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @asynccontextmanager
-async def fleet() -> AsyncIterator[tuple[Verifier, Gateway, str]]:
+async def fleet(
+    good: str = "emulated:acceptance=0.9", target: str = "emulated:base_ms=5"
+) -> AsyncIterator[tuple[Verifier, Gateway, str]]:
     async with (
-        drafter(open_engine("emulated:acceptance=0.9")) as friend,
-        verifier(open_engine("emulated:base_ms=5")) as server,
+        drafter(open_engine(good)) as friend,
+        verifier(open_engine(target)) as server,
         gateway(server.address) as client,
     ):
         yield server, client, friend
@@ -69,51 +76,70 @@ async def test_a_flood_is_cut_off_after_bounded_work(kind: str, monkeypatch: pyt
 
     async with hostile(flood(kind)) as enemy, fleet() as (_, client, _):
         monkeypatch.setattr(Drafter, "receive", counted)
+        monkeypatch.setattr(allowance, "FRAMES_PER_S", SLOW)
+        opened = time.monotonic()
         number, decoded = await client.open(PROMPT, tokens=50_000, drafters=[enemy.address])
         await until(lambda: "FLOODING" in failures(decoded))
-        looked_at, rounds = len(frames), len(decoded.rounds)
+        looked_at, seconds = len(frames), time.monotonic() - opened
+        rounds = len(decoded.rounds)
         await until(lambda: len(decoded.rounds) >= rounds + 100)
-        # Another 2000 after every new dial, and no dial sooner than the last flood's debt was paid.
-        assert len(frames) <= looked_at + 3 * FRAMES_PER_S
+        # As many again after every new dial, and no dial sooner than the last flood's debt was paid.
+        assert len(frames) <= looked_at + 3 * SLOW
         await client.command(number, close=CLOSE)
         await until(decoded.done.is_set)
     assert max(sizes, default=0) <= Limits().nodes
-    assert looked_at <= FRAMES_PER_S * (1.0 + 0.02 * rounds) + 1
+    assert looked_at <= SLOW * (1.0 + seconds) + 1
     assert failures(decoded).count("FLOODING") == 1
     assert decoded.token_ids == emulated_text(PROMPT, len(decoded.token_ids))
 
 
 @pytest.mark.parametrize("kind", FLOODS)
-async def test_while_one_drafter_floods_other_sessions_keep_their_pace(kind: str) -> None:
-    """Medians of a session's rounds, without and with a flood into another session, renewed whenever it is cut off.
-
-    The loop ends only once a flood was seen: that it happened is part of the test.
-    """
+async def test_while_one_drafter_floods_other_sessions_keep_their_pace(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else may take the machine in the middle: of three tries one must do."""
+    monkeypatch.setattr(allowance, "FRAMES_PER_S", SLOW)
+    paces: list[tuple[float, float]] = []
     with flooder(kind) as enemy:
-        async with fleet() as (_, client, friend):
+        async with fleet("emulated:base_ms=4&acceptance=0.9", "emulated:base_ms=8") as (_, client, friend):
             number, good = await client.open([1, 2], tokens=50_000, drafters=[friend], session_id="good")
             await until(lambda: len(good.rounds) > 20)
-            start = len(good.rounds)
-            await until(lambda: len(good.rounds) > start + 150)
-            quiet = pace(good, start)
-            start = len(good.rounds)
-            flooded: list[Decoded] = []
-            while len(good.rounds) <= start + 150 or not any("FLOODING" in failures(each) for each in flooded):
-                if not flooded or "FLOODING" in failures(flooded[-1]) or flooded[-1].done.is_set():
-                    flooded.append((await client.open(PROMPT, tokens=TOKENS, drafters=[enemy]))[1])
-                rounds = len(good.rounds)
-                await until(lambda rounds=rounds: len(good.rounds) > rounds)
-            assert pace(good, start) < 3 * quiet + 5_000
+            while len(paces) < 3 and not any(kept(*each) for each in paces):
+                paces.append((await pace(good), await flooded_pace(good, client, enemy)))
+            assert any(kept(*each) for each in paces), paces
             assert good.accepted > 50 and failures(good) == []
             await client.command(number, close=CLOSE)
-            for decoded in flooded:
-                await until(decoded.done.is_set)
-                assert decoded.token_ids == emulated_text(PROMPT, TOKENS)
 
 
-def pace(decoded: Decoded, start: int) -> float:
-    """Median microseconds from round to round."""
+def kept(quiet_us: float, flooded_us: float) -> bool:
+    return flooded_us < 3 * quiet_us + 5_000
+
+
+async def pace(decoded: Decoded, enough: Callable[[], bool] = lambda: True) -> float:
+    """Median microseconds from round to round, over 100 of them at least."""
+    start = len(decoded.rounds)
+    await until(lambda: len(decoded.rounds) > start + 100 and enough())
     return statistics.median(done.wait_us + done.verify_us for done in decoded.rounds[start:])
+
+
+async def flooded_pace(decoded: Decoded, client: Gateway, enemy: str) -> float:
+    """Beside a flood into another session, renewed whenever it is cut off, which must have happened."""
+    flooded: list[Decoded] = []
+
+    async def floods() -> None:
+        while True:
+            session = (await client.open(PROMPT, tokens=TOKENS, drafters=[enemy]))[1]
+            flooded.append(session)
+            await until(lambda session=session: "FLOODING" in failures(session) or session.done.is_set())
+
+    flooding = asyncio.create_task(floods())
+    try:
+        return await pace(decoded, lambda: any("FLOODING" in failures(each) for each in flooded))
+    finally:
+        flooding.cancel()
+        for each in flooded:
+            await until(each.done.is_set)
+            assert each.token_ids == emulated_text(PROMPT, TOKENS)
 
 
 def test_who_answers_every_command_with_a_whole_tree_never_runs_out() -> None:

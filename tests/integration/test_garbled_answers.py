@@ -55,7 +55,7 @@ async def test_a_drafter_whose_worker_service_garbles_is_no_more_than_silent(met
         await until(lambda: len(decoded.rounds) > rounds)
         await client.command(number, close=verifier_pb2.DecodeClose())
         await until(decoded.done.is_set)
-    assert [reason for reason, _ in failed(decoded)] == ["SILENT"]
+    assert {reason for reason, _ in failed(decoded)} - {"LINK_LOST"} == {"SILENT"}
 
 
 async def test_a_drafter_whose_frames_are_garbled_is_dialled_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from benchmarks.virtual import VirtualLoop, run
 from gateway.seat import End, Seat, lost
 from slipstream.errors import Internal, ResourceExhausted, Unavailable
 from slipstream.v1 import types_pb2, verifier_pb2
@@ -117,6 +118,44 @@ async def test_failures_keep_their_code_and_an_unasked_close_is_unavailable() ->
     seat.finished(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_CANCELLED))
     end = (await seat.take()).end
     assert end is not None and isinstance(end.error, Unavailable)
+
+
+@pytest.mark.parametrize(("steps", "credit", "ends"), [("none", 9, True), ("some", 9, False), ("none", 0, False)])
+def test_a_verifier_that_takes_no_steps_while_it_could_is_stuck(steps: str, credit: int, ends: bool) -> None:
+    """Control: one that works for others, or waits for the client, is not."""
+
+    async def main() -> None:
+        seat, _ = opened(credit=credit)
+        clock = asyncio.get_running_loop().time
+        listening = asyncio.create_task(seat.listen(lambda: int(clock()) if steps == "some" else 7, stall_s=6.0))
+        await asyncio.sleep(5.9)
+        assert not listening.done()
+        await asyncio.sleep(0.2)
+        assert listening.done() == ends
+        if not ends:
+            await asyncio.sleep(60.0)
+            seat.receive(done(3, 10)) if credit else seat.end(End(verifier_pb2.FINISH_REASON_ERROR))
+        news = await listening
+        error = news.end.error if news.end is not None else None
+        assert (error is not None and error.reason == "STUCK") == ends
+
+    run(main())
+
+
+@pytest.mark.parametrize("before_s", [0.5, 3.0, 5.4])
+def test_a_gateway_that_stood_still_itself_blames_no_verifier(before_s: float) -> None:
+    async def main() -> None:
+        seat, _ = opened()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        listening = asyncio.create_task(seat.listen(lambda: 7, stall_s=6.0))
+        await asyncio.sleep(before_s)
+        loop.now += 600.0
+        await asyncio.sleep(0.3)
+        seat.receive(done(3, 10))
+        assert (await listening).end is None
+
+    run(main())
 
 
 def test_commands_carry_the_sessions_number_and_epoch() -> None:
