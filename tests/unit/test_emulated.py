@@ -10,6 +10,7 @@ import torch
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
 from slipstream.engine.engine import Engine
+from slipstream.engine.opening import open_engine
 from slipstream.engine.step import Segment
 from slipstream.errors import InvalidArgument, OutOfRange, ResourceExhausted
 from tests.greedy import greedy
@@ -136,3 +137,18 @@ def build_sized(vocabulary_size: int) -> Engine:
 def test_tokens_up_to_the_flat_part_cost_nothing_more() -> None:
     cost = LinearCost(base_s=1.0, per_token_s=0.5, free_tokens=16)
     assert [cost(tokens, 1) for tokens in (1, 16, 17, 20)] == [1.0, 1.0, 1.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [("vocabulary=inf", "finite"), ("base_ms=nan", "finite"), ("vocabulary=7", "8 at least"), ("speed=1", "base_ms")],
+)
+def test_settings_that_cannot_be_emulated_are_refused_in_words(settings: str, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        open_engine(f"emulated:{settings}")
+
+
+def test_room_for_less_than_a_block_is_refused_in_words() -> None:
+    assert open_engine("emulated:", kv_tokens=32).blocks_total == 1
+    with pytest.raises(ResourceExhausted, match="31 tokens"):
+        open_engine("emulated:", kv_tokens=31)
