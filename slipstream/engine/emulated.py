@@ -21,7 +21,7 @@ from slipstream.engine.step import Segment
 from slipstream.errors import InvalidArgument
 
 PEAK = 60.0
-"""Logit of the chosen token, the others are 0. Gumbel noise of 24 bits spans less than 20."""
+"""Logit of the chosen token, the others are 0. Gumbel noise of 32 bits spans about 26 (`slipstream.noise`)."""
 ALTERNATIVES = (4 / 7, 2 / 7, 1 / 7)
 """Where the truth stands among a drafter's further guesses, when it is among them."""
 LEAST_VOCABULARY = 8
