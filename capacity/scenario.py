@@ -35,7 +35,9 @@ class Lengths:
     values: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if min([self.mean, *self.values]) < bool(not self.values) or self.cv < 0.0:
+        if self.values and min(self.values) < 1:
+            raise InvalidArgument("lengths have values of 1 token or more.")
+        if not self.values and (self.mean < 1.0 or self.cv < 0.0):
             raise InvalidArgument("lengths have a mean of 1 token or more and a cv of 0 or more, or a list of values.")
 
     @property

@@ -76,6 +76,8 @@ def test_the_examples_can_be_read_and_say_what_they_are(path: Path) -> None:
         ("acceptance", {"rate": 1.5}, "0 to 1"),
         ("acceptance", {"rate": 0.5, "width": 9}, "width"),
         ("traffic", {"rate": 1.0, "prompt": {"mean": 0}, "output": {"mean": 5}}, "1 token"),
+        ("traffic", {"rate": 1.0, "prompt": {"mean": 5, "cv": -1}, "output": {"mean": 5}}, "cv of 0"),
+        ("traffic", {"rate": 1.0, "prompt": {"values": [5, 0]}, "output": {"mean": 5}}, "values of 1 token"),
         ("vrifier", {}, "knows no vrifier"),
     ],
 )
