@@ -20,6 +20,7 @@ from capacity.cost import Cost, read_cost
 from capacity.drafting import Drafting
 from capacity.guessing import ALTERNATIVES, Acceptance
 from capacity.step import Verifying
+from slipstream.comparison import Prices
 from slipstream.errors import InvalidArgument, NotFound
 
 Kind = TypeVar("Kind")
@@ -71,14 +72,6 @@ class Traffic:
 class Slo:
     ttft_p95_s: float = math.inf
     tpot_p95_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Of one replica, an hour."""
-
-    verifier: float
-    drafter: float
 
 
 @dataclass(frozen=True, slots=True)

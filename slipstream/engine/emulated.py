@@ -16,32 +16,17 @@ import torch
 
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.bookkeeping import Bookkeeping
+from slipstream.engine.emulation import ALTERNATIVES
 from slipstream.engine.model import ModelInfo
 from slipstream.engine.step import Segment
 from slipstream.errors import InvalidArgument
 
 PEAK = 60.0
 """Logit of the chosen token, the others are 0. Gumbel noise of 32 bits spans about 26 (`slipstream.noise`)."""
-ALTERNATIVES = (4 / 7, 2 / 7, 1 / 7)
-"""Where the truth stands among a drafter's further guesses, when it is among them."""
 LEAST_VOCABULARY = 8
 """The guesses, and something else."""
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
-
-
-@dataclass(frozen=True, slots=True)
-class LinearCost:
-    """Seconds of one forward: base + per_token * (tokens beyond the free ones) + per_segment * segments."""
-
-    base_s: float = 0.0
-    per_token_s: float = 0.0
-    per_segment_s: float = 0.0
-    free_tokens: int = 0
-
-    def __call__(self, tokens: int, segments: int) -> float:
-        charged = max(0, tokens - self.free_tokens)
-        return self.base_s + self.per_token_s * charged + self.per_segment_s * segments
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from urllib.parse import parse_qsl
 
 from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulation import LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.spread import ONE_DEVICE, Spread
 from slipstream.errors import InvalidArgument

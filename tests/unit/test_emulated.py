@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulation import LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.opening import open_engine
 from slipstream.engine.step import Segment
@@ -34,7 +35,7 @@ def build(
 ) -> Engine:
     fake = fake or FakeTime()
     model = EmulatedModel(acceptance=acceptance, seed=seed)
-    return EmulatedEngine(model, cost or LinearCost(), BlockPool(64, 16), fake.clock, fake.sleep)
+    return EmulatedEngine(model, cost or LinearCost(0.0), BlockPool(64, 16), fake.clock, fake.sleep)
 
 
 def test_the_text_depends_on_seed_first_token_and_position_only() -> None:
@@ -114,7 +115,7 @@ def test_without_a_fake_the_engine_sleeps() -> None:
 
 def test_where_a_drafter_is_wrong_the_truth_is_among_its_next_guesses_at_the_set_share() -> None:
     model = EmulatedModel(vocabulary_size=64, acceptance=0.6, fanout=0.5)
-    drafter = EmulatedEngine(model, LinearCost(), BlockPool(256, 16))
+    drafter = EmulatedEngine(model, LinearCost(0.0), BlockPool(256, 16))
     truth = greedy(build_sized(64), [7], 2000)
     segment = Segment(drafter.open(2001), [7, *truth[:-1]])
     rows = []
@@ -131,7 +132,7 @@ def test_where_a_drafter_is_wrong_the_truth_is_among_its_next_guesses_at_the_set
 
 
 def build_sized(vocabulary_size: int) -> Engine:
-    return EmulatedEngine(EmulatedModel(vocabulary_size=vocabulary_size), LinearCost(), BlockPool(256, 16))
+    return EmulatedEngine(EmulatedModel(vocabulary_size=vocabulary_size), LinearCost(0.0), BlockPool(256, 16))
 
 
 def test_tokens_up_to_the_flat_part_cost_nothing_more() -> None:
