@@ -18,9 +18,10 @@ import numpy.typing as npt
 from capacity.cell import Request
 from capacity.cost import Cost, read_cost
 from capacity.drafting import Drafting
-from capacity.guessing import ALTERNATIVES, Acceptance
+from capacity.guessing import Acceptance
 from capacity.step import Verifying
 from slipstream.comparison import Prices
+from slipstream.engine.emulation import ALTERNATIVES
 from slipstream.errors import InvalidArgument, NotFound
 
 Kind = TypeVar("Kind")

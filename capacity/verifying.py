@@ -14,7 +14,7 @@ from capacity.agenda import Agenda
 from capacity.attachments import Attachments
 from capacity.colocated import Serial
 from capacity.cost import over
-from capacity.drafting import PAUSE, Drafter
+from capacity.drafting import Drafter
 from capacity.guessing import Guess
 from capacity.session import Session
 from capacity.step import Step, Verifying
@@ -23,10 +23,8 @@ from verifier_svc.budget import Offer, allot
 from verifier_svc.pace import Delays
 from verifier_svc.patience import Patience
 from verifier_svc.prefill import chunks
+from verifier_svc.price import LEVELS, PAUSE
 from verifier_svc.promise import Hope
-
-LEAST_PATH = 0.02
-"""`VERIFIER_MIN_PATH_PROBABILITY`."""
 
 
 class Verifier:
@@ -37,7 +35,7 @@ class Verifier:
         self._settings = settings
         self._random = random
         self._ended = ended
-        self._patience = Patience[Session](LEAST_PATH, settings.max_wait_s, settings.cost)
+        self._patience = Patience[Session](LEVELS[0], settings.max_wait_s, settings.cost)
         self._attachments = Attachments(agenda, settings.max_draft_tokens)
         self._serial = Serial(settings)
         self._sessions: dict[Session, None] = {}
