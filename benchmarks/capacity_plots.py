@@ -16,12 +16,12 @@ from pathlib import Path
 
 from benchmarks.plots import draw
 from benchmarks.records import Row, write
-from capacity.cost import Line
 from capacity.day import day, grown, price_per_million
 from capacity.mode import Mode, colocated, disaggregated, plain
 from capacity.scenario import Scenario, read
 from capacity.sizing import most_rate, plan
 from capacity.stationary import Cells
+from slipstream.engine.emulation import LinearCost
 from slipstream.interpreter import tune
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "plan"
@@ -115,7 +115,7 @@ def delay(scenario: Scenario, name: str) -> None:
 def draft(scenario: Scenario, name: str) -> None:
     rows: list[Row] = []
     for pass_ms in PASS_MS:
-        cost = Line(pass_ms / 1e3)
+        cost = LinearCost(pass_ms / 1e3)
         changed = replace(scenario, colocated=cost, drafting=replace(scenario.drafting, cost=cost))
         for mode in three(changed):
             cells = Cells(mode.cell, scenario.traffic)

@@ -22,16 +22,15 @@ from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, Far
 from benchmarks.records import Row, write
 from benchmarks.virtual import VOCABULARY, System, World, run, system
 from capacity.cell import Cell, Outcome, Simulation, way_s
-from capacity.cost import Line
 from capacity.drafting import Drafting
 from capacity.guessing import Acceptance
 from capacity.step import Verifying
 from slipstream.asking import complete
 from slipstream.client import channel
-from slipstream.engine.emulated import LinearCost
+from slipstream.engine.emulation import LinearCost
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
-TARGET, DRAFT = Line(0.030, 0.0002, 0.0, 32), Line(0.004)
+TARGET, DRAFT = LinearCost(0.030, 0.0002, 0.0, 32), LinearCost(0.004)
 ACCEPTANCE = Acceptance([0.75], 0.7)
 TARGET_MODEL = (
     f"emulated:vocabulary={VOCABULARY}&base_ms={1e3 * TARGET.base_s:g}&token_ms={1e3 * TARGET.per_token_s:g}"
@@ -149,10 +148,8 @@ async def drive(load: Load, ask: Ask) -> None:
 
 async def virtual(load: Load) -> Seen:
     """Must run under `run`."""
-    target = LinearCost(TARGET.base_s, TARGET.per_token_s, TARGET.per_session_s, TARGET.free_tokens)
-    draft = LinearCost(DRAFT.base_s)
     right, fanout = ACCEPTANCE.by_depth[0], ACCEPTANCE.fanout
-    world = World(load.delay_ms / 1e3, target, draft, right, fanout)
+    world = World(load.delay_ms / 1e3, TARGET, DRAFT, right, fanout)
     async with system(world) as running:
         reader = _Reader(running, load)
         began = asyncio.get_running_loop().time()

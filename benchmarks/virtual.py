@@ -24,7 +24,8 @@ from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.scheduler import Scheduler as DraftScheduler
 from slipstream import wire
 from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulation import LinearCost
 from slipstream.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc import service as verifier_service

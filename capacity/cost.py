@@ -1,4 +1,4 @@
-"""What a pass costs: a measured table over tokens and sessions, or a straight line."""
+"""What a pass costs: a measured table over tokens and sessions, or the straight line of an emulated engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from slipstream.engine.emulation import LinearCost
 from slipstream.errors import InvalidArgument
 
 
@@ -16,20 +17,6 @@ class Cost(Protocol):
     """Seconds of one pass over so many tokens of so many sessions."""
 
     def __call__(self, tokens: int, sessions: int) -> float: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """base + per_token * (tokens beyond the free ones) + per_session * sessions; the free ones hide behind the reading
-    of the weights."""
-
-    base_s: float
-    per_token_s: float = 0.0
-    per_session_s: float = 0.0
-    free_tokens: int = 0
-
-    def __call__(self, tokens: int, sessions: int) -> float:
-        return self.base_s + self.per_token_s * max(0, tokens - self.free_tokens) + self.per_session_s * sessions
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,7 @@ def over(cost: Cost, sessions: int) -> Callable[[range], list[float]]:
 
 def read_cost(value: Mapping[str, object]) -> Cost:
     """Raises InvalidArgument for what is neither a line nor a table."""
-    kind = Table if "seconds" in value else Line
+    kind = Table if "seconds" in value else LinearCost
     try:
         return kind(**value)  # type: ignore[arg-type]
     except TypeError as error:

@@ -9,12 +9,11 @@ from capacity.agenda import Agenda
 from capacity.cost import Cost
 from capacity.guessing import Guess
 from capacity.session import Session
+from verifier_svc.allowance import AHEAD
+from verifier_svc.price import PAUSE
 
 ROUND, PROMPTS, PASS_NODES = 16, 4, 64
-"""See `drafter_svc.scheduler`."""
-AHEAD = 16
-"""Nodes that a drafter may tell for each that a step may take (`verifier_svc.drafter`)."""
-PAUSE = 1.0
+"""See `drafter_svc.scheduler`, which a plan does not import; a test compares them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from slipstream.candidates import Limits
+from slipstream.engine.emulation import ALTERNATIVES
+from verifier_svc.price import LEVELS
+
 NOWHERE = -1
 """Rank of a token that is none of the guesses."""
-ALTERNATIVES = (4 / 7, 2 / 7, 1 / 7)
-"""Where the truth stands among further guesses, when it is among them; as in the emulated engine."""
-DEEPEST = 64
+DEEPEST = Limits().depth
 """Of a verifier's tree."""
 NEVER = math.inf
-PREPARED = 4.0
-"""A drafter guesses on paths down to so much less likely than what it tells (`drafter_svc.session`)."""
-UNTOLD_SHARE = 8
+PREPARED, UNTOLD_SHARE = 4.0, 8
+"""See `drafter_svc.session`, which a plan does not import; a test compares them."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Guess:
 class Tree:
     """Of one session."""
 
-    def __init__(self, acceptance: Acceptance, least: float = 0.02) -> None:
+    def __init__(self, acceptance: Acceptance, least: float = LEVELS[0]) -> None:
         self._acceptance = acceptance
         self.least = least
         """Path probability worth telling."""

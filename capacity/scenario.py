@@ -18,8 +18,10 @@ import numpy.typing as npt
 from capacity.cell import Request
 from capacity.cost import Cost, read_cost
 from capacity.drafting import Drafting
-from capacity.guessing import ALTERNATIVES, Acceptance
+from capacity.guessing import Acceptance
 from capacity.step import Verifying
+from slipstream.comparison import Prices
+from slipstream.engine.emulation import ALTERNATIVES
 from slipstream.errors import InvalidArgument, NotFound
 
 Kind = TypeVar("Kind")
@@ -35,7 +37,9 @@ class Lengths:
     values: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if min([self.mean, *self.values]) < bool(not self.values) or self.cv < 0.0:
+        if self.values and min(self.values) < 1:
+            raise InvalidArgument("lengths have values of 1 token or more.")
+        if not self.values and (self.mean < 1.0 or self.cv < 0.0):
             raise InvalidArgument("lengths have a mean of 1 token or more and a cv of 0 or more, or a list of values.")
 
     @property
@@ -69,14 +73,6 @@ class Traffic:
 class Slo:
     ttft_p95_s: float = math.inf
     tpot_p95_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Of one replica, an hour."""
-
-    verifier: float
-    drafter: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,5 +49,10 @@ class Step:
     seconds: float
 
     @property
+    def sessions(self) -> int:
+        """That decode."""
+        return len(self.decoding)
+
+    @property
     def size(self) -> int:
         return len(self.decoding) + sum(map(len, self.chosen)) + sum(self.reading.values())

@@ -1,8 +1,7 @@
 """A simulated verifier: batched steps over its sessions, planned by the very rules of the real one.
 
-Budget, waiting, price, promise, pace and prefill are `verifier_svc`'s own functions; what is written again here in
-small is what `verifier_svc.planner` and `verifier_svc.scheduler` put around them. Acceptance is known, so there is no
-calibration.
+Budget, patience, pace and prefill are `verifier_svc`'s own; what is written again here in small is what
+`verifier_svc.planner` and `verifier_svc.scheduler` put around them. Acceptance is known, so there is no calibration.
 """
 
 from __future__ import annotations
@@ -12,15 +11,20 @@ from collections.abc import Callable
 from functools import partial
 
 from capacity.agenda import Agenda
+from capacity.attachments import Attachments
 from capacity.colocated import Serial
 from capacity.cost import over
 from capacity.drafting import Drafter
 from capacity.guessing import Guess
-from capacity.patience import Patience
 from capacity.session import Session
 from capacity.step import Step, Verifying
+from slipstream.selection import ROOT
 from verifier_svc.budget import Offer, allot
+from verifier_svc.pace import Delays
+from verifier_svc.patience import Patience
 from verifier_svc.prefill import chunks
+from verifier_svc.price import LEVELS, PAUSE
+from verifier_svc.promise import Hope
 
 
 class Verifier:
@@ -31,7 +35,8 @@ class Verifier:
         self._settings = settings
         self._random = random
         self._ended = ended
-        self._patience = Patience(agenda, settings)
+        self._patience = Patience[Session](LEVELS[0], settings.max_wait_s, settings.cost)
+        self._attachments = Attachments(agenda, settings.max_draft_tokens)
         self._serial = Serial(settings)
         self._sessions: dict[Session, None] = {}
         self.waiting: list[Session] = []
@@ -56,7 +61,7 @@ class Verifier:
         """Candidates of these came."""
         for session in sessions:
             if session in self._sessions:
-                self._patience.arrived(session)
+                self._attachments.arrived(session)
         self._wake()
 
     def _enter(self) -> None:
@@ -70,7 +75,7 @@ class Verifier:
             self._sessions[self.waiting.pop(0)] = None
             session.idle_since = self._agenda.now
             if session.drafter is not None:
-                self._patience.opened(session)
+                self._attachments.opened(session)
                 self._say(session.drafter, partial(self._open, session.drafter, session))
 
     def _open(self, drafter: Drafter, session: Session) -> None:
@@ -94,7 +99,7 @@ class Verifier:
             return
         now = self._agenda.now
         waited = 0.0 if self._waiting_since is None else now - self._waiting_since
-        pause = self._patience.pause(step, waited)
+        pause = self._pause(step, waited)
         self._plans += 1
         if pause > 0.0:
             if self._waiting_since is None:
@@ -107,6 +112,30 @@ class Verifier:
     def _waited(self, plan: int) -> None:
         if plan == self._plans:
             self._wake()
+
+    def _pause(self, step: Step, waited: float) -> float:
+        """Seconds worth waiting before it, having waited so long already."""
+        if step.reading:
+            return 0.0
+        hopes = {
+            session: self._hope(session, nodes, paths)
+            for session, nodes, paths in zip(step.decoding, step.chosen, step.paths, strict=True)
+            if session.drafter is not None and self._settings.limit(session)
+        }
+        return self._patience.pause(step, hopes, self._awaited, waited)
+
+    def _hope(self, session: Session, nodes: list[Guess], paths: list[float]) -> Hope:
+        places = {id(node): place for place, node in enumerate(nodes)}
+        parents = [places.get(id(node.parent), ROOT) for node in nodes]
+        return self._patience.hope(session.version, paths, parents, self._settings.limit(session))
+
+    def _awaited(self, session: Session) -> tuple[Delays, float] | None:
+        return self._attachments.awaited(session) if self._wanted else None
+
+    @property
+    def _wanted(self) -> bool:
+        """Whether any candidates pay now."""
+        return self._patience.threshold < PAUSE
 
     def _plan(self) -> Step:
         limits, now = self._settings, self._agenda.now
@@ -147,7 +176,7 @@ class Verifier:
 
     def _end(self, step: Step, seconds: float) -> None:
         self._busy = False
-        if not step.reading and self._patience.timed(step, seconds):
+        if not step.reading and self._patience.timed(step, step.size, seconds):
             for session in self._sessions:
                 if session.drafter is not None:
                     told = partial(session.drafter.demand, session, self._patience.threshold)
@@ -175,7 +204,7 @@ class Verifier:
         if not session.left:
             self._finish(session)
         elif session.drafter is not None:
-            self._patience.committed(session)
+            self._attachments.committed(session, answering=self._wanted)
             self._say(session.drafter, partial(session.drafter.commit, session, len(ranks)))
         else:
             session.tree.commit(len(ranks))

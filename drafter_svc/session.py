@@ -14,6 +14,7 @@ from slipstream.errors import OutOfRange
 from slipstream.frame import Limits
 from slipstream.grammar import Cursor, Grammar
 from slipstream.noise import Purpose
+from slipstream.prefix import common_prefix
 from slipstream.sampling import Sampling
 from slipstream.structure import Structure
 
@@ -124,9 +125,7 @@ class Session:
 
     def replace(self, tokens: list[int]) -> None:
         """A new committed prefix (rollback, migration, retry); the KV that is still right is kept."""
-        pairs = zip(self.tokens, tokens, strict=False)
-        kept = next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(self.tokens), len(tokens)))
+        self.computed = min(self.computed, common_prefix(self.tokens, tokens), len(tokens) - 1)
         self.tokens = tokens
-        self.computed = min(self.computed, kept, len(tokens) - 1)
         self.revision += 1
         self.tree.restart(len(tokens))

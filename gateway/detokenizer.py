@@ -11,17 +11,15 @@ How much text is final depends on the tokenizer's decoder, so there is one detok
 from __future__ import annotations
 
 import codecs
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from slipstream.decoders import byte_level, byte_token, chain, plain_token
 from slipstream.v1 import gateway_pb2
 
 _PER_TOKEN = {"Replace", "ByteFallback", "Metaspace", "WordPiece"}
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer(Protocol):
@@ -39,13 +37,13 @@ class Decoding:
         self._tokenizer = tokenizer
         self._hidden = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
         self._special = {tokenizer.id_to_token(token) for token in self._hidden}
-        kinds = list(_decoders(tokenizer))
-        self._bytes = _byte_alphabet() if [kind["type"] for kind in kinds] == ["ByteLevel"] else None
+        kinds = chain(tokenizer)
+        self._byte_level = [kind["type"] for kind in kinds] == ["ByteLevel"]
         self._anchor = self._find_anchor() if _is_per_token(kinds) else None
         self._texts: dict[int, gateway_pb2.TokenText] = {}
 
     def detokenizer(self) -> Detokenizer:
-        if self._bytes is not None:
+        if self._byte_level:
             return _ByteLevel(self)
         if self._anchor is not None:
             return _PerToken(self)
@@ -55,14 +53,6 @@ class Decoding:
         """The vocabulary's word for a token; None for one that leaves no text."""
         word: str | None = self._tokenizer.id_to_token(token)
         return None if word is None or word in self._special else word
-
-    def raw(self, word: str) -> bytes:
-        """A byte-level word's bytes; a word with a character outside the alphabet stands for itself."""
-        assert self._bytes is not None
-        try:
-            return bytes(self._bytes[character] for character in word)
-        except KeyError:
-            return word.encode()
 
     def whole(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
@@ -80,11 +70,8 @@ class Decoding:
         word = self.shown(token)
         if word is None:
             return gateway_pb2.TokenText(token_id=token, text=self._tokenizer.id_to_token(token) or "")
-        if self._bytes is not None:
-            raw = self.raw(word)
-        elif byte := _BYTE_TOKEN.fullmatch(word):
-            raw = bytes([int(byte[1], 16)])
-        else:
+        raw = byte_level(word) if self._byte_level else byte_token(word)
+        if raw is None:
             raw = self.after_others([token]).encode()
         return gateway_pb2.TokenText(token_id=token, text=raw.decode("utf-8", "replace"), bytes=raw)
 
@@ -94,14 +81,8 @@ class Decoding:
         return self.whole([anchor, *tokens])[len(text) :]
 
     def _find_anchor(self) -> tuple[int, str] | None:
-        """A token with plain text of its own, to put before others."""
-        for token in range(self._tokenizer.get_vocab_size(with_added_tokens=True)):
-            word = self.shown(token)
-            if word is not None and not _BYTE_TOKEN.fullmatch(word):
-                text = self.whole([token])
-                if text.isalnum() and self.whole([token, token]).startswith(text):
-                    return token, text
-        return None
+        shown = ((token, self.shown(token)) for token in range(self._tokenizer.get_vocab_size(with_added_tokens=True)))
+        return plain_token((token for token, word in shown if word is not None and not byte_token(word)), self.whole)
 
 
 class _ByteLevel:
@@ -112,7 +93,7 @@ class _ByteLevel:
 
     def push(self, token: int) -> str:
         word = self._decoding.shown(token)
-        return "" if word is None else self._utf8.decode(self._decoding.raw(word))
+        return "" if word is None else self._utf8.decode(byte_level(word))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", True)
@@ -129,7 +110,7 @@ class _PerToken:
         word = self._decoding.shown(token)
         if word is None:
             return ""
-        if _BYTE_TOKEN.fullmatch(word):
+        if byte_token(word):
             self._pending.append(token)
             return ""
         if not self._begun:
@@ -161,20 +142,6 @@ class _Whole:
         return self._decoding.whole(tokens)
 
 
-def _decoders(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """The chain of decoders, sequences unfolded."""
-    state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
-    yield from _unfold(json.loads(state)) if state is not None else ()
-
-
-def _unfold(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if decoder["type"] == "Sequence":
-        for part in decoder["decoders"]:
-            yield from _unfold(part)
-    else:
-        yield decoder
-
-
 def _is_per_token(kinds: list[dict[str, Any]]) -> bool:
     """Token by token up to a Fuse; after it nothing but stripping at the very beginning."""
     names = [kind["type"] for kind in kinds]
@@ -183,10 +150,3 @@ def _is_per_token(kinds: list[dict[str, Any]]) -> bool:
     return all(kind["type"] in _PER_TOKEN for kind in before) and all(
         kind["type"] == "Strip" and kind["stop"] == 0 for kind in after
     )
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -33,7 +33,7 @@ UNLIKELY = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of one GPU of each kind, an hour, in whatever currency."""
+    """Of one verifier and of one drafter, an hour, in whatever currency."""
 
     verifier: float
     drafter: float

@@ -24,6 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
+from slipstream.prefix import common_prefix
 from slipstream.structure import BAD_GRAMMAR, Structure
 from slipstream.vocabulary import EMULATED, fingerprint, load_tokenizer
 from slipstream.wire import Model
@@ -167,7 +168,7 @@ class Cursor:
         return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
 
     def _go(self, output: list[int]) -> None:
-        kept = _agreeing(self._said, output)
+        kept = common_prefix(self._said, output)
         if kept < len(self._said):
             self._matcher.rollback(len(self._said) - kept)
         if kept < len(output):
@@ -185,18 +186,6 @@ class Cursor:
             raise FailedPrecondition(
                 f"the grammar cannot be followed any further: {message}.", reason="GRAMMAR_GAVE_UP"
             )
-
-
-def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens they begin with alike; by comparing slices, which is quick, and halves."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _source(structure: Structure) -> str:

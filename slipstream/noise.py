@@ -70,7 +70,7 @@ def key(seed: int, position: int, purpose: Purpose) -> int:
 def keys(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> npt.NDArray[np.uint64]:
     """`key` for many rows at once: [R] seeds (64 unsigned bits) and [R] positions -> [R]."""
     counters = np.asarray(positions, dtype=np.uint64) * np.uint64(_PURPOSES) + np.uint64(purpose + 1)
-    return _mix(_mix(np.array(seeds, dtype=np.uint64)) + counters * np.uint64(GOLDEN))
+    return mix_all(mix_all(np.array(seeds, dtype=np.uint64)) + counters * np.uint64(GOLDEN))
 
 
 def bits(key: int, token_ids: TokenIds) -> npt.NDArray[np.uint32]:
@@ -102,7 +102,8 @@ def scalar_uniform(key: int, token_id: int = 0) -> float:
     return (scalar_bits(key, token_id) + 0.5) * 2.0**-BITS
 
 
-def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix_all(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`mix` of each number of an array; same shape."""
     state = state.copy()
     mix_in_place(state)
     return state

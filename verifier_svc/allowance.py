@@ -8,6 +8,8 @@ it: a drafter sends at most one for each of its steps.
 
 from __future__ import annotations
 
+AHEAD = 16
+"""Nodes that a drafter may be ahead by, for each that a step may take: in verification, after it, and replacements."""
 UNITS_PER_NODE = 2
 """A node, and an entry of a frame for itself. Checking a unit takes microseconds."""
 COMMANDS = 16

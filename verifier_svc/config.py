@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slipstream.config import require_positive
 from slipstream.telemetry import logs
 from verifier_svc.places import Places
+from verifier_svc.price import LEVELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class VerifierConfig:
     """Most tokens of one forward pass."""
     prefill_tokens: int = 256
     """Most prompt tokens of one pass while other sessions decode, so that a long prompt does not stall them."""
-    min_path_probability: float = 0.02
+    min_path_probability: float = LEVELS[0]
     """The least that drafters are told (`verifier_svc.price`): no path less likely is worth its bytes."""
     max_wait_s: float = 0.25
     """The longest a step may wait for candidates, however much they promise."""

@@ -61,13 +61,8 @@ class CostCurve:
         """Positive, and non-decreasing in tokens. 1 µs, or 0.1 ms when measurements came in since the last call."""
         return _at(self._table(_row(sessions)), tokens)
 
-    def of(self, sessions: int) -> Callable[[int], float]:
-        """`seconds` for steps of that many sessions."""
-        table = self._table(_row(sessions))
-        return lambda tokens: _at(table, tokens)
-
     def over(self, sessions: int) -> Callable[[range], list[float]]:
-        """The same for hundreds of sizes at once, ascending by one, as the budget asks for them in every step."""
+        """`seconds` of hundreds of sizes at once, ascending by one, as the budget asks for them in every step."""
         table = self._table(_row(sessions))
         return lambda sizes: [
             *table[sizes.start : min(sizes.stop, LAST + 1)],

@@ -17,7 +17,7 @@ from slipstream import wire
 from slipstream.errors import DeadlineExceeded, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.links import Link
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
-from verifier_svc.allowance import BYTES, Allowance, Rate
+from verifier_svc.allowance import AHEAD, BYTES, Allowance, Rate
 from verifier_svc.attachment import Attachment
 from verifier_svc.pace import Pace
 from verifier_svc.reading import read
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 LEAST_NODES = 16
 """What a drafter is believed to be able to answer with, whatever its policy says: frames of an older one are late."""
-AHEAD = 16
-"""Nodes that a drafter may be ahead by, for each that a step may take: in verification, after it, and replacements."""
 MAX_REOPENS = 3
 """How often a session is opened again because its drafter missed a commit; a drafter that always does is no use."""
 

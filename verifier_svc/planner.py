@@ -1,4 +1,4 @@
-"""What the next step verifies, and whether it should wait: the budget over all sessions, fed by what was measured."""
+"""What the next step verifies: the budget over all sessions, fed by what was measured."""
 
 from __future__ import annotations
 
@@ -8,27 +8,18 @@ from dataclasses import dataclass, replace
 
 from slipstream.selection import ROOT, Selection
 from verifier_svc.acceptance.verdict import Verdict
-from verifier_svc.average import Average
 from verifier_svc.budget import Offer, allot
 from verifier_svc.calibration import Calibration
 from verifier_svc.curve import CostCurve
 from verifier_svc.drafters import Drafters
-from verifier_svc.pace import Delays, place
+from verifier_svc.patience import Patience
 from verifier_svc.prefill import chunks
-from verifier_svc.price import Price
-from verifier_svc.promise import Hope, Promise
+from verifier_svc.promise import Hope
 from verifier_svc.session import Offered, Session
 from verifier_svc.step import Turn
-from verifier_svc.waiting import Awaited, wait_s
 
 NOTHING = Selection()
 NOTHING_OFFERED = Offered(-1, 0, NOTHING, [])
-FIRST_GUESS = 0.6
-"""Share of candidates accepted that is assumed before any was measured."""
-TIMER_S = 0.001
-"""Event loops round their timers up to whole milliseconds."""
-LONGEST_WAIT_STEPS = 2.0
-"""No wait is longer than this many steps, whatever a drafter promises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +38,10 @@ class Plan:
     """That it takes, in expectation."""
     paths: dict[Session, list[float]]
     """Calibrated path probabilities of each competing session's best candidates, of which its turn has the first."""
+
+    @property
+    def sessions(self) -> int:
+        return len(self.turns)
 
     @property
     def decoding(self) -> bool:
@@ -78,10 +73,7 @@ class Planner:
         self._curve = curve
         self._clock = clock
         self._calibration = Calibration(clock)
-        self._acceptance = Average(FIRST_GUESS)
-        self._tokens, self._seconds = Average(), Average()
-        self._price = Price(drafters.threshold)
-        self._promise = Promise[Session]()
+        self._patience = Patience[Session](drafters.threshold, limits.max_wait_s, curve.seconds)
 
     def plan(self, sessions: Iterable[Session]) -> Plan:
         """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody of the same
@@ -101,32 +93,12 @@ class Planner:
         return plan
 
     def pause(self, plan: Plan, waited_s: float) -> float:
-        """Seconds worth waiting for candidates on their way (`waiting.wait_s`), having waited so long already."""
+        """Seconds worth waiting for candidates on their way, having waited so long already."""
         if not plan.decoding:
             return 0.0
-        now, rate = self._clock(), self._rate(plan)
+        now = self._clock()
         hopes = {turn.session: self._hope(turn, plan) for turn in plan.turns if turn.session.draft_limit}
-        self._promise.look(hopes)
-        ratio = self._promise.ratio
-        gains = {session: gain for session, hope in hopes.items() if (gain := hope.gain * ratio - hope.cost) > 0.0}
-        most_s = min(self._limits.max_wait_s, LONGEST_WAIT_STEPS * plan.seconds) - waited_s
-        pause = wait_s(rate, self._awaited(gains, now, most_s), most_s, TIMER_S)
-        if pause > 0.0:
-            self._promise.wait(hopes)
-        return pause
-
-    def _awaited(self, gains: dict[Session, float], now: float, most_s: float) -> list[Awaited]:
-        """What the sessions await, those together that await the same for as long: the sessions of one step are mostly
-        asked at once."""
-        groups: dict[tuple[Delays, int], tuple[float, list[float]]] = {}
-        for session, gain in gains.items():
-            if awaited := self._drafters.awaited(session, now):
-                delays, passed = awaited
-                groups.setdefault((delays, place(passed)), (passed, []))[1].append(gain)
-        return [
-            Awaited(sum(some), delays.expected(passed, most_s), len(some))
-            for (delays, _), (passed, some) in groups.items()
-        ]
+        return self._patience.pause(plan, hopes, lambda session: self._drafters.awaited(session, now), waited_s)
 
     def timed(self, plan: Plan, seconds: float, waited: float) -> int:
         """The plan's step took so long, after it was held back for `waited` seconds. Only steps without prefill tell
@@ -134,11 +106,9 @@ class Planner:
         if not plan.decoding:
             return sum(turn.tokens for turn in plan.turns)
         tokens = sum(1 + len(turn.selection) for turn in plan.turns)
-        self._curve.observe(tokens, len(plan.turns), seconds)
-        self._tokens.add(plan.tokens)
-        self._seconds.add(seconds + waited)
-        if self._price.observe(self._rate(plan), self._curve.of(len(plan.turns)), tokens):
-            self._drafters.demand(self._price.threshold)
+        self._curve.observe(tokens, plan.sessions, seconds)
+        if self._patience.timed(plan, tokens, seconds + waited):
+            self._drafters.demand(self._patience.threshold)
         return tokens
 
     def spent(self, tokens: int, sessions: int, candidates: int) -> float:
@@ -148,7 +118,7 @@ class Planner:
     @property
     def price(self) -> float:
         """Tokens that one more candidate costs the step that takes it."""
-        return self._price.average
+        return self._patience.price
 
     def cost_s(self, turn: Turn, load: Load, seconds: float) -> float:
         """The turn's own part of a step of so many seconds. What as many sessions take without further tokens is
@@ -159,21 +129,13 @@ class Planner:
         least = min(seconds, self._curve.seconds(load.sessions, load.sessions))
         return least / load.sessions + (seconds - least) * (turn.tokens - 1) / further
 
-    def _rate(self, plan: Plan) -> float:
-        """Tokens committed a second lately, waiting included; before the first step, by this one. No less than without
-        any candidates: a verifier that waits in vain must not take its slowness for what its time is worth."""
-        lately = (self._tokens.value or plan.tokens) / max(self._seconds.value or plan.seconds, 1e-9)
-        sessions = len(plan.turns)
-        return max(lately, sessions / max(self._curve.seconds(sessions, sessions), 1e-9))
-
     def judged(self, turn: Turn, verdict: Verdict) -> None:
         """What became of the turn's candidates."""
         chosen, path = turn.selection, verdict.path
         if not len(chosen):
             return
         self._calibration.learn(_labels(turn.session, chosen), turn.session.workload, chosen, path)
-        tried = len(path) + (chosen.first_child(path[-1] if path else ROOT) is not None)
-        self._acceptance.add(len(path) / tried)
+        self._patience.judged(len(path), chosen.first_child(path[-1] if path else ROOT) is not None)
 
     def prepare(self) -> None:
         """What the next plan needs and no arrival changes. To be called while a step runs."""
@@ -215,15 +177,9 @@ class Planner:
         return self._calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
 
     def _hope(self, turn: Turn, plan: Plan) -> Hope:
-        """What one more candidate is worth if it hangs below the likeliest leaf."""
         session, chosen = turn.session, turn.selection
         paths = plan.paths.get(session) or self._paths(session, chosen)
-        inner = set(chosen.parents)
-        leaves = [path for node, path in enumerate(paths[: len(chosen)]) if node not in inner]
-        gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self._price.average
-        if len(chosen) >= session.draft_limit or len(paths) > len(chosen):
-            cost = max(cost, paths[min(len(chosen), len(paths) - 1)])
-        return Hope(session.tree.version, sum(paths[: len(chosen)]), gain, cost)
+        return self._patience.hope(session.tree.version, paths, chosen.parents, session.draft_limit)
 
 
 def drawn(session: Session, budget: int) -> Selection:

@@ -1,6 +1,6 @@
 """What candidates that were waited for bring, against what the best of them alone would: learned by looking.
 
-The planner knows what one more candidate below the likeliest leaf is worth. A frame may hold several, on many branches
+It is known what one more candidate below the likeliest leaf is worth. A frame may hold several, on many branches
 of a tree, or none for which the step has room. So each wait is looked at again when something came: what the plan's
 candidates are worth now, less what they were worth before, for the sessions on which something came.
 """
@@ -32,7 +32,7 @@ class Hope(NamedTuple):
 
 
 class Promise(Generic[Key]):
-    """Owned by the planner."""
+    """Owned by the patience of a verifier."""
 
     def __init__(self) -> None:
         self._ratio = Average(1.0)

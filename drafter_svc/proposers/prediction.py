@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from drafter_svc.proposers.growth import Node as Grown
+from slipstream.prefix import common_prefix
 
 GRAM = 4
 """Tokens by which a place is found anywhere; so many as expected in a row are also what a place is trusted for."""
@@ -153,9 +154,7 @@ class PredictionText:
     def read(self, start: int, tokens: list[int]) -> None:
         first = max(0, start - self._prompt_length)
         output = tokens[max(0, self._prompt_length - start) :]
-        pairs = zip(self._output[first:], output, strict=False)
-        same = next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
-        kept = min(len(self._output) - first, len(output)) if same is None else same
+        kept = common_prefix(self._output[first:], output)
         del self._output[first + kept :], self._places[first + kept + 1 :]
         for token in output[kept:]:
             self._commit(token)

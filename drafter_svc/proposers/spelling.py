@@ -6,16 +6,14 @@ what a tokenizer does to the beginning of a text (a space before it, a special t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from tokenizers import Tokenizer
 
+from slipstream.decoders import byte_level, byte_token, chain, plain_token
 from slipstream.middle import Middle
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BROKEN = re.compile("([\udc80-\udcff]+)")
 """Bytes that are no UTF-8, as `surrogateescape` shows them."""
 
@@ -81,34 +79,29 @@ class Spelling:
         return tuple(token for token in encoding.ids[:first] if token < self.size)
 
     def _words(self, known: int, added: dict[int, str]) -> Iterator[bytes | None]:
-        kinds = set(_decoders(self._tokenizer))
+        kinds = {kind["type"] for kind in chain(self._tokenizer)}
         special = set(self.special.values())
-        alphabet = _byte_alphabet()
-        anchor = None if "ByteLevel" in kinds or not kinds else self._plain_token(known, special)
+        anchor = None if "ByteLevel" in kinds or not kinds else self._anchor(known, special)
         for index in range(known):
             word: str | None = self._tokenizer.id_to_token(index)
             if word is None or index in special:
                 yield None
-            elif "ByteFallback" in kinds and (found := _BYTE_TOKEN.fullmatch(word)):
-                yield bytes.fromhex(found[1])
+            elif "ByteFallback" in kinds and (byte := byte_token(word)):
+                yield byte
             elif index in added:
                 yield added[index].encode()
             elif "ByteLevel" in kinds:
-                yield bytes(alphabet[sign] for sign in word) if alphabet.keys() >= set(word) else word.encode()
+                yield byte_level(word)
             else:
                 yield _clean(word if anchor is None else self._after(anchor, index))
 
-    def _plain_token(self, known: int, special: set[int]) -> int | None:
-        """A token with plain text of its own, to put before others: at the beginning a decoder may strip a space."""
-        for index in range(known):
-            if index not in special and self._tokenizer.id_to_token(index) is not None:
-                text = self._decode([index])
-                if text.isalnum() and self._decode([index, index]).startswith(text):
-                    return index
-        return None
+    def _anchor(self, known: int, special: set[int]) -> tuple[int, str] | None:
+        words = (index for index in range(known) if self._tokenizer.id_to_token(index) is not None)
+        return plain_token((index for index in words if index not in special), self._decode)
 
-    def _after(self, anchor: int, token: int) -> str:
-        alone, both = self._decode([anchor]), self._decode([anchor, token])
+    def _after(self, anchor: tuple[int, str], token: int) -> str:
+        first, alone = anchor
+        both = self._decode([first, token])
         return both[len(alone) :] if both.startswith(alone) else ""
 
     def _decode(self, tokens: list[int]) -> str:
@@ -124,23 +117,3 @@ def _clean(text: str) -> bytes | None:
 def _byte_tokens(words: list[bytes | None]) -> dict[int, int]:
     """The token of each single byte; of two that spell the same either will do: only broken UTF-8 asks for them."""
     return {word[0]: token for token, word in enumerate(words) if word is not None and len(word) == 1}
-
-
-def _decoders(tokenizer: Tokenizer) -> Iterator[str]:
-    """The types of the chain of decoders, sequences unfolded."""
-    state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
-    return _unfold(json.loads(state)) if state is not None else iter(())
-
-
-def _unfold(decoder: dict[str, Any]) -> Iterator[str]:
-    if decoder["type"] != "Sequence":
-        yield decoder["type"]
-    for part in decoder.get("decoders", ()):
-        yield from _unfold(part)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -23,6 +23,7 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.sequence import Sequence
 from slipstream.engine.step import Segment
 from slipstream.errors import ResourceExhausted, SlipstreamError
+from slipstream.prefix import common_prefix
 
 HEALED = 2
 """Last draft tokens of a place that may turn out to be spelled otherwise."""
@@ -138,9 +139,9 @@ class TranslatedProposer(ModelProposer):
         ids, closed = text.ids, len(text.closed)
         nodes = [(node, begin, turn.path(node)) for node, begin in zip(turn.expand, turn.starts, strict=True)]
         tails = [text.tail(path) for _, _, path in nodes]
-        lengths = [min(_common(ids[closed:], tail), len(tail) - HEALED) + closed for tail in tails]
+        lengths = [min(common_prefix(ids[closed:], tail), len(tail) - HEALED) + closed for tail in tails]
         base = max(1, min([len(ids) - HEALED, *lengths]))
-        same = _common(mirror.kept, ids)
+        same = common_prefix(mirror.kept, ids)
         if not ids or (same >= base and not tails):
             return None
         start = min(same, base - 1)
@@ -200,12 +201,3 @@ class TranslatedProposer(ModelProposer):
                     rows.append(row)
         if places:
             self._choose(places, torch.from_numpy(np.stack(rows)), answers)
-
-
-def _common(some: list[int], others: list[int]) -> int:
-    """Length of the longest common prefix; slices are compared many times faster than elements."""
-    low, high = 0, min(len(some), len(others))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if some[low:middle] == others[low:middle] else (low, middle - 1)
-    return low

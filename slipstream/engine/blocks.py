@@ -34,6 +34,13 @@ class BlockPool:
         self._is_kept = np.zeros(total, bool)
         self._free = total
 
+    @classmethod
+    def holding(cls, tokens: int, block_size: int) -> BlockPool:
+        """As many whole blocks as `tokens` rows fill. Raises ResourceExhausted when they do not fill one."""
+        if tokens < block_size:
+            raise ResourceExhausted(f"KV for {tokens} tokens is less than one block of {block_size}; give more memory.")
+        return cls(tokens // block_size, block_size)
+
     @property
     def free(self) -> int:
         """Blocks without references, kept ones included."""

@@ -12,36 +12,22 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.bookkeeping import Bookkeeping
+from slipstream.engine.emulation import ALTERNATIVES
 from slipstream.engine.model import ModelInfo
 from slipstream.engine.step import Segment
 from slipstream.errors import InvalidArgument
+from slipstream.noise import GOLDEN, mix, mix_all
 
 PEAK = 60.0
-"""Logit of the chosen token, the others are 0. Gumbel noise of 24 bits spans less than 20."""
-ALTERNATIVES = (4 / 7, 2 / 7, 1 / 7)
-"""Where the truth stands among a drafter's further guesses, when it is among them."""
+"""Logit of the chosen token, the others are 0. Gumbel noise of 32 bits spans about 26 (`slipstream.noise`)."""
 LEAST_VOCABULARY = 8
 """The guesses, and something else."""
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_STRIDE = np.uint64(0x9E3779B97F4A7C15)
-
-
-@dataclass(frozen=True, slots=True)
-class LinearCost:
-    """Seconds of one forward: base + per_token * (tokens beyond the free ones) + per_segment * segments."""
-
-    base_s: float = 0.0
-    per_token_s: float = 0.0
-    per_segment_s: float = 0.0
-    free_tokens: int = 0
-
-    def __call__(self, tokens: int, segments: int) -> float:
-        charged = max(0, tokens - self.free_tokens)
-        return self.base_s + self.per_token_s * charged + self.per_segment_s * segments
+_STRIDE = np.uint64(GOLDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +91,8 @@ class EmulatedEngine(Bookkeeping):
             self._sleep(left)
         return logits
 
-    def _next(self, segments: list[Segment]) -> np.ndarray:
-        """The token (int64) behind each of the segments' rows."""
+    def _next(self, segments: list[Segment]) -> npt.NDArray[np.int64]:
+        """The token behind each of the segments' rows."""
         rows = [next_positions(segment) for segment in segments]
         salts = [first(segment) for segment, places in zip(segments, rows, strict=True) for _ in places]
         return self.tokens(np.array(salts, np.uint64), np.array([*chain.from_iterable(rows)], np.uint64))
@@ -117,12 +103,12 @@ class EmulatedEngine(Bookkeeping):
         said: list[int] = self.tokens(np.full(count, prompt[0], np.uint64), places).tolist()
         return said
 
-    def tokens(self, salts: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The token at each position (int64, same shape as the uint64 inputs) of a text that begins with `salts`."""
+    def tokens(self, salts: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """The token at each position (same shape as the inputs) of a text that begins with `salts`."""
         size = np.uint64(self._emulated.vocabulary_size)
-        key = _hash(salts ^ _hash(np.full_like(salts, self._emulated.seed)))
-        truth = _hash(key + positions * _STRIDE)
-        other = _hash(truth ^ _STRIDE)
+        key = mix_all(salts ^ np.uint64(mix(self._emulated.seed)))
+        truth = mix_all(key + positions * _STRIDE)
+        other = mix_all(truth ^ _STRIDE)
         # 53 bits of the second hash decide at which of the drafter's guesses the truth stands, the rest how far off the
         # first guess is where it is wrong. The further guesses stand right below the first one.
         place = np.searchsorted(np.cumsum(self._shares()), (other >> np.uint64(11)) * 2.0**-53, side="right")
@@ -164,11 +150,3 @@ def next_positions(segment: Segment) -> list[int]:
     for parent in segment.parents:
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
     return [root, *(root + depth for depth in depths)]
-
-
-def _hash(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser, elementwise over uint64."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX[0]
-    values = (values ^ (values >> np.uint64(27))) * _MIX[1]
-    result: np.ndarray = values ^ (values >> np.uint64(31))
-    return result

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from urllib.parse import parse_qsl
 
 from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulation import LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.spread import ONE_DEVICE, Spread
 from slipstream.errors import InvalidArgument
@@ -42,7 +44,7 @@ def open_engine(
     opened by `slipstream.engine.parallel`. To be called on the thread that will use the engine.
 
     Raises NotFound or FailedPrecondition for a checkpoint or a device that is not there or cannot be served,
-    InvalidArgument for settings that do not go together.
+    InvalidArgument for settings that do not go together, ResourceExhausted for less room than one block.
     """
     if model.startswith(EMULATED):
         if quantisation:
@@ -74,15 +76,7 @@ def open_engine(
 
 
 def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:
-    known = {field.name for field in fields(Emulation)}
-    try:
-        emulation = Emulation(
-            **{name: float(value) for name, value in parse_qsl(settings, strict_parsing=bool(settings))}
-        )
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"{EMULATED}{settings} cannot be read; settings are {', '.join(sorted(known))}."
-        ) from error
+    emulation = _read(settings)
     model = EmulatedModel(
         vocabulary_size=int(emulation.vocabulary),
         acceptance=emulation.acceptance,
@@ -92,5 +86,18 @@ def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:
     cost = LinearCost(
         emulation.base_ms / 1e3, emulation.token_ms / 1e3, emulation.session_ms / 1e3, int(emulation.flat)
     )
-    block_size = 32
-    return EmulatedEngine(model, cost, BlockPool(kv_tokens // block_size, block_size))
+    return EmulatedEngine(model, cost, BlockPool.holding(kv_tokens, block_size=32))
+
+
+def _read(settings: str) -> Emulation:
+    known = {field.name for field in fields(Emulation)}
+    try:
+        given = {name: float(value) for name, value in parse_qsl(settings, strict_parsing=bool(settings))}
+        emulation = Emulation(**given)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{EMULATED}{settings} cannot be read; settings are {', '.join(sorted(known))}."
+        ) from error
+    if not all(map(math.isfinite, given.values())):
+        raise InvalidArgument(f"{EMULATED}{settings} has a setting without end; give finite numbers.")
+    return emulation

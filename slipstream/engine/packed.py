@@ -14,7 +14,7 @@ from slipstream.engine.layers import Layer
 from slipstream.engine.memory import available_bytes
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Segment
-from slipstream.errors import InvalidArgument, ResourceExhausted
+from slipstream.errors import InvalidArgument
 
 
 class PackedEngine(Bookkeeping):
@@ -34,16 +34,15 @@ class PackedEngine(Bookkeeping):
     ) -> None:
         if tokens is None:
             tokens = int(_most_tokens(checkpoint.layers) * memory_fraction)
-        blocks = tokens // block_size
-        if blocks < 1:
-            raise ResourceExhausted(f"KV for {tokens} tokens is less than one block of {block_size}; give more memory.")
-        super().__init__(BlockPool(blocks, block_size), checkpoint.info.max_length)
+        pool = BlockPool.holding(tokens, block_size)
+        super().__init__(pool, checkpoint.info.max_length)
         self.model = checkpoint.info
         self._checkpoint = checkpoint
-        checkpoint.forward.reserve(min(checkpoint.info.max_length, blocks * block_size))
+        rows = pool.total * block_size
+        checkpoint.forward.reserve(min(checkpoint.info.max_length, rows))
         self._steps: GraphedSteps | None = None
         if acceleration is None:
-            self._store = KVStore(checkpoint.layers, blocks * block_size)
+            self._store = KVStore(checkpoint.layers, rows)
         else:
             self._accelerate(acceleration)
 

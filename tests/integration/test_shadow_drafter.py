@@ -26,7 +26,8 @@ from drafter_svc import service as drafter_service
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.scheduler import Scheduler as DraftScheduler
 from slipstream import wire
-from slipstream.engine.emulated import EmulatedModel, LinearCost
+from slipstream.engine.emulated import EmulatedModel
+from slipstream.engine.emulation import LinearCost
 from slipstream.errors import Unavailable
 from slipstream.sampling import Sampling
 from slipstream.selection import Selection

@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 
 from benchmarks.virtual import Outcome, World, decode, open_request, run, system
-from slipstream.engine.emulated import LinearCost
+from slipstream.engine.emulation import LinearCost
 from slipstream.v1 import verifier_pb2
 from verifier_svc.planner import Plan, Planner
 

@@ -23,7 +23,8 @@ from gateway.sessions import Chance, Sessions
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
 from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulation import LinearCost
 from slipstream.errors import Unavailable
 from slipstream.grammar import Grammars
 from slipstream.outbox import Traffic

@@ -7,6 +7,7 @@ import random
 import statistics
 from dataclasses import replace
 from itertools import repeat
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
@@ -14,19 +15,20 @@ from hypothesis import strategies as st
 
 from benchmarks import plan_check
 from benchmarks.virtual import run
-from capacity import stationary
+from capacity import drafting, guessing, stationary
 from capacity.cell import Cell, Outcome, Simulation
-from capacity.cost import Line
 from capacity.drafting import Drafting
 from capacity.guessing import NOWHERE, Acceptance, Tree
 from capacity.scenario import Lengths, Traffic
 from capacity.stationary import Cells, Rates
 from capacity.step import Verifying
+from drafter_svc import scheduler, session
+from slipstream.engine.emulation import LinearCost
 
 PASS_S = 0.020
-COST = Line(PASS_S, 0.0002, 0.00005, 32)
+COST = LinearCost(PASS_S, 0.0002, 0.00005, 32)
 PLAIN = Verifying(COST, Acceptance([0.75], 0.7), host_s=0.001, sessions=16)
-DRAFTING = Drafting(Line(0.006))
+DRAFTING = Drafting(LinearCost(0.006))
 SHORT = Traffic(Lengths(100, 1.0), Lengths(40, 0.8))
 
 
@@ -46,7 +48,7 @@ def test_plain_decoding_takes_one_pass_a_token(sessions: int) -> None:
 
 def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
     """M/D/1: a wait of load * service / (2 (1 - load)) on average."""
-    cell = Cell(replace(PLAIN, cost=Line(PASS_S), host_s=0.0, sessions=1))
+    cell = Cell(replace(PLAIN, cost=LinearCost(PASS_S), host_s=0.0, sessions=1))
     simulation, draws, load = Simulation(cell), random.Random(2), 0.7
     simulation.open((draws.expovariate(load / PASS_S), 1, 1) for _ in range(8_000))
     seen = simulation.observe(math.inf)
@@ -55,7 +57,9 @@ def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
     assert seen.verifiers_busy == pytest.approx(load, rel=0.02)
 
 
-@pytest.mark.parametrize("cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1), Cell(replace(PLAIN, draft=Line(0.002)))])
+@pytest.mark.parametrize(
+    "cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1), Cell(replace(PLAIN, draft=LinearCost(0.002)))]
+)
 def test_nothing_is_lost_or_made(cell: Cell) -> None:
     simulation, sizes = Simulation(cell), [(7 * n % 900 + 1, 3 * n % 70 + 1) for n in range(40)]
     simulation.open((0.05, *size) for size in sizes)
@@ -113,7 +117,7 @@ def test_a_commit_that_leaves_the_tree_leaves_nothing() -> None:
 
 def test_a_perfect_near_drafter_fills_every_round() -> None:
     sure = replace(PLAIN, acceptance=Acceptance([1.0], width=1), max_draft_tokens=4)
-    seen = closed(Cell(sure, Drafting(Line(1e-4))), 1, output=400)
+    seen = closed(Cell(sure, Drafting(LinearCost(1e-4))), 1, output=400)
     assert seen.tokens_per_round > 4.8
 
 
@@ -132,9 +136,9 @@ def test_a_drafter_that_is_never_right_costs_little() -> None:
 
 def test_a_draft_model_that_costs_more_than_it_brings_is_not_asked() -> None:
     """Co-located speculation is never worse than none."""
-    dear = Cell(replace(PLAIN, draft=Line(1.0)))
+    dear = Cell(replace(PLAIN, draft=LinearCost(1.0)))
     assert closed(dear, 4).tpot_s(0.5) == pytest.approx(closed(Cell(PLAIN), 4).tpot_s(0.5))
-    cheap = Cell(replace(PLAIN, draft=Line(0.001)))
+    cheap = Cell(replace(PLAIN, draft=LinearCost(0.001)))
     assert closed(cheap, 4).tokens_per_s > 1.5 * closed(Cell(PLAIN), 4).tokens_per_s
 
 
@@ -150,7 +154,7 @@ def test_better_guesses_never_slow_a_fleet_down(sessions: int, right: float, mor
 
 def known(speeds: list[float], room: int = 256) -> Cells:
     """Cells whose rates are given instead of simulated; prompts and hosts cost nothing."""
-    cell = Cell(Verifying(Line(1e-9), Acceptance([0.5]), sessions=room))
+    cell = Cell(Verifying(LinearCost(1e-9), Acceptance([0.5]), sessions=room))
     sizes = list(range(1, len(speeds) + 1))
     nothing = [1e-9] * len(sizes)
     rates = Rates(sizes, speeds, nothing, [float(n) for n in sizes], [1.0] * len(sizes), [0.0] * len(sizes))
@@ -223,3 +227,13 @@ def test_a_step_that_ends_a_prompt_waits_for_no_candidates() -> None:
     load = plan_check.Load(True, 0.0, 1, sessions=2)
     passed_s, ways_s = plan_check.TARGET(16, 1), 2 * plan_check.CLIENT_S
     assert run(plan_check.virtual(load)).ttft == pytest.approx([passed_s + ways_s] * 2, abs=ways_s / 2)
+
+
+@pytest.mark.parametrize(
+    ("copy", "original", "names"),
+    [(drafting, scheduler, ["ROUND", "PROMPTS", "PASS_NODES"]), (guessing, session, ["PREPARED", "UNTOLD_SHARE"])],
+)
+def test_a_simulated_drafter_goes_by_the_numbers_of_the_real_one(
+    copy: ModuleType, original: ModuleType, names: list[str]
+) -> None:
+    assert {name: getattr(copy, name) for name in names} == {name: getattr(original, name) for name in names}

@@ -16,13 +16,14 @@ from typer.testing import CliRunner
 
 from capacity import sizing, stationary
 from capacity.command import plan
-from capacity.cost import Line, Table, over
+from capacity.cost import Table, over
 from capacity.day import day, grown, price_per_million
 from capacity.mode import disaggregated, plain
 from capacity.scenario import Lengths, Region, Scenario, parse, read
 from capacity.sizing import OVERLOAD, fleet, most_rate
 from capacity.sizing import plan as plan_mode
 from capacity.stationary import Cells
+from slipstream.engine.emulation import LinearCost
 from slipstream.errors import InvalidArgument
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"
@@ -76,6 +77,8 @@ def test_the_examples_can_be_read_and_say_what_they_are(path: Path) -> None:
         ("acceptance", {"rate": 1.5}, "0 to 1"),
         ("acceptance", {"rate": 0.5, "width": 9}, "width"),
         ("traffic", {"rate": 1.0, "prompt": {"mean": 0}, "output": {"mean": 5}}, "1 token"),
+        ("traffic", {"rate": 1.0, "prompt": {"mean": 5, "cv": -1}, "output": {"mean": 5}}, "cv of 0"),
+        ("traffic", {"rate": 1.0, "prompt": {"values": [5, 0]}, "output": {"mean": 5}}, "values of 1 token"),
         ("vrifier", {}, "knows no vrifier"),
     ],
 )
@@ -182,4 +185,4 @@ def test_a_measured_table_can_be_planned_with() -> None:
     told = CliRunner().invoke(app, ["--measure", "emulated:base_ms=1&token_ms=0.1", "--measure-s", "0.3"])
     table = Table(**json.loads(told.stdout))
     assert table(9, 1) > table(1, 1) > 0.0009
-    assert isinstance(Line(1.0)(1, 1), float) and OVERLOAD
+    assert isinstance(LinearCost(1.0)(1, 1), float) and OVERLOAD

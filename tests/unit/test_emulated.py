@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulation import LinearCost
 from slipstream.engine.engine import Engine
+from slipstream.engine.opening import open_engine
 from slipstream.engine.step import Segment
 from slipstream.errors import InvalidArgument, OutOfRange, ResourceExhausted
 from tests.greedy import greedy
@@ -33,7 +35,7 @@ def build(
 ) -> Engine:
     fake = fake or FakeTime()
     model = EmulatedModel(acceptance=acceptance, seed=seed)
-    return EmulatedEngine(model, cost or LinearCost(), BlockPool(64, 16), fake.clock, fake.sleep)
+    return EmulatedEngine(model, cost or LinearCost(0.0), BlockPool(64, 16), fake.clock, fake.sleep)
 
 
 def test_the_text_depends_on_seed_first_token_and_position_only() -> None:
@@ -113,7 +115,7 @@ def test_without_a_fake_the_engine_sleeps() -> None:
 
 def test_where_a_drafter_is_wrong_the_truth_is_among_its_next_guesses_at_the_set_share() -> None:
     model = EmulatedModel(vocabulary_size=64, acceptance=0.6, fanout=0.5)
-    drafter = EmulatedEngine(model, LinearCost(), BlockPool(256, 16))
+    drafter = EmulatedEngine(model, LinearCost(0.0), BlockPool(256, 16))
     truth = greedy(build_sized(64), [7], 2000)
     segment = Segment(drafter.open(2001), [7, *truth[:-1]])
     rows = []
@@ -130,9 +132,24 @@ def test_where_a_drafter_is_wrong_the_truth_is_among_its_next_guesses_at_the_set
 
 
 def build_sized(vocabulary_size: int) -> Engine:
-    return EmulatedEngine(EmulatedModel(vocabulary_size=vocabulary_size), LinearCost(), BlockPool(256, 16))
+    return EmulatedEngine(EmulatedModel(vocabulary_size=vocabulary_size), LinearCost(0.0), BlockPool(256, 16))
 
 
 def test_tokens_up_to_the_flat_part_cost_nothing_more() -> None:
     cost = LinearCost(base_s=1.0, per_token_s=0.5, free_tokens=16)
     assert [cost(tokens, 1) for tokens in (1, 16, 17, 20)] == [1.0, 1.0, 1.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [("vocabulary=inf", "finite"), ("base_ms=nan", "finite"), ("vocabulary=7", "8 at least"), ("speed=1", "base_ms")],
+)
+def test_settings_that_cannot_be_emulated_are_refused_in_words(settings: str, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        open_engine(f"emulated:{settings}")
+
+
+def test_room_for_less_than_a_block_is_refused_in_words() -> None:
+    assert open_engine("emulated:", kv_tokens=32).blocks_total == 1
+    with pytest.raises(ResourceExhausted, match="31 tokens"):
+        open_engine("emulated:", kv_tokens=31)

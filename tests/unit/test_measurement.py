@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel, LinearCost
+from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulation import LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.step import Segment
 from verifier_svc.curve import CostCurve

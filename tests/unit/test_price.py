@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.emulated import LinearCost
+from slipstream.engine.emulation import LinearCost
 from verifier_svc.curve import BUCKETS, CostCurve
 from verifier_svc.price import DEAR, HANDLING_S, LEVELS, PAUSE, SAVED, SLACK, Price
 
@@ -121,9 +122,9 @@ def test_where_time_is_proportional_to_tokens_no_candidate_pays_and_where_it_is_
 ) -> None:
     """The verifier's own rate at that size without candidates: so many tokens in so much time."""
     for cost, least, most in [(LinearCost(0.0, 0.001), PAUSE, PAUSE), (LinearCost(0.2), LEVELS[0], 0.06)]:
-        price = Price()
+        price, curve = Price(), curve_of(cost)
         for _ in range(20):
-            price.observe(tokens / cost(tokens, 1), curve_of(cost).of(1), tokens)
+            price.observe(tokens / cost(tokens, 1), partial(curve.seconds, sessions=1), tokens)
         assert least <= price.threshold <= most
 
 

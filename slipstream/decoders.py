@@ -1,0 +1,58 @@
+"""How a tokenizer's words become text: its chain of decoders, and words that stand for bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def chain(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The settings of each decoder, `type` among them; sequences are unfolded."""
+    state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
+    return _unfolded(json.loads(state)) if state is not None else []
+
+
+def _unfolded(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [each for part in decoder["decoders"] for each in _unfolded(part)]
+
+
+def byte_token(word: str) -> bytes | None:
+    """The byte that a word of SentencePiece's byte fallback (`<0x41>`) stands for; None for another word."""
+    found = _BYTE_TOKEN.fullmatch(word)
+    return bytes.fromhex(found[1]) if found else None
+
+
+def byte_level(word: str) -> bytes:
+    """A byte-level word's bytes; a word with a character outside the alphabet stands for itself."""
+    try:
+        return bytes(_ALPHABET[character] for character in word)
+    except KeyError:
+        return word.encode()
+
+
+def plain_token(tokens: Iterable[int], decode: Callable[[list[int]], str]) -> tuple[int, str] | None:
+    """The first of these tokens with plain text of its own, to put before others: at the beginning of a text a decoder
+    may strip a space."""
+    for token in tokens:
+        text = decode([token])
+        if text.isalnum() and decode([token, token]).startswith(text):
+            return token, text
+    return None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
