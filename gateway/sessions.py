@@ -93,7 +93,7 @@ class Sessions:
         arrived_at = self._chance.clock()
         with self._arrival():
             record = await self.read(name)
-            plan = await self._admission.plan(request_of(record), self._count, name)
+            plan = await self._admission.plan(request_of(record), self._count, name, again=True)
         self._check_open()
         if self._own(name):  # another client came first
             return await self.resume(name, revision)
