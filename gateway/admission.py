@@ -83,6 +83,7 @@ class Admission:
             salt=tenant.salt(request.cache_salt),
             arm=arm.name if arm else "",
             shadows=arm.shadows if arm and draft_tokens else (),
+            vocabulary=self._tokenizer.fingerprint,
             drafting=drafting,
         )
 
