@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from drafter_svc.config import DrafterConfig
+from drafter_svc.config import PREFIX, DrafterConfig
 from drafter_svc.drafter import running
 from slipstream.config import from_env
 from slipstream.interpreter import tune
@@ -17,7 +17,7 @@ log = logging.getLogger("drafter_svc")  # run as a program, the module has no na
 
 
 async def main() -> None:
-    config = from_env(DrafterConfig, "DRAFTER_")
+    config = from_env(DrafterConfig, PREFIX)
     logs.configure("drafter", config.log_level, config.log_format)
     async with (
         tracing_from_env("slipstream-drafter") as tracing,

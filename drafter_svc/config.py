@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.config import require_positive
+from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
 from slipstream.proposal import MAX_TOKENS
 from slipstream.telemetry import logs
+
+PREFIX = "DRAFTER_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,9 @@ class DrafterConfig:
             raise InvalidArgument(
                 f"DRAFTER_TRANSLATE_FOR is of no use with the method {self.method!r}; leave it unset."
             )
-        require_positive(self, "kv_tokens", "max_sessions", "width", "expand", "step_tokens", "proposal_tokens")
-        require_positive(self, "corpus_salts")
+        require_positive(self, PREFIX, "kv_tokens", "max_sessions", "max_nodes", "width", "sharpness", "expand")
+        require_positive(self, PREFIX, "step_tokens", "proposal_tokens", "corpus_salts")
+        require_not_negative(self, PREFIX, "threads", "grace_s")
         if self.proposal_tokens > MAX_TOKENS:
             raise InvalidArgument(f"DRAFTER_PROPOSAL_TOKENS={self.proposal_tokens}; give at most {MAX_TOKENS}.")
         if self.corpus_tokens < 0 or self.corpus_tokens == 1:

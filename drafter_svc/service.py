@@ -138,9 +138,11 @@ class Peer:
             )
         prediction = tuple(request.prediction_token_ids)
         structure = wire.structure_from_wire(request.structured_output)
-        asked = (prediction, request.cache_salt, structure)
-        if known is not None and (known.prediction, known.cache_salt, known.structure) != asked:
-            self._scheduler.remove(self._sessions.pop(number))  # what it learned belongs to another text, or tenant
+        max_length = min(request.max_length, self._bounds.model.max_length)
+        asked = (prediction, request.cache_salt, structure, max_length)
+        if known is not None and (known.prediction, known.cache_salt, known.structure, known.max_length) != asked:
+            # What it learned belongs to another text, or tenant; or its KV has room for another length.
+            self._scheduler.remove(self._sessions.pop(number))
             known = None
         if known is not None:
             if known.trace is not None:
@@ -159,7 +161,7 @@ class Peer:
             policy=self._policy(request.policy),
             tokens=tokens,
             prompt_length=request.prefix.prompt_length,
-            max_length=min(request.max_length, self._bounds.model.max_length),
+            max_length=max_length,
             prediction=prediction,
             cache_salt=request.cache_salt,
             structure=structure,

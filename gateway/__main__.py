@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from gateway.config import GatewayConfig
+from gateway.config import PREFIX, GatewayConfig
 from gateway.gateway import check, serve
 from slipstream.config import from_env
 from slipstream.process import run
@@ -13,7 +13,7 @@ from slipstream.telemetry import logs
 
 
 async def main(checking: bool) -> None:
-    config = from_env(GatewayConfig, "GATEWAY_")
+    config = from_env(GatewayConfig, PREFIX)
     logs.configure("gateway", config.log_level, config.log_format)
     await (check(config) if checking else serve(config))
 

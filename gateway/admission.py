@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,11 +14,13 @@ from gateway.rules import NO_RULE, Case, Rule, choose
 from gateway.tenant import Tenant, caller
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
-from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
 from slipstream.logprobs import MOST_TOP
 from slipstream.sampling import Sampling
 from slipstream.structure import Structure
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+
+log = logging.getLogger(__name__)
 
 MAX_NAMES = 64
 MAX_NAME_CHARACTERS = 256
@@ -35,9 +38,11 @@ class Admission:
         self._rules = config.parsed_rules()
         self._experiment = config.parsed_experiment()
 
-    async def plan(self, request: gateway_pb2.GenerateRequest, running: int, name: str = "") -> Plan:
+    async def plan(
+        self, request: gateway_pb2.GenerateRequest, running: int, name: str = "", *, again: bool = False
+    ) -> Plan:
         """Of a session of this name; one without takes no part in experiments. Raises a typed error whose sentence says
-        what to change."""
+        what to change; but not for drafters of one that was admitted before and is planned `again`."""
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
         tenant = caller()
@@ -66,7 +71,7 @@ class Admission:
             max_length=max_length,
             stops=stops,
             stop_token_ids=stop_token_ids,
-            drafters=self._drafters(drafting, model) if draft_tokens else (),
+            drafters=self._drafters(drafting, model, again) if draft_tokens else (),
             max_draft_tokens=draft_tokens,
             workload=request.workload,
             cache_salt=request.cache_salt,
@@ -78,6 +83,7 @@ class Admission:
             salt=tenant.salt(request.cache_salt),
             arm=arm.name if arm else "",
             shadows=arm.shadows if arm and draft_tokens else (),
+            vocabulary=self._tokenizer.fingerprint,
             drafting=drafting,
         )
 
@@ -89,7 +95,7 @@ class Admission:
             request.sampling.seed = change.seed
         if change.HasField("max_tokens"):
             request.max_tokens = change.max_tokens
-        plan = await self.plan(request, 0)
+        plan = await self.plan(request, 0, again=True)
         room = plan.max_length - len(plan.prompt) - change.output_tokens
         if change.WhichOneof("edit") == "text":
             edit: Sequence[int] = await self._tokenizer.encode_middle(change.text) if change.text else []
@@ -113,10 +119,20 @@ class Admission:
                 reason="PRIORITY",
             )
 
-    def _drafters(self, asked: Drafting, model: types_pb2.ModelInfo) -> tuple[verifier_pb2.DrafterAddress, ...]:
-        drafters = self._router.pair(
-            model, asked.names, need_trust=asked.need_trust, predicted=asked.predicted, among=asked.among
-        )
+    def _drafters(
+        self, asked: Drafting, model: types_pb2.ModelInfo, again: bool
+    ) -> tuple[verifier_pb2.DrafterAddress, ...]:
+        """None for a session that is planned again where it could not have those it asked for: its text does not depend
+        on them, and it is given them as soon as they are there."""
+        try:
+            drafters = self._router.pair(
+                model, asked.names, need_trust=asked.need_trust, predicted=asked.predicted, among=asked.among
+            )
+        except SlipstreamError as error:
+            if not again:
+                raise
+            log.info("a session goes on without the drafters that it asked for: %s", error.message)
+            return ()
         return tuple(drafter.as_address() for drafter in drafters)
 
     async def _structure(

@@ -11,9 +11,11 @@ from gateway.experiment import Experiment
 from gateway.experiment import parse as parse_experiment
 from gateway.rules import Rule, parse
 from gateway.store.address import parse as parse_store
-from slipstream.config import require_positive
+from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
 from slipstream.telemetry.logs import check as check_logs
+
+PREFIX = "GATEWAY_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class GatewayConfig:
     max_sessions: int = 1024
     max_tokens_default: int = 256
     max_draft_tokens: int = 8
-    """Most candidates verified in one round; a request may ask for fewer."""
+    """Most candidates verified in one round; a request may ask for fewer. 0: nobody speculates."""
     credit_tokens: int = 512
     """Output tokens a verifier may be ahead of a session's client."""
     rules: str = ""
@@ -104,20 +106,12 @@ class GatewayConfig:
             raise InvalidArgument("GATEWAY_VERIFIERS names no verifier; give HOST:PORT,....")
         for verifier in self.verifiers:
             by_name(verifier, "GATEWAY_VERIFIERS")  # raises for half a name
-        require_positive(self, "discovery_s")
+        self._check_numbers()
         if self.durability not in ("strict", "relaxed"):
             raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
         self._check_store()
         self._check_drafters()
         check_logs(self.log_level, self.log_format)
-        if min(self.slo_ttft_s, self.slo_tpot_s, self.slow_request_s, self.verifier_price) < 0.0:
-            raise InvalidArgument("objectives, slow_request_s and prices are not below zero.")
-        if not 0.0 < self.breaker_cool_down_s <= self.breaker_longest_cool_down_s or not self.breaker_window_s > 0.0:
-            raise InvalidArgument("breaker times must be positive, and the first cool-down not above the longest.")
-        if self.failed_keys_per_minute < 0:
-            raise InvalidArgument("GATEWAY_FAILED_KEYS_PER_MINUTE must be 0 (without limit) or more.")
-        if min(self.credit_tokens, self.max_tokens_default, self.max_sessions) < 1:
-            raise InvalidArgument("credit_tokens, max_tokens_default and max_sessions must be positive.")
 
     def parsed_rules(self) -> tuple[Rule, ...]:
         """Raises InvalidArgument that names the rule and what is wrong with it."""
@@ -149,12 +143,22 @@ class GatewayConfig:
                 raise InvalidArgument(f"GATEWAY_DRAFTER_PRICES holds {entry!r}; write NAME=PRICE of a known drafter.")
         return prices
 
+    def _check_numbers(self) -> None:
+        require_positive(self, PREFIX, "discovery_s", "store_grace_s", "rehoming_wait_s", "stall_s")
+        require_positive(self, PREFIX, "max_sessions", "max_tokens_default", "credit_tokens", "max_prompt_bytes")
+        require_positive(self, PREFIX, "breaker_window_s", "breaker_cool_down_s")
+        require_not_negative(self, PREFIX, "failed_keys_per_minute", "max_draft_tokens", "rehomings", "grace_s")
+        require_not_negative(self, PREFIX, "max_stop_strings", "max_stop_bytes", "max_stop_tokens")
+        require_not_negative(self, PREFIX, "slo_ttft_s", "slo_tpot_s", "slow_request_s", "verifier_price")
+        if not self.breaker_cool_down_s <= self.breaker_longest_cool_down_s:
+            raise InvalidArgument("GATEWAY_BREAKER_COOL_DOWN_S is above GATEWAY_BREAKER_LONGEST_COOL_DOWN_S.")
+
     def _check_store(self) -> None:
         address = None if self.store == "memory" else parse_store(self.store)
         if self.store_replicas < 0 or (self.store_replicas and (address is None or address.cluster)):
             raise InvalidArgument("GATEWAY_STORE_REPLICAS is for a Redis that is not a cluster; 0 waits for none.")
-        if not 0.0 < self.lease_s < self.session_ttl_s:
-            raise InvalidArgument("GATEWAY_LEASE_S must be above 0 and below GATEWAY_SESSION_TTL_S.")
+        if not 0.0 < self.lease_s < self.session_ttl_s < math.inf:
+            raise InvalidArgument("GATEWAY_LEASE_S must be above 0 and below GATEWAY_SESSION_TTL_S, which has an end.")
 
     def _check_drafters(self) -> None:
         for drafter in self.drafters:

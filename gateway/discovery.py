@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
+from slipstream.complaint import Complaint
 from slipstream.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Discovery(Generic[W]):
         self._roster = roster
         self._changed = changed
         self._known: dict[str, tuple[W, asyncio.Task[None]]] = {}
-        self._complaint = ""
+        self._complaint = Complaint(log, logging.WARNING)
 
     def found(self, worker: Worker) -> bool:
         """Whether the worker is one of the name's."""
@@ -79,9 +80,9 @@ class Discovery(Generic[W]):
                 while True:
                     try:
                         self._update(set(await resolve(self._host)), tasks)
-                        self._complaint = ""
+                        self._complaint.over()
                     except (OSError, UnicodeError) as error:
-                        self._complain(f"{self._host} cannot be resolved: {error}")
+                        self._complaint.say(f"{self._host} cannot be resolved: {error}")
                     await asyncio.sleep(period_s)
         finally:
             for worker, _ in self._known.values():
@@ -101,11 +102,6 @@ class Discovery(Generic[W]):
                 tasks.create_task(_dismiss(worker, task))
                 log.info("%s is no longer at %s", self._host, address)
         self._changed()
-
-    def _complain(self, sentence: str) -> None:
-        if sentence != self._complaint:
-            log.warning("%s", sentence)
-        self._complaint = sentence
 
 
 async def _dismiss(worker: Worker, task: asyncio.Task[None]) -> None:

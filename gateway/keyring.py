@@ -21,6 +21,7 @@ from typing import Any
 from gateway.attempts import Attempts
 from gateway.tenant import Limits, Tenant, called_by
 from slipstream.callers import service_of
+from slipstream.complaint import Complaint
 from slipstream.credentials import digest
 from slipstream.errors import InvalidArgument, Unauthenticated
 from slipstream.server import HEALTH
@@ -32,6 +33,8 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SCHEME = "Bearer "
 MAX_KEY_CHARACTERS = 256
 LEAST_PRIORITY = -(2**31)
+Stamp = tuple[int, int, int]
+"""By which a file is told from the one that replaced it."""
 
 
 class Keyring:
@@ -42,9 +45,13 @@ class Keyring:
         self._path = Path(path)
         self._clock = clock
         self._attempts = Attempts(failures, clock)
+        self._complaint = Complaint(log, logging.ERROR)
         self._keys: list[tuple[bytes, Tenant]] = []
-        self._stamp = self._stamped()
-        self._read()
+        self._stamp: Stamp | None = None
+        """Of the file that the keys are of."""
+        self._wrong: Stamp | None = None
+        """Of one after it that was read and makes no sense."""
+        self._read(self._stamped())
 
     def authorise(self, method: str, context: Context) -> None:
         """Names the caller of every RPC but health. Raises Unauthenticated for who has no key, ResourceExhausted above
@@ -72,24 +79,35 @@ class Keyring:
     def _refresh(self) -> None:
         try:
             stamp = self._stamped()
+            if stamp == self._wrong:
+                return
             if stamp != self._stamp:
-                self._stamp = stamp
-                self._read()
+                self._read(stamp)
                 log.info("the API keys changed; there are %d", len(self._keys))
+            self._complaint.over("the file of API keys can be read again")
         except InvalidArgument as error:
-            log.error("the former API keys stay: %s", error.message)
+            self._complaint.say(f"the former API keys stay: {error.message}")
 
-    def _stamped(self) -> tuple[int, int, int]:
+    def _stamped(self) -> Stamp:
         try:
             status = self._path.stat()
         except OSError as error:
             raise InvalidArgument(f"GATEWAY_API_KEYS={self._path} cannot be read: {error.strerror}.") from error
         return status.st_mtime_ns, status.st_ino, status.st_size
 
-    def _read(self) -> None:
+    def _read(self, stamp: Stamp) -> None:
         try:
-            entries = tomllib.loads(self._path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
+            text = self._path.read_bytes()
+        except OSError as error:  # a file with this stamp may be readable later
+            raise InvalidArgument(f"GATEWAY_API_KEYS={self._path} cannot be read: {error}.") from error
+        self._wrong = stamp
+        self._parse(text)
+        self._stamp, self._wrong = stamp, None
+
+    def _parse(self, text: bytes) -> None:
+        try:
+            entries = tomllib.loads(text.decode())
+        except ValueError as error:
             raise InvalidArgument(f"GATEWAY_API_KEYS={self._path} cannot be read: {error}.") from error
         known = {tenant.name: tenant for _, tenant in self._keys}
         keys = [(*_entry(name, fields), name) for name, fields in entries.items()]
@@ -113,14 +131,18 @@ def _entry(name: str, fields: Any) -> tuple[bytes, Limits]:
     if unknown := sorted(given.keys() - known):
         raise InvalidArgument(f"API key {name}: no such limit: {', '.join(unknown)}; known are {sorted(known)}.")
     for field, value in given.items():
-        if field == "operator":
-            if not isinstance(value, bool):
-                raise InvalidArgument(f"API key {name}: operator is true or false.")
-            continue
-        least = LEAST_PRIORITY if field == "least_priority" else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidArgument(f"API key {name}: {field} must be a whole number above zero; leave it out for none.")
+        if wanted := _refused(field, value):
+            raise InvalidArgument(f"API key {name}: {field} {wanted}.")
     return bytes.fromhex(fields["sha256"]), Limits(**given)
+
+
+def _refused(field: str, value: Any) -> str:
+    """What a limit must be; empty where it is."""
+    if field == "operator":
+        return "" if isinstance(value, bool) else "is true or false"
+    least, wanted = (LEAST_PRIORITY, f"from {LEAST_PRIORITY} on") if field == "least_priority" else (1, "above zero")
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return "" if whole and value >= least else f"must be a whole number {wanted}; leave it out for none"
 
 
 def _bearer(context: Context) -> str:

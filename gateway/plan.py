@@ -41,6 +41,8 @@ class Plan:
     """Names of drafters that guess without serving."""
     revision: int = 0
     """How often it was rolled back: those who were told the former text know by it that this is another one."""
+    vocabulary: str = ""
+    """Fingerprint of the tokenizer that its text is made with."""
     drafting: Drafting = field(default_factory=Drafting, compare=False)
     """Who may take the place of a drafter that fails."""
 
@@ -69,6 +71,7 @@ class Plan:
             top_logprobs=self.top_logprobs or 0,
             owner=self.owner,
             revision=self.revision,
+            vocabulary_fingerprint=self.vocabulary,
         )
         if self.prediction:
             request.prediction.token_ids.token_ids.extend(self.prediction)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import grpc
 
 from slipstream.client import HANDSHAKE, error_of, parsed
+from slipstream.complaint import Complaint
 from slipstream.errors import SlipstreamError
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
@@ -30,7 +31,7 @@ class Presence:
         self.method = ""
         self.load = worker_pb2.WatchResponse()
         self.present = False
-        self._complaint = ""
+        self._complaint = Complaint(log, logging.ERROR)
 
     async def run(self) -> None:
         """Ask and watch, and again with jittered backoff after every loss, until cancelled."""
@@ -42,7 +43,8 @@ class Presence:
                 try:
                     async for load in watch:
                         self.load = parsed(load)
-                        failures, self._complaint = 0, ""
+                        failures = 0
+                        self._complaint.over()
                         self._changed()
                 finally:
                     watch.cancel()
@@ -65,6 +67,5 @@ class Presence:
     def _complain(self, error: SlipstreamError, *, aloud: bool) -> None:
         """Aloud, and once, of what only an operator can mend."""
         log.debug("%s does not answer: %s", self._address, error.message)
-        if aloud and error.message != self._complaint:
-            self._complaint = error.message
-            log.error("%s cannot be used: %s", self._address, error.message)
+        if aloud:
+            self._complaint.say(f"{self._address} cannot be used: {error.message}")

@@ -138,7 +138,7 @@ class Router:
         the verifier goes on dialling them, where no replica is."""
         fit = [drafter for drafter in self.drafters if not drafter.mismatch(target)]
         if drafting.names:
-            named = [d for d in fit if d.pool in drafting.names and (d.trusted or not drafting.need_trust)]
+            named = [d for d in fit if d.pool in drafting.names and (believed(d) or not drafting.need_trust)]
             least = {best.pool: best.burden[:2] for best in best_of_each(pool, named)}
             return [drafter for drafter in named if drafter.burden[:2] == least[drafter.pool]]
         return [
@@ -148,7 +148,7 @@ class Router:
             and not drafter.draining
             and (drafter.pool in drafting.among if drafting.among else not drafter.reserved)
             and (drafting.predicted or drafter.method != PREDICTS)
-            and (not drafting.need_trust or (drafter.trusted and drafter.method == DRAWS))
+            and (not drafting.need_trust or believed(drafter))
         ]
 
     def watching(self, target: types_pb2.ModelInfo, names: Collection[str]) -> list[Drafter]:
@@ -222,7 +222,7 @@ class Router:
             )
         if drafter is None:
             return None
-        if need_trust and drafter.method not in ("", DRAWS):  # empty: not reached yet
+        if need_trust and not believed(drafter):
             raise FailedPrecondition(
                 f"Drafter {name} draws nothing, as this acceptance rule needs it; choose the rule coupled, which "
                 f"accepts as much of its guesses, or a drafter with the method {DRAWS}.",
@@ -231,6 +231,11 @@ class Router:
         if mismatch := drafter.mismatch(target):
             raise FailedPrecondition(mismatch, reason="VOCABULARY_MISMATCH")
         return drafter
+
+
+def believed(drafter: Drafter) -> bool:
+    """Whether a rule that needs each draft's q may have it."""
+    return drafter.trusted and drafter.method in ("", DRAWS)  # empty: not reached yet
 
 
 def method(drafter: Drafter) -> str:

@@ -24,7 +24,7 @@ from gateway.story import Story
 from gateway.tenant import Grant, asked_of, caller, request_of
 from gateway.tokenizer import Tokenizer
 from gateway.transcript import Transcript, number_only
-from slipstream.errors import Internal, OutOfRange, SlipstreamError
+from slipstream.errors import FailedPrecondition, Internal, OutOfRange, SlipstreamError
 from slipstream.v1 import gateway_pb2, types_pb2
 
 log = logging.getLogger(__name__)
@@ -78,13 +78,14 @@ class Sessions:
             except BaseException:
                 grant.end(0)
                 raise
-        known = self._tell(record, plan)
+        known = self._tell(record)
         self._start(record.id, known, self._feed(record.id, known, plan, arrived_at).begin(log), grant)
         return known.story
 
     async def resume(self, name: str, revision: int | None = None) -> Story:
-        """The session's story, whoever runs it. `revision`: of the text that the client has, if it says so. Raises
-        NotFound, and what Admission raises."""
+        """The session's story, whoever runs it; one that ended needs nothing but its record. `revision`: of the text
+        that the client has, if it says so. Raises NotFound, FailedPrecondition for a text of another vocabulary, and
+        what Admission raises."""
         while known := self._own(name):
             if known.stopping and known.task is not None:
                 await asyncio.wait([known.task])
@@ -93,12 +94,17 @@ class Sessions:
         arrived_at = self._chance.clock()
         with self._arrival():
             record = await self.read(name)
-            plan = await self._admission.plan(request_of(record), self._count, name)
+            asked = self._again(record)
+            if record.outcome:
+                known = self._heard(record)
+                known.hear(record)
+                return known.story
+            plan = await self._admission.plan(asked, self._count, name, again=True)
         self._check_open()
         if self._own(name):  # another client came first
             return await self.resume(name, revision)
-        grant = _admitted(plan, plan.max_length if record.outcome else len(output_of(record)))
-        known = self._tell(record, plan)
+        grant = _admitted(plan, len(output_of(record)))
+        known = self._tell(record)
         self._start(name, known, self._feed(name, known, plan, arrived_at).follow(record), grant)
         return known.story
 
@@ -122,7 +128,7 @@ class Sessions:
         said = len(output_of(record))
         if request.output_tokens > said:
             raise OutOfRange(f"The session has {said} output tokens; keep at most those.", reason="NO_OFFSET")
-        plan, edit = await self._admission.revise(request_of(record), request)
+        plan, edit = await self._admission.revise(self._again(record), request)
         if request.branch:
             kept = record.prompt_length + request.output_tokens
             name, epoch = await self._branch(plan, (*record.tokens[:kept], *edit)), 1
@@ -217,19 +223,35 @@ class Sessions:
         if known.task is not None:
             await asyncio.wait([known.task])
 
-    def _tell(self, record: Record, plan: Plan) -> Known:
+    def _again(self, record: Record) -> gateway_pb2.GenerateRequest:
+        """That would ask for the session again."""
+        asked, mine = request_of(record), self._tokenizer.fingerprint
+        if asked.vocabulary_fingerprint not in ("", mine):  # empty: of a record that is older than the field
+            raise FailedPrecondition(
+                f"The session's text is of vocabulary {asked.vocabulary_fingerprint} and this gateway's tokenizer has "
+                f"{mine}; resume it on a gateway of its model.",
+                reason="VOCABULARY_MISMATCH",
+            )
+        return asked
+
+    def _tell(self, record: Record) -> Known:
+        """What is to be told of a session that goes on, to all its clients."""
+        known = self._known[record.id] = self._heard(record)
+        known.story.deserted = known.stop
+        return known
+
+    def _heard(self, record: Record) -> Known:
+        asked = asked_of(record)
         started = gateway_pb2.Started(
             session_id=record.id,
-            seed=plan.sampling.seed,
-            prompt_token_ids=plan.prompt,
-            model=plan.model.name,
-            revision=asked_of(record).revision,
+            seed=asked.sampling.seed,
+            prompt_token_ids=record.tokens[: record.prompt_length],
+            model=asked.model,
+            revision=asked.revision,
         )
-        shown = number_only if plan.top_logprobs is None else self._tokenizer.shown
-        story = Story(started, Transcript(self._tokenizer.detokenizer(), plan.stops, shown))
-        known = self._known[record.id] = Known(story, plan.owner, record.params, record.epoch)
-        story.deserted = known.stop
-        return known
+        shown = self._tokenizer.shown if asked.logprobs else number_only
+        story = Story(started, Transcript(self._tokenizer.detokenizer(), asked.stop, shown))
+        return Known(story, asked.owner, record.params, record.epoch)
 
     def _name(self) -> str:
         return f"{self._chance.random_bits(128):032x}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from gateway.presence import Presence
 from gateway.seat import Seat, lost
 from slipstream.client import Dial
+from slipstream.complaint import Complaint
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.links import Link
 from slipstream.outbox import Traffic
@@ -42,7 +43,7 @@ class Verifier:
         self._link: Link[verifier_pb2.DecodeCommand, verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse]
         self._link = Link(stub.Decode, _pack, self, traffic=traffic)
         self._presence = Presence(address, self._channel, self._introduced)
-        self._complaint = ""
+        self._complaint = Complaint(log, logging.ERROR)
         self._seats: dict[int, Seat] = {}
         self._next = 0
 
@@ -145,9 +146,10 @@ class Verifier:
         self._changed()
 
     def _introduced(self) -> None:
-        if self.mismatch != self._complaint:
-            self._complaint = self.mismatch
-            log.error("%s", self._complaint or f"verifier {self.address} fits now")
+        if self.mismatch:
+            self._complaint.say(self.mismatch)
+        else:
+            self._complaint.over(f"verifier {self.address} fits now")
         self._changed()
 
     def _send(self, command: verifier_pb2.DecodeCommand) -> None:

@@ -53,11 +53,22 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def require_positive(config: object, *names: str) -> None:
+def require_positive(config: object, prefix: str, *names: str) -> None:
     """Raises InvalidArgument naming the first field that is not above zero: a zero here would hang, not serve."""
     for name in names:
-        if not getattr(config, name) > 0:
-            raise InvalidArgument(f"{name.upper()}={getattr(config, name)}; give a number above zero.")
+        if not getattr(config, name) > 0:  # nor for what is no number
+            raise _refusal(config, prefix, name, "give a number above zero")
+
+
+def require_not_negative(config: object, prefix: str, *names: str) -> None:
+    """Raises InvalidArgument naming the first field that is below zero."""
+    for name in names:
+        if not getattr(config, name) >= 0:
+            raise _refusal(config, prefix, name, "give 0 or more")
+
+
+def _refusal(config: object, prefix: str, name: str, wanted: str) -> InvalidArgument:
+    return InvalidArgument(f"{prefix}{name.upper()}={getattr(config, name)}; {wanted}.")
 
 
 _READERS: dict[Any, Callable[[str], Any]] = {

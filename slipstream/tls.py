@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 
+from slipstream.complaint import Complaint
 from slipstream.config import from_env
 from slipstream.errors import InvalidArgument
 
@@ -51,6 +52,7 @@ class Certificates:
         self.domain = domain
         names = ("tls.crt", "tls.key", "ca.crt") if authorities else ("tls.crt", "tls.key")
         self._files = tuple(Path(folder) / name for name in names)
+        self._complaint = Complaint(log, logging.WARNING)
         self._lock = threading.Lock()  # gRPC asks on threads of its own
         try:
             self._stamp = self._stamped()
@@ -61,6 +63,7 @@ class Certificates:
 
     def current(self) -> Material:
         """The same object for as long as the files are the same. Never raises."""
+        folder = self._files[0].parent
         with self._lock:
             try:
                 stamp = self._stamped()
@@ -68,9 +71,10 @@ class Certificates:
                     material = self._read()
                     if self._stamped() == stamp:  # else they are being replaced just now: next time
                         self._stamp, self._material = stamp, material
-                        log.info("the certificates in %s changed and are in use", self._files[0].parent)
+                        log.info("the certificates in %s changed and are in use", folder)
+                self._complaint.over(f"the certificates in {folder} can be read again")
             except (OSError, ValueError) as error:
-                log.warning("the certificates in %s cannot be read, the former stay: %s", self._files[0].parent, error)
+                self._complaint.say(f"the certificates in {folder} cannot be read, the former stay: {error}")
             return self._material
 
     def _stamped(self) -> Stamp:

@@ -12,7 +12,7 @@ from slipstream.process import explained, run, until_signal
 from slipstream.telemetry import logs
 from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.tls import certificates_from_env
-from verifier_svc.config import VerifierConfig
+from verifier_svc.config import PREFIX, VerifierConfig
 from verifier_svc.target import follow
 from verifier_svc.verifier import Parts, running
 
@@ -35,7 +35,7 @@ async def serve(config: VerifierConfig, place: Place) -> None:
 def main() -> None:
     with explained("verifier"):
         place = Place.told()
-        config = from_env(VerifierConfig, "VERIFIER_")
+        config = from_env(VerifierConfig, PREFIX)
         logs.configure("verifier", config.log_level, config.log_format)
     if place.rank == LEADER:
         run("verifier", serve(config, place))

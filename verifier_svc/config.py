@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.config import require_positive
+from slipstream.config import require_not_negative, require_positive
+from slipstream.errors import InvalidArgument
 from slipstream.telemetry import logs
 from verifier_svc.places import Places
 from verifier_svc.price import LEVELS
+
+PREFIX = "VERIFIER_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +66,11 @@ class VerifierConfig:
     def __post_init__(self) -> None:
         Places(self.drafters_allowed)  # raises for what cannot be read
         logs.check(self.log_level, self.log_format)
-        require_positive(self, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
-        require_positive(self, "group_timeout_s", "group_start_s")
+        require_positive(self, PREFIX, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
+        require_positive(self, PREFIX, "group_timeout_s", "group_start_s")
+        require_not_negative(self, PREFIX, "threads", "max_draft_tokens", "min_path_probability", "max_wait_s")
+        require_not_negative(self, PREFIX, "measure_s", "grace_s")
+        if self.min_path_probability > 1.0:
+            raise InvalidArgument(
+                f"VERIFIER_MIN_PATH_PROBABILITY={self.min_path_probability}; give a probability, 1 at most."
+            )

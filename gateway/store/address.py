@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from slipstream.errors import InvalidArgument
 
+SINGLE = ("redis", "rediss", "unix")
 SENTINEL, CLUSTER = "+sentinel", "+cluster"
 PORTS = {SENTINEL: 26379, CLUSTER: 6379}
 
@@ -33,34 +34,44 @@ def parse(text: str) -> Address:
 
     Raises InvalidArgument.
     """
-    split = urlsplit(text)
+    split = _split(text)
     scheme = split.scheme.partition("+")[0]
     kind = split.scheme.removeprefix(scheme)
-    if split.scheme in ("redis", "rediss", "unix"):
+    if split.scheme in SINGLE:
         return Address(text)
     if scheme not in ("redis", "rediss") or kind not in PORTS:
-        raise _refusal(f"{split.scheme!r} is no scheme of a store")
+        raise refusal(f"{split.scheme!r} is no scheme of a store")
     user, at, names = split.netloc.rpartition("@")
     hosts = tuple(_host(name, PORTS[kind]) for name in names.split(","))
     primary, _, database = split.path.strip("/").partition("/")
     if (kind == SENTINEL) != bool(primary):
-        raise _refusal("a sentinel address names its primary after the hosts, a cluster has nothing there")
+        raise refusal("a sentinel address names its primary after the hosts, a cluster has nothing there")
     if not (database or "0").isdecimal():
-        raise _refusal(f"{database!r} is no number of a database")
+        raise refusal(f"{database!r} is no number of a database")
     query = f"?{split.query}" if split.query else ""
     return Address(f"{scheme}://{user}{at}localhost/{database or 0}{query}", hosts, primary)
+
+
+def _split(text: str) -> SplitResult:
+    try:
+        split = urlsplit(text)
+        if split.scheme in SINGLE:
+            _ = split.port  # raises for what is none
+    except ValueError as error:
+        raise refusal(str(error)) from error
+    return split
 
 
 def _host(name: str, port: int) -> tuple[str, int]:
     host, colon, number = name.rpartition(":")
     if not colon or name.endswith("]"):  # the colons of an IPv6 address
         host, number = name, str(port)
-    if not host or not number.isdecimal():
-        raise _refusal(f"{name!r} is no HOST:PORT")
+    if not host or not number.isdecimal() or int(number) > 65_535:
+        raise refusal(f"{name!r} is no HOST:PORT")
     return host.strip("[]"), int(number)
 
 
-def _refusal(what: str) -> InvalidArgument:
+def refusal(what: str) -> InvalidArgument:
     return InvalidArgument(
         f"GATEWAY_STORE: {what}; choose memory, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,.../PRIMARY/DB or "
         "redis+cluster://HOST:PORT,... (rediss for TLS)."

@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 
-from gateway.store.address import Address, parse
+from gateway.store.address import Address, parse, refusal
 
 CONNECT_TIMEOUT_S = 1.0
 REPLY_TIMEOUT_S = 2.0
@@ -29,6 +29,24 @@ def connect(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S, sentinel_passwor
     Raises InvalidArgument for an address that cannot be read (see `gateway.store.address`).
     """
     address = parse(url)
+    try:
+        return _client(address, reply_timeout_s, sentinel_password)
+    except ValueError as error:  # of the options behind the address
+        raise refusal(str(error)) from error
+
+
+async def close(client: Client) -> None:
+    """Give up all connections: those to sentinels, and those that a cluster's client made in vain."""
+    await client.aclose()
+    if isinstance(client, RedisCluster):
+        for nodes in ("nodes_cache", "startup_nodes"):
+            await client.nodes_manager.aclose(nodes)
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, SentinelConnectionPool):
+        await pool.sentinel_manager.aclose()
+
+
+def _client(address: Address, reply_timeout_s: float, sentinel_password: str) -> Client:
     options: dict[str, Any] = {
         "protocol": 3,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -43,17 +61,6 @@ def connect(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S, sentinel_passwor
     if address.cluster:
         return RedisCluster(startup_nodes=[ClusterNode(*host) for host in address.hosts], **options)
     return _primary(address, options, sentinel_password)
-
-
-async def close(client: Client) -> None:
-    """Give up all connections: those to sentinels, and those that a cluster's client made in vain."""
-    await client.aclose()
-    if isinstance(client, RedisCluster):
-        for nodes in ("nodes_cache", "startup_nodes"):
-            await client.nodes_manager.aclose(nodes)
-    pool = getattr(client, "connection_pool", None)
-    if isinstance(pool, SentinelConnectionPool):
-        await pool.sentinel_manager.aclose()
 
 
 def _common(address: Address) -> dict[str, Any]:

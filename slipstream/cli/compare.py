@@ -30,12 +30,14 @@ def compare_arms(
     tls: Tls = False,
     ca: Ca = "",
     verifier_price: Annotated[float | None, typer.Option(help="Of one verifier's GPU, an hour.", min=0.0)] = None,
-    drafter_price: Annotated[float, typer.Option(help="Of one drafter's GPU, an hour.", min=0.0)] = 0.0,
+    drafter_price: Annotated[float | None, typer.Option(help="Of one drafter's GPU, an hour.", min=0.0)] = None,
     confidence: Annotated[float, typer.Option(help="Of every interval by itself.", min=0.5, max=0.9999)] = CONFIDENCE,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare the arms of the experiment that these gateways run (GATEWAY_EXPERIMENT), all their sessions together."""
-    prices = None if verifier_price is None else Prices(verifier_price, drafter_price)
+    if verifier_price is None and drafter_price is not None:
+        raise typer.BadParameter("--drafter-price alone makes no cost; give --verifier-price too.")
+    prices = None if verifier_price is None else Prices(verifier_price, drafter_price or 0.0)
 
     async def ask(lines: Sequence[grpc.aio.Channel]) -> gateway_pb2.GetExperimentResponse:
         stubs = [gateway_pb2_grpc.GatewayServiceStub(line) for line in lines]

@@ -13,6 +13,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.grpc.exporter import InvalidCompressionValueException
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -28,6 +29,8 @@ FILE_BYTES = 64 << 20
 """Of one file of spans; then it becomes the old one, in place of the one before."""
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 TIMEOUTS = ("OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
+READ = ("OTEL_BSP_", "OTEL_EXPORTER_OTLP_")
+"""How the variables begin that the library reads itself."""
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
 
 
@@ -45,14 +48,22 @@ async def tracing_from_env(service: str) -> AsyncIterator[Tracing | None]:
 
     Raises InvalidArgument for what this process cannot do.
     """
-    every_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", SEND_EVERY_MS))
-    batches = [BatchSpanProcessor(each, schedule_delay_millis=every_ms) for each in _exporters(service, os.environ)]
+    batches = _batches(service, os.environ)
     tracing = Tracing(service, batches) if batches else None
     try:
         yield tracing
     finally:
         if tracing is not None:
             tracing.close()
+
+
+def _batches(service: str, environ: Mapping[str, str]) -> list[BatchSpanProcessor]:
+    try:
+        every_ms = float(environ.get("OTEL_BSP_SCHEDULE_DELAY", SEND_EVERY_MS))
+        return [BatchSpanProcessor(each, schedule_delay_millis=every_ms) for each in _exporters(service, environ)]
+    except (ValueError, InvalidCompressionValueException) as error:
+        read = ", ".join(sorted(name for name in environ if name.startswith(READ)))
+        raise InvalidArgument(f"one of {read} cannot be read: {error}") from error
 
 
 def _exporters(service: str, environ: Mapping[str, str]) -> Iterator[SpanExporter]:

@@ -16,6 +16,7 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError
 
 from gateway.store.address import Address, parse
+from gateway.store.client import connect
 from gateway.store.record import Record
 from gateway.store.redis import RedisStore
 from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -229,6 +230,11 @@ def test_addresses_are_read(text: str, hosts: tuple[tuple[str, int], ...], prima
         "redis+sentinel://a:b/main",
         "redis+sentinel://a:1/main/x",
         "redis+cluster://a:1/main",
+        "redis+cluster://a:70000",
+        "redis+sentinel://[::1:26379/main",
+        "redis://[::1:6379/0",
+        "redis://a:70000/0",
+        "redis://a:six/0",
     ],
 )
 def test_addresses_that_cannot_be_read_are_refused(text: str) -> None:
@@ -278,3 +284,9 @@ async def test_a_server_that_asks_for_a_password_behind_tls(tmp_path: Path) -> N
                 assert await outcome(redis_world(client).store().create(record())) == expected
         assert network.way("gateway", "store").back.passed
     await network.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+def test_options_that_cannot_be_read_are_refused(scheme: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"GATEWAY_STORE.*socket_timeout"):
+        connect(f"{scheme}://localhost:6379?socket_timeout=soon")

@@ -293,6 +293,18 @@ async def test_memory_is_refused_to_the_new_and_comes_back_with_a_close() -> Non
         assert speaker.tokens(1) == emulated_text(PROMPT, len(speaker.tokens(1)))
 
 
+async def test_a_session_that_is_opened_again_may_be_of_another_length(speaker: Speaker) -> None:
+    await speaker.open(1, max_length=8, max_nodes=16)
+    await speaker.settled()
+    assert speaker.tokens(1) == emulated_text(PROMPT, 5)
+    await speaker.open(1, max_length=256, max_nodes=16, epoch=2)
+    await speaker.settled()
+    assert speaker.tokens(1) == [*emulated_text(PROMPT, 5), *emulated_text(PROMPT, 16)]
+    await speaker.open(1, max_length=6, max_nodes=16, epoch=3)
+    await speaker.settled()
+    assert sum(len(frame.token_ids) for frame in speaker.frames[1] if frame.epoch == 3) == 3
+
+
 async def test_a_refusal_for_want_of_memory_carries_the_epoch_of_the_last_open() -> None:
     async with speaking(kv_tokens=64) as speaker:
         await speaker.open(1, max_length=4000, max_nodes=0)

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +20,29 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
 from gateway.sessions import Chance
+from gateway.store import SessionStore
 from gateway.store.client import connect
+from gateway.store.memory import Memory
 from gateway.store.redis import RedisStore
 from slipstream.client import channel, error_of
-from slipstream.errors import (
-    SlipstreamError,
-    Unavailable,
-)
+from slipstream.errors import Aborted, FailedPrecondition, SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.calls import store
 from tests.front import Answer, Setting
 from tests.scripted_verifier import served
 
 
 @asynccontextmanager
-async def lonely(setting: Setting, folder: Path) -> AsyncIterator[Any]:
+async def lonely(folder: Path, store: SessionStore | None = None) -> AsyncIterator[Any]:
     """A gateway whose verifier cannot be reached."""
     config = GatewayConfig(verifiers=("127.0.0.1:1",), tokenizer=str(folder), listen="127.0.0.1:0", grace_s=0.0)
-    world = World(Chance(random.Random(7).getrandbits))
+    world = World(Chance(random.Random(7).getrandbits), store=store)
     async with running(config, world) as gateway, channel(gateway.address) as line:
         yield gateway_pb2_grpc.GatewayServiceStub(line)
 
 
-async def test_without_any_verifier_requests_are_unavailable(setting: Setting, folder: Path) -> None:
-    async with lonely(setting, folder) as stub:
+async def test_without_any_verifier_requests_are_unavailable(folder: Path) -> None:
+    async with lonely(folder) as stub:
         for call in (
             stub.ListModels(gateway_pb2.ListModelsRequest()),
             stub.Tokenize(gateway_pb2.TokenizeRequest(text="a")),
@@ -51,6 +52,33 @@ async def test_without_any_verifier_requests_are_unavailable(setting: Setting, f
                 await call
             error: SlipstreamError = error_of(caught.value)
             assert isinstance(error, Unavailable) and error.reason == "NO_VERIFIER"
+
+
+async def test_a_text_that_ended_is_told_without_any_verifier(setting: Setting, folder: Path) -> None:
+    front = await setting.front(setting.verifier(per_round=17))
+    whole = await front.generate(stop=["lief 🚀"], max_tokens=60)
+    session = whole.started.session_id
+    async with lonely(folder, front.store) as stub:
+        alone = replace(front, stub=stub)
+        again = await alone.resume(session)
+        assert (again.started, again.text, again.finished) == (whole.started, whole.text, whole.finished)
+        with pytest.raises(Aborted):
+            await alone.resume(session, revision=1)
+
+
+async def test_a_text_in_another_vocabulary_is_not_told(setting: Setting) -> None:
+    memory = Memory()
+    front = await setting.front(setting.verifier(), store=store(memory, "a"))
+    session = (await front.generate()).started.session_id
+    entry = memory.entries[session]
+    asked = gateway_pb2.GenerateRequest.FromString(entry.params)
+    assert asked.vocabulary_fingerprint == setting.model.vocabulary_fingerprint
+    asked.vocabulary_fingerprint = "f00d"
+    entry.params = asked.SerializeToString()
+    for call in (front.resume(session), front.roll_back(session, 3)):
+        with pytest.raises(FailedPrecondition, match="f00d") as caught:
+            await call
+        assert caught.value.reason == "VOCABULARY_MISMATCH"
 
 
 async def announced(process: asyncio.subprocess.Process) -> str:

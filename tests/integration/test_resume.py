@@ -13,7 +13,7 @@ from slipstream.asking import Patience, complete, resume
 from slipstream.client import channel
 from slipstream.completion import Completion
 from slipstream.errors import Aborted, NotFound, OutOfRange, Unavailable
-from slipstream.v1 import gateway_pb2, verifier_pb2
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.calls import Shared, begun, broken_off, following, left_after, read_on, store
 from tests.front import TEXT, Answer, Setting
 
@@ -329,6 +329,33 @@ async def test_whatever_could_be_asked_for_can_be_resumed(setting: Setting) -> N
     assert answer.tokens == front.verifiers[0].script[:40]
     first, second = front.verifiers[0].opens()
     assert list(first.stop_token_ids) == list(second.stop_token_ids) == [setting.eos, *others]
+
+
+@pytest.mark.parametrize("served", [{}, {"vocabulary_fingerprint": "f00d"}, {"method": "ngram"}])
+async def test_drafters_that_nobody_serves_any_more_stop_no_session(
+    setting: Setting, served: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gateway.admission")
+    memory, rejection = Memory(), gateway_pb2.SamplingOptions(acceptance=types_pb2.ACCEPTANCE_RULE_REJECTION)
+    first = setting.verifier(limit=9)
+    trusted = {"trusted_drafters": ("mine",)}
+    drafter = await setting.drafter()
+    front = await setting.front(first, store=store(memory, "a"), drafters=(f"mine={drafter}",), **trusted)
+    others = {"drafters": (f"mine={await setting.drafter(**served)}",), **trusted} if served else {}
+    beside = await setting.beside(front, store(memory, "b"), **others)
+    while any(not known.present for known in beside.gateway.router.drafters):
+        await beside.gateway.router.news()
+    named = gateway_pb2.SpeculationOptions(drafters=["mine"])
+    answer = await left_after(front, speculation=named, sampling=rejection)
+    first.limit = None
+    name = answer.started.session_id
+    await beside.resume(name, answer)
+    assert answer.tokens == first.script[:40]
+    assert "without the drafters" in caplog.text
+    await beside.roll_back(name, 5)
+    await front.resume(name)
+    drafters = [[drafter.name for drafter in opened.drafters] for opened in first.opens()]
+    assert drafters == [["mine"], [], ["mine"]]  # a gateway that serves it gives it again
 
 
 async def test_a_client_that_has_more_text_than_tokens_hears_the_rest_of_it(setting: Setting) -> None:

@@ -14,6 +14,7 @@ REFUSED = {
     "an unknown drafter": (["serve", "--drafter", "oracle"], "oracle"),
     "log-probabilities that nobody would see": (["generate", "x", "--logprobs", "2"], "--json"),
     "a negative seed": (["generate", "x", "--seed", "-1"], "--seed"),
+    "half the prices": (["compare", "--drafter-price", "0.4"], "--verifier-price"),
     "no output": (["generate", "x", "--max-tokens", "0"], "--max-tokens"),
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -69,7 +71,25 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
     assert from_env(Settings, "TOY_").model == "from the process"
 
 
-@pytest.mark.parametrize("kind", [VerifierConfig, DrafterConfig])
-def test_a_setting_that_would_hang_is_refused_by_name(kind: type[VerifierConfig | DrafterConfig]) -> None:
-    with pytest.raises(InvalidArgument, match="STEP_TOKENS=0"):
-        kind(model="somewhere", step_tokens=0)
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (VerifierConfig, "VERIFIER_STEP_TOKENS", 0),
+        (VerifierConfig, "VERIFIER_SILENCE_S", math.nan),
+        (VerifierConfig, "VERIFIER_MAX_DRAFT_TOKENS", -1),
+        (VerifierConfig, "VERIFIER_MAX_WAIT_S", -0.1),
+        (VerifierConfig, "VERIFIER_MIN_PATH_PROBABILITY", 2.0),
+        (VerifierConfig, "VERIFIER_THREADS", -1),
+        (DrafterConfig, "DRAFTER_STEP_TOKENS", 0),
+        (DrafterConfig, "DRAFTER_MAX_NODES", 0),
+        (DrafterConfig, "DRAFTER_SHARPNESS", 0.0),
+        (DrafterConfig, "DRAFTER_THREADS", -1),
+        (DrafterConfig, "DRAFTER_GRACE_S", -1.0),
+    ],
+)
+def test_a_setting_that_would_hang_is_refused_by_name(
+    kind: type[VerifierConfig | DrafterConfig], name: str, value: float
+) -> None:
+    setting: dict[str, Any] = {name.partition("_")[2].lower(): value}
+    with pytest.raises(InvalidArgument, match=f"{name}={value}"):
+        kind(model="somewhere", **setting)

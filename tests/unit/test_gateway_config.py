@@ -44,3 +44,29 @@ def test_lists_are_split_and_defaults_kept() -> None:
 def test_settings_that_cannot_be_kept_are_refused(name: str, value: str) -> None:
     with pytest.raises(InvalidArgument, match=name.lower() + "|" + name):
         from_env(GatewayConfig, "GATEWAY_", NEEDED | {f"GATEWAY_{name}": value})
+
+
+POSITIVE = ("DISCOVERY_S", "STALL_S", "STORE_GRACE_S", "REHOMING_WAIT_S", "BREAKER_WINDOW_S", "BREAKER_COOL_DOWN_S")
+COUNTS = ("REHOMINGS", "MAX_DRAFT_TOKENS", "MAX_STOP_STRINGS", "MAX_STOP_BYTES", "MAX_STOP_TOKENS", "STORE_REPLICAS")
+SPANS = ("GRACE_S", "SLO_TTFT_S", "SLO_TPOT_S", "SLOW_REQUEST_S", "VERIFIER_PRICE")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in POSITIVE for value in ("0", "-1", "nan")),
+        *((name, "0") for name in ("MAX_PROMPT_BYTES", "MAX_SESSIONS", "MAX_TOKENS_DEFAULT", "CREDIT_TOKENS")),
+        *((name, "-1") for name in (*COUNTS, *SPANS, "FAILED_KEYS_PER_MINUTE")),
+        *((name, "nan") for name in SPANS),
+        ("SESSION_TTL_S", "inf"),
+    ],
+)
+def test_numbers_with_which_nothing_could_be_served_are_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"GATEWAY_{name}"):
+        from_env(GatewayConfig, "GATEWAY_", NEEDED | {f"GATEWAY_{name}": value})
+
+
+@pytest.mark.parametrize("name", [*COUNTS, *SPANS])
+def test_none_at_all_is_a_number_too(name: str) -> None:
+    config = from_env(GatewayConfig, "GATEWAY_", NEEDED | {f"GATEWAY_{name}": "0"})
+    assert getattr(config, name.lower()) == 0

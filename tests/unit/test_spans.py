@@ -188,6 +188,12 @@ async def test_tracing_is_off_until_it_is_told_where_to(
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc"),
         ("SLIPSTREAM_TRACE_FOLDER", "/dev/null/x", "written"),
         ("SLIPSTREAM_TRACE_FOLDR", "x", "no such setting"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "abc", "OTEL_BSP_SCHEDULE_DELAY.*'abc'"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "-5", "OTEL_BSP_SCHEDULE_DELAY.*positive"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "OTEL_BSP_MAX_QUEUE_SIZE.*positive"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "OTEL_EXPORTER_OTLP_TIMEOUT.*'soon'"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip", "OTEL_EXPORTER_OTLP_COMPRESSION.*zip"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:4317", "OTEL_EXPORTER_OTLP_ENDPOINT.*IPv6"),
     ],
 )
 async def test_what_cannot_be_is_refused_at_the_start(

@@ -1,0 +1,99 @@
+"""The file of API keys while a gateway runs: what happens to it is told once, and when it is well again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.keyring import Keyring
+from slipstream.credentials import digest
+from slipstream.errors import InvalidArgument, Unauthenticated
+
+METHOD = "/slipstream.v1.GatewayService/GetSession"
+
+
+def line(name: str, **limits: object) -> str:
+    given = "".join(f", {limit} = {value}" for limit, value in limits.items())
+    return f'{name} = {{ sha256 = "{digest(name).hex()}"{given} }}\n'
+
+
+def opens(keyring: Keyring, key: str) -> bool:
+    context: Any = SimpleNamespace(
+        invocation_metadata=lambda: (("authorization", f"Bearer {key}"),), peer=lambda: "ipv4:127.0.0.1:1"
+    )
+    try:
+        keyring.authorise(METHOD, context)
+    except Unauthenticated:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("trouble", ["gone", "nonsense", "unreadable"])
+def test_a_broken_file_is_told_of_once_and_once_when_it_is_well_again(
+    tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.keyring")
+    file, fresh, kept = tmp_path / "keys.toml", tmp_path / "fresh.toml", tmp_path / "kept.toml"
+    file.write_text(line("alice"))
+    keyring = Keyring(str(file))
+    os.link(file, kept)
+    for name in ("bob", "alice"):
+        caplog.clear()
+        with monkeypatch.context() as patched:
+            if trouble == "gone":
+                file.unlink()
+            elif trouble == "nonsense":
+                fresh.write_text("alice = nonsense")
+                fresh.replace(file)
+            else:
+                fresh.write_text(line(name))
+                fresh.replace(file)
+                patched.setattr(Path, "read_bytes", denied)
+            for _ in range(3):
+                assert opens(keyring, "alice") is (name == "bob") and not opens(keyring, "stranger")
+            (told,) = caplog.records
+            assert told.levelno == logging.ERROR and "the former API keys stay" in told.message
+        if trouble != "unreadable":
+            fresh.write_text(line(name))
+            fresh.replace(file)
+        for _ in range(3):
+            assert opens(keyring, name)
+        assert ["changed" in told.message or "again" in told.message for told in caplog.records[1:]] == [True] * 2
+
+
+def test_a_file_that_was_away_comes_back_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.keyring")
+    file, away = tmp_path / "keys.toml", tmp_path / "away.toml"
+    file.write_text(line("alice"))
+    keyring = Keyring(str(file))
+    file.rename(away)
+    assert opens(keyring, "alice")
+    away.rename(file)
+    assert opens(keyring, "alice") and opens(keyring, "alice")
+    assert [told.levelno for told in caplog.records] == [logging.ERROR, logging.INFO]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "wanted"),
+    [
+        ("sessions", 0, "above zero"),
+        ("least_priority", -(2**31) - 1, "from -2147483648"),
+        ("least_priority", 1.5, "from"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_told_what_it_may_be(
+    tmp_path: Path, limit: str, value: float, wanted: str
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(line("alice", **{limit: value}))
+    with pytest.raises(InvalidArgument, match=f"{limit} must be a whole number {wanted}"):
+        Keyring(str(file))
+
+
+def denied(*_: object) -> bytes:
+    raise PermissionError(13, "Permission denied")
