@@ -74,6 +74,7 @@ class Request:
             spans.PROVIDER: "slipstream",
             spans.METHOD: f"slipstream.v1.GatewayService/{name.capitalize()}",
             spans.STATUS: "OK",
+            spans.ASKED: trace.asked or None,
         }
 
     def asks(self, request: gateway_pb2.GenerateRequest) -> None:

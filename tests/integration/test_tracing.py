@@ -145,6 +145,7 @@ async def test_one_trace_shows_a_request_in_all_three_services(system: System) -
     trace = [span for span in everything if span.name != spans.STEP]
     known = {span.id: span for span in trace}
     [root] = of(trace, spans.GENERATE)
+    assert root.attributes[spans.ASKED]
     assert {span.trace for span in trace} == {"ab" * 16} == {dict(await call.trailing_metadata())["trace-id"]}
     assert (root.parent, root.span.kind) == (CLIENT, root.span.SPAN_KIND_SERVER)
     services = {spans.ROUND: "gateway", spans.COMMIT: "gateway", spans.VERIFY: "verifier", spans.PREFILL: "verifier"}
@@ -331,7 +332,7 @@ async def test_all_that_is_declared_is_sent(system: System, collector: Collector
         while heard_of < 60:
             heard_of += len((await call.read()).delta.token_ids)
     await heard(call)
-    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))
+    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session), metadata=(PARENT,)))
     for failing in (
         system.stub.Resume(gateway_pb2.ResumeRequest(session_id="nobody's")),
         system.call(8, model="nobody's"),

@@ -143,6 +143,29 @@ def test_the_standard_variables_say_what_is_sampled(
         assert trace.parent is not None
 
 
+@pytest.mark.parametrize(
+    ("sampler", "flags", "asked"),
+    [
+        ("parentbased_always_on", "01", True),
+        ("parentbased_always_on", "", False),
+        ("parentbased_traceidratio", "01", True),
+        ("traceidratio", "01", False),
+    ],
+)
+def test_a_client_asks_for_a_trace_where_it_has_a_say(
+    sampler: str, flags: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    assert begun(Tracing("a", []), {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"} if flags else {}).asked == asked
+
+
+def test_the_trace_that_a_client_names_is_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ratio is one of trace ids, the lowest first."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1e-9")
+    assert Tracing("a", []).begin(spans.GENERATE, {"traceparent": f"00-{'ab' * 8}{'00' * 8}-{'cd' * 8}-01"}) is None
+
+
 @pytest.mark.parametrize("value", ["", "00-zz-1-01", f"00-{'00' * 16}-{'cd' * 8}-01", "x" * 10_000])
 def test_a_bad_traceparent_begins_a_trace_of_its_own(value: str) -> None:
     assert begun(Tracing("a", []), {"traceparent": value}).parent is None

@@ -42,16 +42,32 @@ def test_the_collector_sends_to_a_port_that_jaeger_listens_on() -> None:
     assert configuration("jaeger/jaeger.yaml")["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].endswith(port)
 
 
-def test_the_collector_judges_requests_by_attributes_that_they_have() -> None:
+def test_the_collector_judges_requests_by_attributes_that_they_have_and_no_other_span() -> None:
+    """A policy looks at every span of a trace: what a draft says of itself must not count as the request's."""
     sampling = configuration("otel/collector.yaml")["processors"]["tail_sampling"]
     policies = list(flat(sampling["policies"]))
     for policy in policies:
         assert policy["type"] in policy, f"{policy['name']} has no settings of its type"
-    keys = {policy["numeric_attribute"]["key"] for policy in policies if policy["type"] == "numeric_attribute"}
-    assert keys
-    assert keys <= spans.SPANS[spans.GENERATE]
+    keys = {policy[policy["type"]]["key"] for policy in policies if policy["type"].endswith("_attribute")}
+    requests = spans.SPANS[spans.GENERATE] & spans.SPANS[spans.RESUME]
+    others = [spans.SPANS[name] for name in set(spans.SPANS) - {spans.GENERATE, spans.RESUME}]
+    assert spans.ASKED in keys
+    assert keys <= requests.difference(*others)
     # Batches are made of what was kept, never the other way round.
     assert configuration("otel/collector.yaml")["service"]["pipelines"]["traces"]["processors"][-1] == "batch"
+
+
+def test_one_machine_keeps_every_trace_and_a_fleet_one_in_a_hundred() -> None:
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["collector"]
+    [kept] = (
+        policy["probabilistic"]["sampling_percentage"]
+        for policy in configuration("otel/collector.yaml")["processors"]["tail_sampling"]["policies"]
+        if policy["type"] == "probabilistic"
+    )
+    variable = re.fullmatch(r"\$\{env:(\w+):-(\d+)\}", kept)
+    assert variable is not None
+    assert variable[2] == "1"
+    assert compose["environment"] == {variable[1]: "100"}
 
 
 def flat(policies: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
