@@ -137,7 +137,8 @@ def test_the_standard_variables_say_what_is_sampled(
             monkeypatch.setenv(name, value)
     carrier = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-{flags}"} if flags else {}
     trace = Tracing("a", []).begin(spans.GENERATE, carrier)
-    assert (trace is not None) == sampled
+    assert (trace is not None and trace.sampled) == sampled
+    assert (trace is None) == (sampler == "always_off")
     if trace is not None and flags:
         assert trace.id == "ab" * 16
         assert trace.parent is not None
@@ -163,7 +164,7 @@ def test_the_trace_that_a_client_names_is_no_say(monkeypatch: pytest.MonkeyPatch
     """A ratio is one of trace ids, the lowest first."""
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1e-9")
-    assert Tracing("a", []).begin(spans.GENERATE, {"traceparent": f"00-{'ab' * 8}{'00' * 8}-{'cd' * 8}-01"}) is None
+    assert not begun(Tracing("a", []), {"traceparent": f"00-{'ab' * 8}{'00' * 8}-{'cd' * 8}-01"}).sampled
 
 
 @pytest.mark.parametrize("value", ["", "00-zz-1-01", f"00-{'00' * 16}-{'cd' * 8}-01", "x" * 10_000])
