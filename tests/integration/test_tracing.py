@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -16,8 +17,8 @@ from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
 from slipstream.v1 import gateway_pb2, types_pb2
 from tests.collector import Collected, Collector
+from tests.fleet import emulated_text, until
 from tests.fleet import gateway as decoding
-from tests.fleet import until
 from tests.traced import CLIENT, PARENT, Refusing, System, heard
 from verifier_svc.drafter import Drafter
 
@@ -205,6 +206,24 @@ async def test_what_is_not_sampled_costs_the_wire_nothing(system: System, monkey
     await heard(system.call(20))
     assert opened[-1].HasField("trace")
     assert frames[-1].HasField("mark")
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_no_request_waits_for_a_dead_collector(answers: bool) -> None:
+    """Nobody at the port, or somebody who takes the connection and never says a word."""
+    dead = Collector()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if answers:
+            listener.listen()
+        dead.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        async with AsyncExitStack() as stack:
+            system = System(stack, dead)
+            await system.start()
+            async with asyncio.timeout(20):  # one export that is waited for takes 5 s
+                events = await heard(system.call(60))
+        dead.close(0.0)
+    assert [token for event in events for token in event.delta.token_ids] == emulated_text([7, 8, 9], 60)
 
 
 async def test_all_that_is_declared_is_sent(
