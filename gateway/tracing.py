@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -14,6 +14,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanKind, use_span
 
 from gateway.story import Event as Said
 from gateway.sums import MISSES
+from gateway.verdict import remarkable
 from slipstream.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SlipstreamError
 from slipstream.telemetry import spans
@@ -39,7 +40,8 @@ _request: ContextVar[Request | None] = ContextVar("request", default=None)
 
 @contextmanager
 def traced(tracing: Tracing | None, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Request | None]:
-    """Around the handler of an RPC; None where the request is not traced. What is started inside inherits it."""
+    """Around the handler of an RPC; None where nothing is traced. What is started inside a request that is sampled
+    inherits it; of any other there is one span, if it turns out to be worth that."""
     metadata = () if tracing is None else context.invocation_metadata() or ()
     carrier = {key: value for key, value in metadata if isinstance(value, str)}
     trace = None if tracing is None else tracing.begin(name, carrier)
@@ -47,17 +49,25 @@ def traced(tracing: Tracing | None, name: str, context: grpc.aio.ServicerContext
         yield None
         return
     request = Request(trace, name)
-    context.set_trailing_metadata(((TRACE_ID, trace.id),))
-    token = _request.set(request)
     try:
-        with use_span(NonRecordingSpan(trace.root)):  # what is logged meanwhile names it
+        with _present(request) if trace.sampled else nullcontext():
             yield request
     except BaseException as error:
         request.failed(error)
         raise
     finally:
+        if request.end():
+            context.set_trailing_metadata(((TRACE_ID, trace.id),))
+
+
+@contextmanager
+def _present(request: Request) -> Iterator[None]:
+    token = _request.set(request)
+    try:
+        with use_span(NonRecordingSpan(request.trace.root)):  # what is logged meanwhile names it
+            yield
+    finally:
         _request.reset(token)
-        request.end()
 
 
 class Request:
@@ -74,6 +84,8 @@ class Request:
             spans.PROVIDER: "slipstream",
             spans.METHOD: f"slipstream.v1.GatewayService/{name.capitalize()}",
             spans.STATUS: "OK",
+            spans.ASKED: trace.asked or None,
+            spans.ALONE: None if trace.sampled else True,
         }
 
     def asks(self, request: gateway_pb2.GenerateRequest) -> None:
@@ -118,13 +130,16 @@ class Request:
         self._attributes |= {spans.STATUS: status.name, spans.ERROR: reason}
         self._error = status in OURS
 
-    def end(self) -> None:
-        self._ended = True
+    def end(self) -> bool:
+        """Whether there is a span of it."""
+        self._ended, ended_s = True, self.trace.now()
+        if not (self.trace.sampled or remarkable(self._attributes, ended_s - self._began_s, self._error)):
+            return False
         self.trace.emit(
             Span(
                 self._name,
                 self._began_s,
-                self.trace.now(),
+                ended_s,
                 self._attributes,
                 context=self.trace.root,
                 events=self._events,
@@ -132,6 +147,7 @@ class Request:
                 error=self._error,
             )
         )
+        return True
 
     def _finished(self, finished: gateway_pb2.Finished) -> None:
         told = finished.statistics

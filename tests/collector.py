@@ -104,9 +104,9 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                 await asyncio.to_thread(processor.force_flush)
         return list(self._spans)
 
-    def close(self) -> None:
+    def close(self, limit_s: float = 5.0) -> None:
         for tracing in self._tracings:
-            tracing.close(5.0)
+            tracing.close(limit_s)
 
 
 @contextmanager

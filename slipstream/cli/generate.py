@@ -102,7 +102,7 @@ def generate(
         raise typer.Exit(1) from error
     typer.echo(json.dumps(completion.report()) if as_json else "")
     if trace:
-        told = f"slipstream trace {completion.trace_id}" if completion.trace_id else "this gateway traces nothing"
+        told = f"slipstream trace {completion.trace_id}" if completion.trace_id else "the gateway did not trace it"
         typer.echo(told, err=True)
 
 

@@ -18,7 +18,7 @@ from struct import Struct
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import Decision, Sampler
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, ParentBased, Sampler
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -61,15 +61,18 @@ class Tracing:
         self._steps = random.getrandbits(64) << 64
 
     def begin(self, name: str, carrier: Mapping[str, str]) -> Trace | None:
-        """The trace of a request, the client's own if it sent a `traceparent`. None: this one is not traced."""
+        """The trace of a request, the client's own if it sent a `traceparent`. None: nothing is traced at all."""
+        if self.sampler is ALWAYS_OFF:
+            return None
         context = TraceContextTextMapPropagator().extract(carrier)
         parent = get_current_span(context).get_span_context()
         trace_id = parent.trace_id if parent.is_valid else random.getrandbits(128) or 1
-        decision = self.sampler.should_sample(context, trace_id, name, SpanKind.SERVER).decision
-        if decision is not Decision.RECORD_AND_SAMPLE:
-            return None
+        # Not by the trace's own id: a client chooses that, and a sampler by ratio would do as it likes.
+        decision = self.sampler.should_sample(context, random.getrandbits(128), name, SpanKind.SERVER).decision
+        sampled = decision is Decision.RECORD_AND_SAMPLE
         root = SpanContext(trace_id, random.getrandbits(64) or 1, is_remote=False, trace_flags=SAMPLED)
-        return Trace(self, root, self._offset_ns(), parent if parent.is_valid else None)
+        asked = parent.is_valid and parent.trace_flags.sampled and isinstance(self.sampler, ParentBased)
+        return Trace(self, root, self._offset_ns(), parent if parent.is_valid else None, asked, sampled)
 
     def join(self, context: types_pb2.TraceContext) -> Trace | None:
         """The trace that a peer told of; None where it told of none that makes sense."""
@@ -138,6 +141,10 @@ class Trace:
     nothing, and one that disagrees with the peer's by more than a message may take is put right."""
     parent: SpanContext | None = None
     """What the client has the request in."""
+    asked: bool = False
+    """The client wants it traced, and has a say."""
+    sampled: bool = True
+    """Else the request may be worth its own span, but nobody tells of its rounds."""
     _prefix: bytes = field(init=False)
     """Of what names are hashes of."""
 

@@ -116,6 +116,8 @@ class Cluster:
     drafters: list[Part]
     redis: RedisServer
     network: Network
+    traces: Path
+    """The folder of them; traced is what its client asks for."""
     _texts: int = 0
 
     @property
@@ -169,6 +171,13 @@ class Cluster:
                     await asyncio.sleep(0.2)
         raise AssertionError
 
+    async def deciding(self) -> Part:
+        """A verifier that has sessions."""
+        while True:
+            for part in self.verifiers:
+                if (await self._load(part)).sessions:
+                    return part
+
     async def at_rest(self) -> float:
         """Returns once nothing is left of any session: no KV, no candidates, no lease. The seconds that it took."""
         began = time.monotonic()
@@ -213,10 +222,12 @@ async def cluster() -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         redis = stack.enter_context(redis_process(folder))
+        traces = folder / "traces"
+        traced = {"SLIPSTREAM_TRACE_FOLDER": str(traces), "OTEL_TRACES_SAMPLER": "parentbased_always_off"}
 
         def part(name: str, module: str, prefix: str, **settings: str) -> Part:
             own = {f"{prefix}_{key}": value for key, value in settings.items()}
-            role = Role(module, own | {"OMP_NUM_THREADS": "1"})
+            role = Role(module, own | traced | {"OMP_NUM_THREADS": "1"})
             stack.push_async_callback(role.end)
             return Part(name, role, f"{prefix}_LISTEN")
 
@@ -250,4 +261,4 @@ async def cluster() -> AsyncIterator[Cluster]:
         await asyncio.gather(*(each.start() for each in gateways))
         for each in gateways:
             each.door = await network.door(each.name, each.address)
-        yield Cluster(gateways, verifiers, drafters, redis, network)
+        yield Cluster(gateways, verifiers, drafters, redis, network, traces)

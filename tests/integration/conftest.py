@@ -1,14 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.calls import Shared, shared_session
+from tests.collector import Collector, collecting
 from tests.front import Setting
 from tests.toy_tokenizer import toy_tokenizer
+from tests.traced import System, check
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +27,16 @@ async def setting(folder: Path) -> AsyncIterator[Setting]:
 @pytest.fixture
 async def shared(setting: Setting) -> Shared:
     return await shared_session(setting)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture
+async def system(collector: Collector) -> AsyncIterator[System]:
+    async with AsyncExitStack() as stack:
+        yield System(stack, collector)
+    check(await collector.spans())

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from gateway.config import GatewayConfig
-from gateway.gateway import World, running
-from gateway.sessions import Chance
-from gateway.store import SessionStore
-from gateway.store.memory import Memory, MemoryStore
-from slipstream.client import channel
-from slipstream.engine.opening import open_engine
-from slipstream.errors import Internal
+from gateway.store.memory import Memory
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
-from tests.collector import Collected, Collector, collecting
-from tests.fleet import drafter, until, verifier
+from slipstream.v1 import gateway_pb2, types_pb2
+from tests.collector import Collected, Collector
+from tests.fleet import emulated_text, until
 from tests.fleet import gateway as decoding
+from tests.traced import CLIENT, PARENT, Refusing, System, heard
 from verifier_svc.drafter import Drafter
-from verifier_svc.verifier import Verifier
 
-TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
-TARGET = "emulated:base_ms=15"
-DRAFT = "emulated:base_ms=1&acceptance=0.8"
-KV = 1_000_000
-CLIENT = bytes(range(8))
-PARENT = ("traceparent", f"00-{'ab' * 16}-{CLIENT.hex()}-01")
 SLACK_S = 0.25
 """Of moments that two tasks of a busy machine saw."""
 PARENTS = {
@@ -46,91 +31,6 @@ PARENTS = {
     spans.DRAFT: {spans.ROUND},
     spans.COMMIT: {spans.ROUND},
 }
-
-
-class System:
-    """Gateway, verifiers and drafter that send their spans to one collector."""
-
-    def __init__(self, stack: AsyncExitStack, collector: Collector) -> None:
-        self._stack = stack
-        self.collector = collector
-        self.stub: Any
-
-    async def verifier(self, engine: str = TARGET, clocks: Clocks | None = None, **settings: Any) -> Verifier:
-        tracing = self.collector.tracing("verifier", clocks)
-        return await self._stack.enter_async_context(
-            verifier(open_engine(engine, kv_tokens=KV), tracing, **{"silence_s": 0.4} | settings)
-        )
-
-    async def drafter(self, clocks: Clocks | None = None, stack: AsyncExitStack | None = None) -> str:
-        tracing = self.collector.tracing("drafter", clocks)
-        return await (stack or self._stack).enter_async_context(
-            drafter(open_engine(DRAFT, kv_tokens=KV), tracing=tracing)
-        )
-
-    async def open(self, verifiers: list[Verifier], drafters: list[str], store: SessionStore | None = None) -> None:
-        config = GatewayConfig(
-            verifiers=tuple(verifier.address for verifier in verifiers),
-            tokenizer=TOKENIZER,
-            listen="127.0.0.1:0",
-            drafters=tuple(f"model={address}" for address in drafters),
-            grace_s=0.0,
-        )
-        world = World(Chance(random.Random(5).getrandbits), store=store, tracing=self.collector.tracing("gateway"))
-        gateway = await self._stack.enter_async_context(running(config, world))
-        await gateway.ready()
-        await until(lambda: all(known.present for known in gateway.router.drafters))
-        line = await self._stack.enter_async_context(channel(gateway.address))
-        self.stub = gateway_pb2_grpc.GatewayServiceStub(line)
-
-    async def start(self) -> None:
-        await self.open([await self.verifier()], [await self.drafter()])
-
-    def call(self, tokens: int, prompt: int = 7, parent: tuple[str, str] | None = PARENT, **asked: Any) -> Any:
-        request = gateway_pb2.GenerateRequest(
-            prompt_token_ids=gateway_pb2.TokenIds(token_ids=[prompt, 8, 9]),
-            max_tokens=tokens,
-            **{"sampling": gateway_pb2.SamplingOptions(temperature=0.0)} | asked,
-        )
-        return self.stub.Generate(request, metadata=(parent,) if parent else ())
-
-    async def interrupted(self, tokens: int = 40) -> str:
-        """The trace of a request whose client left in the middle."""
-        call = self.call(100_000)
-        while tokens > 0:
-            tokens -= len((await call.read()).delta.token_ids)
-        call.cancel()
-        return PARENT[1].split("-")[1]
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as collector:
-        yield collector
-
-
-@pytest.fixture
-async def system(collector: Collector) -> AsyncIterator[System]:
-    async with AsyncExitStack() as stack:
-        yield System(stack, collector)
-    check(await collector.spans())
-
-
-def check(collected: list[Collected]) -> None:
-    """What must hold of all spans, however their requests ended."""
-    assert len({(span.trace, span.id) for span in collected}) == len(collected)
-    for each in collected:
-        assert each.ended >= each.began > 0.0, each
-        assert set(each.attributes) <= spans.SPANS[each.name], each
-        for name, attributes in each.events:
-            assert set(attributes) <= spans.EVENTS[name], each
-
-
-async def heard(call: Any) -> list[Any]:
-    events = []
-    while (event := await call.read()) is not grpc.aio.EOF:
-        events.append(event)
-    return events
 
 
 def of(collected: list[Collected], name: str) -> list[Collected]:
@@ -145,6 +45,7 @@ async def test_one_trace_shows_a_request_in_all_three_services(system: System) -
     trace = [span for span in everything if span.name != spans.STEP]
     known = {span.id: span for span in trace}
     [root] = of(trace, spans.GENERATE)
+    assert root.attributes[spans.ASKED]
     assert {span.trace for span in trace} == {"ab" * 16} == {dict(await call.trailing_metadata())["trace-id"]}
     assert (root.parent, root.span.kind) == (CLIENT, root.span.SPAN_KIND_SERVER)
     services = {spans.ROUND: "gateway", spans.COMMIT: "gateway", spans.VERIFY: "verifier", spans.PREFILL: "verifier"}
@@ -307,19 +208,27 @@ async def test_what_is_not_sampled_costs_the_wire_nothing(system: System, monkey
     assert frames[-1].HasField("mark")
 
 
-class Refusing(MemoryStore):
-    """Takes no more than one write."""
+@pytest.mark.parametrize("answers", [False, True])
+async def test_no_request_waits_for_a_dead_collector(answers: bool) -> None:
+    """Nobody at the port, or somebody who takes the connection and never says a word."""
+    dead = Collector()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if answers:
+            listener.listen()
+        dead.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        async with AsyncExitStack() as stack:
+            system = System(stack, dead)
+            await system.start()
+            async with asyncio.timeout(20):  # one export that is waited for takes 5 s
+                events = await heard(system.call(60))
+        dead.close(0.0)
+    assert [token for event in events for token in event.delta.token_ids] == emulated_text([7, 8, 9], 60)
 
-    writes = 0
 
-    async def append(self, *args: Any, **options: Any) -> None:
-        self.writes += 1
-        if self.writes > 1:
-            raise Internal("it cannot be written.")
-        await super().append(*args, **options)
-
-
-async def test_all_that_is_declared_is_sent(system: System, collector: Collector) -> None:
+async def test_all_that_is_declared_is_sent(
+    system: System, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Together with `check`: what is declared and what is sent are the same."""
     target = await system.verifier()
     async with AsyncExitStack() as doomed:
@@ -331,7 +240,7 @@ async def test_all_that_is_declared_is_sent(system: System, collector: Collector
         while heard_of < 60:
             heard_of += len((await call.read()).delta.token_ids)
     await heard(call)
-    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))
+    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session), metadata=(PARENT,)))
     for failing in (
         system.stub.Resume(gateway_pb2.ResumeRequest(session_id="nobody's")),
         system.call(8, model="nobody's"),
@@ -344,6 +253,11 @@ async def test_all_that_is_declared_is_sent(system: System, collector: Collector
     await system.open([target, await system.verifier()], [await system.drafter()], store)
     with pytest.raises(grpc.RpcError):
         await heard(system.call(100))
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    monkeypatch.setattr("gateway.verdict.SLOW_S", 0.0)  # whatever is not sampled is worth a span
+    await system.open([target], [])
+    session = (await heard(system.call(8, parent=None)))[0].started.session_id
+    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))
     sent: dict[str, set[str]] = {}
     happened: dict[str, set[str]] = {}
     for span in await collector.spans():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.manifests.rendering import K8S, ROOT, environment, find, render, roles
+from tests.manifests.rendering import K8S, ROOT, Documents, amount, environment, find, render, roles
 from tests.prometheus import promtool
 
 DEPLOY = ROOT / "deploy"
@@ -43,6 +44,35 @@ def test_collector_and_jaeger_read_their_files_and_listen_where_they_are_asked()
     for workload in roles(documents):
         values = environment(workload.spec["containers"][0], documents)
         assert values["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel-collector:4317"
+
+
+SPAN_BYTES = 2048
+"""Assumed, as are the next three; docs/tracing.md says the same."""
+SESSIONS, STEPS_A_S, SPANS_OF_A_REQUEST = 32, 50, 500
+"""Of a busy verifier."""
+
+
+def test_collector_and_jaeger_hold_what_production_sends() -> None:
+    documents = render(PRODUCTION)
+    (gateway,) = (workload for workload in roles(documents) if workload.role == "gateway")
+    share = float(environment(gateway.spec["containers"][0], documents)["OTEL_TRACES_SAMPLER_ARG"])
+    verifiers = find(documents, "ScaledObject", "verifier")["spec"]["maxReplicaCount"]
+    collector = yaml.safe_load((DEPLOY / "otel/collector.yaml").read_text())["processors"]
+    tail, room = collector["tail_sampling"], collector["memory_limiter"]["limit_percentage"] / 100
+    held_s = float(tail["decision_wait"].removesuffix("s"))
+    spans = 1 + 4 * SESSIONS  # of a step: itself; verify, round, commit and draft of each session
+    assert 2 * spans * STEPS_A_S * share * verifiers * held_s * SPAN_BYTES < room * memory(documents, "otel-collector")
+    steps = STEPS_A_S * (1 - (1 - share) ** SESSIONS) * verifiers
+    assert 2 * steps * held_s < tail["num_traces"]
+    kept = re.search(r"max_traces: \$\{env:MAX_TRACES:-(\d+)\}", (DEPLOY / "jaeger/jaeger.yaml").read_text())
+    assert kept is not None
+    assert 1.5 * int(kept[1]) * SPANS_OF_A_REQUEST * SPAN_BYTES < memory(documents, "jaeger")
+
+
+def memory(documents: Documents, deployment: str) -> float:
+    """Its limit in bytes."""
+    containers = find(documents, "Deployment", deployment)["spec"]["template"]["spec"]["containers"]
+    return amount(containers[0]["resources"]["limits"]["memory"])
 
 
 @pytest.mark.parametrize("scaled", ["verifier", "drafter-model"])

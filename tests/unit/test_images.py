@@ -117,6 +117,7 @@ def test_every_service_runs_with_as_little_as_it_can(name: str) -> None:
     assert service["read_only"] and service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert re.search(r"\d[gm]\}?$", service["mem_limit"])
     assert re.search(r":v?\d", service["image"].replace("${SLIPSTREAM_VERSION:-0.1.0}", "0.1.0"))  # never `latest`
 
 

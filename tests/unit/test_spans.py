@@ -137,10 +137,34 @@ def test_the_standard_variables_say_what_is_sampled(
             monkeypatch.setenv(name, value)
     carrier = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-{flags}"} if flags else {}
     trace = Tracing("a", []).begin(spans.GENERATE, carrier)
-    assert (trace is not None) == sampled
+    assert (trace is not None and trace.sampled) == sampled
+    assert (trace is None) == (sampler == "always_off")
     if trace is not None and flags:
         assert trace.id == "ab" * 16
         assert trace.parent is not None
+
+
+@pytest.mark.parametrize(
+    ("sampler", "flags", "asked"),
+    [
+        ("parentbased_always_on", "01", True),
+        ("parentbased_always_on", "", False),
+        ("parentbased_traceidratio", "01", True),
+        ("traceidratio", "01", False),
+    ],
+)
+def test_a_client_asks_for_a_trace_where_it_has_a_say(
+    sampler: str, flags: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    assert begun(Tracing("a", []), {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"} if flags else {}).asked == asked
+
+
+def test_the_trace_that_a_client_names_is_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ratio is one of trace ids, the lowest first."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1e-9")
+    assert not begun(Tracing("a", []), {"traceparent": f"00-{'ab' * 8}{'00' * 8}-{'cd' * 8}-01"}).sampled
 
 
 @pytest.mark.parametrize("value", ["", "00-zz-1-01", f"00-{'00' * 16}-{'cd' * 8}-01", "x" * 10_000])
@@ -236,15 +260,18 @@ class Stuck(SpanProcessor):
 
 def test_the_end_waits_no_longer_than_it_may() -> None:
     stuck: Sequence[Stuck] = (Stuck(), Stuck())
-    began = time.monotonic()
-    Tracing("a", stuck).close()
-    assert CLOSE_S <= time.monotonic() - began < CLOSE_S + 5.0
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        Tracing("a", stuck).close(0.2)
+        took.append(time.monotonic() - began)
+    assert 0.2 <= min(took) < 0.3  # a machine that stalls does so once
     for each in stuck:
         each.released.set()
 
 
 DEAD = """
-import asyncio, sys, time
+import asyncio, time
 from slipstream.telemetry.exporting import tracing_from_env
 from slipstream.telemetry.tracing import Span
 
@@ -255,8 +282,10 @@ async def main():
         for number in range(20_000):
             trace.emit(Span("commit", 0.0, 1.0, {"slipstream.tokens": number}))
         print(time.process_time() - busy)
-        await asyncio.sleep(0.5)
-        print(time.monotonic(), flush=True)
+        await asyncio.sleep(0.3)
+        closing = time.monotonic()
+    print(time.monotonic() - closing)
+    print(time.monotonic(), flush=True)
 
 asyncio.run(main())
 """
@@ -271,10 +300,17 @@ def test_a_dead_collector_blocks_nobody(answers: bool) -> None:
             listener.listen()
         endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "GRPC_VERBOSITY": "NONE", "PATH": ""}
-        done = subprocess.run(
-            [sys.executable, "-c", DEAD], env=environment, capture_output=True, text=True, timeout=60, check=True
-        )
-    ended = time.monotonic()
-    busy_s, closing = map(float, done.stdout.split())
-    assert busy_s < 20_000 * 500e-6  # spans beyond the queue are dropped, nobody waits for room
-    assert ended - closing < CLOSE_S + 8.0  # with the interpreter's own end; with the library's defaults it was 28 s
+        tries = []
+        while len(tries) < 3 and not (tries and within(*tries[-1])):  # a machine that stalls does so once
+            done = subprocess.run(
+                [sys.executable, "-c", DEAD], env=environment, capture_output=True, text=True, timeout=60, check=True
+            )
+            busy_s, closing_s, closed = map(float, done.stdout.split())
+            tries.append((busy_s, closing_s, time.monotonic() - closed))
+    assert within(*tries[-1]), tries
+
+
+def within(busy_s: float, closing_s: float, ending_s: float) -> bool:
+    """Spans beyond the queue are dropped, nobody waits for room. A process that ends does so in a second, and the
+    interpreter's own end waits for nobody either; with the library's defaults it was 28 s."""
+    return busy_s < 20_000 * 500e-6 and closing_s < CLOSE_S + 0.5 and ending_s < 1.0

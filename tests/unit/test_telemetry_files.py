@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from gateway.verdict import remarkable
 from slipstream.telemetry import spans
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +22,9 @@ KINDS = ("receivers", "processors", "exporters")
 def configuration(name: str) -> dict[str, Any]:
     read: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / name).read_text())
     return read
+
+
+POLICIES = configuration("otel/collector.yaml")["processors"]["tail_sampling"]["policies"]
 
 
 @pytest.mark.parametrize("name", ["otel/collector.yaml", "jaeger/jaeger.yaml"])
@@ -42,16 +48,66 @@ def test_the_collector_sends_to_a_port_that_jaeger_listens_on() -> None:
     assert configuration("jaeger/jaeger.yaml")["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].endswith(port)
 
 
-def test_the_collector_judges_requests_by_attributes_that_they_have() -> None:
-    sampling = configuration("otel/collector.yaml")["processors"]["tail_sampling"]
-    policies = list(flat(sampling["policies"]))
+def test_the_collector_judges_requests_by_attributes_that_they_have_and_no_other_span() -> None:
+    """A policy looks at every span of a trace: what a draft says of itself must not count as the request's."""
+    policies = list(flat(POLICIES))
     for policy in policies:
         assert policy["type"] in policy, f"{policy['name']} has no settings of its type"
-    keys = {policy["numeric_attribute"]["key"] for policy in policies if policy["type"] == "numeric_attribute"}
-    assert keys
-    assert keys <= spans.SPANS[spans.GENERATE]
+    keys = {policy[policy["type"]]["key"] for policy in policies if policy["type"].endswith("_attribute")}
+    requests = spans.SPANS[spans.GENERATE] & spans.SPANS[spans.RESUME]
+    others = [spans.SPANS[name] for name in set(spans.SPANS) - {spans.GENERATE, spans.RESUME}]
+    assert spans.ASKED in keys
+    assert keys <= requests.difference(*others)
     # Batches are made of what was kept, never the other way round.
     assert configuration("otel/collector.yaml")["service"]["pipelines"]["traces"]["processors"][-1] == "batch"
+
+
+requests = st.fixed_dictionaries(
+    {},
+    optional={
+        spans.ROLLED_BACK: st.integers(40, 60),
+        spans.ROLLED_BACK_PERCENT: st.integers(70, 100),
+        spans.REHOMED: st.integers(0, 3),
+    },
+)
+
+
+@given(requests, st.integers(9_990, 10_010), st.booleans())
+@example({spans.ROLLED_BACK: 48, spans.ROLLED_BACK_PERCENT: 75}, 0, False)
+@example({spans.REHOMED: 1}, 0, False)
+@example({}, 10_000, False)
+def test_gateway_and_collector_find_the_same_requests_remarkable(
+    attributes: dict[str, int], ms: int, failed: bool
+) -> None:
+    judging = [policy for policy in POLICIES if policy["type"] not in ("probabilistic", "boolean_attribute")]
+    assert remarkable(attributes, ms / 1000, failed) == any(keeps(policy, attributes, ms, failed) for policy in judging)
+
+
+def keeps(policy: dict[str, Any], attributes: dict[str, int], ms: int, failed: bool) -> bool:
+    """What the collector's documentation says that a policy does."""
+    asks = policy[policy["type"]]
+    match policy["type"]:
+        case "and":
+            return all(keeps(each, attributes, ms, failed) for each in asks["and_sub_policy"])
+        case "status_code":
+            return failed and asks["status_codes"] == ["ERROR"]
+        case "latency":
+            return bool(ms >= asks["threshold_ms"])
+        case "numeric_attribute":
+            value = attributes.get(asks["key"])
+            return value is not None and asks["min_value"] <= value <= asks["max_value"]
+    raise AssertionError(f"nobody judges by {policy['type']} here")
+
+
+def test_one_machine_keeps_every_trace_and_a_fleet_one_in_a_hundred() -> None:
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["collector"]
+    [kept] = (
+        policy["probabilistic"]["sampling_percentage"] for policy in POLICIES if policy["type"] == "probabilistic"
+    )
+    variable = re.fullmatch(r"\$\{env:(\w+):-(\d+)\}", kept)
+    assert variable is not None
+    assert variable[2] == "1"
+    assert compose["environment"] == {variable[1]: "100"}
 
 
 def flat(policies: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
