@@ -22,7 +22,7 @@ from slipstream.errors import Unavailable
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 from tests.fleet import emulated_text
 from tests.network import Network, open_files
-from tests.redis_server import RedisServer, redis_process
+from tests.redis_server import HOST, RedisServer, redis_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PASS_MS = 15
@@ -235,7 +235,7 @@ async def cluster() -> AsyncIterator[Cluster]:
             "VERIFIERS": ",".join(each.door for each in verifiers),
             "DRAFTERS": ",".join(f"{each.name[-1]}={each.door}" for each in drafters),
             "TOKENIZER": str(ROOT / "models" / "target"),
-            "STORE": f"redis://{await network.door('store', f'127.0.0.1:{redis.port}')}/0",
+            "STORE": f"redis://{await network.door('store', f'{HOST}:{redis.port}')}/0",
             "LEASE_S": str(LEASE_S),
             "STALL_S": "1",
             "GRACE_S": "1",
