@@ -79,7 +79,7 @@ async def left_after(front: Front, tokens: int = 9, **request: Any) -> Answer:
     """What a client had when it hung up, once the gateway has let the session go."""
     call, answer = await begun(front, tokens, **request)
     call.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await front.store.read(answer.started.session_id)).leased:
             await asyncio.sleep(0.01)
     return answer

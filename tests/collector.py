@@ -92,7 +92,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def tracing(self, role: str, clocks: Clocks | None = None) -> Tracing:
         """Of a service that sends its spans here."""
-        exporter = OTLPSpanExporter(endpoint=self.address, insecure=True, timeout=5)
+        exporter = OTLPSpanExporter(endpoint=self.address, insecure=True, timeout=60)
         tracing = Tracing(f"slipstream-{role}", [BatchSpanProcessor(exporter)], clocks)
         self._tracings.append(tracing)
         return tracing

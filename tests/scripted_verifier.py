@@ -16,6 +16,7 @@ from slipstream.outbox import Outbox
 from slipstream.server import Server
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
 from slipstream.worker import Identity, WorkerService
+from tests.loopback import ANY
 
 Reply = verifier_pb2.Round | verifier_pb2.SessionEnd
 
@@ -165,7 +166,7 @@ def pack(replies: list[Reply]) -> verifier_pb2.DecodeResponse:
 
 
 @asynccontextmanager
-async def served(verifier: ScriptedVerifier, listen: str = "127.0.0.1:0") -> AsyncIterator[tuple[str, Server]]:
+async def served(verifier: ScriptedVerifier, listen: str = ANY) -> AsyncIterator[tuple[str, Server]]:
     """The address of a running verifier, and its server to end it early."""
     load = worker_pb2.WatchResponse
     worker = WorkerService(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from gateway.store.client import Client, close, connect
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
 from gateway.store.redis import RedisStore
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, Unavailable
 
 PROMPT = (5, 0, 4_294_967_295)
 
@@ -88,6 +89,15 @@ async def connected(url: str, **options: Any) -> AsyncIterator[Client]:
 def keys(session: str) -> tuple[str, str]:
     """What a session is called in Redis."""
     return f"{{{session}}}:meta", f"{{{session}}}:tokens"
+
+
+async def when_back(operation: Callable[[], Awaitable[Any]]) -> Any:
+    """Its result, tried again while the store is away: a busy machine answers late."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(Unavailable):
+                return await operation()
+            await asyncio.sleep(0.02)
 
 
 async def outcome(operation: Awaitable[Any]) -> str:

@@ -30,6 +30,7 @@ DRAFT = "emulated:base_ms=1&acceptance=0.8"
 KV = 1_000_000
 CLIENT = bytes(range(8))
 PARENT = ("traceparent", f"00-{'ab' * 16}-{CLIENT.hex()}-01")
+UNSAMPLED = ("traceparent", PARENT[1][:-2] + "00")
 
 
 class System:
@@ -77,7 +78,10 @@ class System:
         self.stub = gateway_pb2_grpc.GatewayServiceStub(line)
 
     async def start(self) -> None:
+        """Returns once the drafter's candidates come, which requests that are not sampled tell."""
         await self.open([await self.verifier()], [await self.drafter()])
+        while not (await heard(self.call(20, parent=UNSAMPLED)))[-1].finished.statistics.drafted:
+            pass
 
     def call(self, tokens: int, prompt: int = 7, parent: tuple[str, str] | None = PARENT, **asked: Any) -> Any:
         request = gateway_pb2.GenerateRequest(

@@ -21,6 +21,7 @@ from slipstream.completion import Completion
 from slipstream.errors import Unavailable
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 from tests.fleet import emulated_text
+from tests.loopback import HOST
 from tests.network import Network, open_files
 from tests.redis_server import RedisServer, redis_process
 
@@ -132,7 +133,7 @@ class Cluster:
             text = Text(self._texts % 200, tokens)
             text.running = asyncio.create_task(self._run(text, number % 2))
             texts.append(text)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while not all(text.heard for text in texts):
                 await asyncio.sleep(0.01)
                 for text in texts:
@@ -142,7 +143,7 @@ class Cluster:
     async def busy(self, count: int, tokens: int, pairs: Iterable[tuple[str, str]]) -> list[Text]:
         """As `say`, in the middle of texts about which all these pairs talk: what strikes now hits them."""
         ways = [self.network.way(*pair) for pair in pairs]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while True:
                 before = [way.back.passed for way in ways]
                 texts = await self.say(count, tokens)
@@ -181,7 +182,7 @@ class Cluster:
     async def at_rest(self) -> float:
         """Returns once nothing is left of any session: no KV, no candidates, no lease. The seconds that it took."""
         began = time.monotonic()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             for part in [*self.verifiers, *self.drafters]:
                 while (load := await self._load(part)).sessions or load.kv_blocks_free != load.kv_blocks_total:
                     await asyncio.sleep(0.05)
@@ -212,7 +213,7 @@ def _resident_mib(pid: int) -> float:
 
 async def _state(pid: int, wanted: str) -> None:
     """A fault that did not happen proves nothing: waits for the kernel's word."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in wanted:
             await asyncio.sleep(0.005)
 
@@ -246,7 +247,7 @@ async def cluster() -> AsyncIterator[Cluster]:
             "VERIFIERS": ",".join(each.door for each in verifiers),
             "DRAFTERS": ",".join(f"{each.name[-1]}={each.door}" for each in drafters),
             "TOKENIZER": str(ROOT / "models" / "target"),
-            "STORE": f"redis://{await network.door('store', f'127.0.0.1:{redis.port}')}/0",
+            "STORE": f"redis://{await network.door('store', f'{HOST}:{redis.port}')}/0",
             "LEASE_S": str(LEASE_S),
             "STALL_S": "1",
             "GRACE_S": "1",

@@ -336,7 +336,7 @@ async def test_a_stream_that_ends_takes_its_sessions_along() -> None:
         speaker = Speaker(line)
         await speaker.open(1)
         watch = worker_pb2_grpc.WorkerServiceStub(line).Watch(worker_pb2.WatchRequest())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await watch.read()).sessions != 1:
                 pass
             await speaker.close()

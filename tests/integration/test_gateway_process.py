@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +28,7 @@ from slipstream.errors import Aborted, FailedPrecondition, SlipstreamError, Unav
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.calls import store
 from tests.front import Answer, Setting
+from tests.loopback import HOST, free_port
 from tests.scripted_verifier import served
 
 
@@ -130,13 +130,11 @@ async def test_a_process_says_when_it_is_ready_and_finishes_its_sessions_on_sigt
 
 
 async def test_a_process_that_waits_for_its_verifier_is_not_serving_and_ends_on_sigterm(folder: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    listen = f"{HOST}:{free_port()}"
     async with gateway_process(folder, "127.0.0.1:1", listen=listen) as process:
         async with channel(listen) as line:
             check = health_pb2.HealthCheckRequest()
-            told = await health_pb2_grpc.HealthStub(line).Check(check, wait_for_ready=True, timeout=30)
+            told = await health_pb2_grpc.HealthStub(line).Check(check, wait_for_ready=True, timeout=120)
         assert told.status == health_pb2.HealthCheckResponse.NOT_SERVING
         process.terminate()
         assert await process.wait() == 0

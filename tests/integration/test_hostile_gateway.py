@@ -222,7 +222,7 @@ async def test_a_verifier_knocks_only_where_it_may(by: str, allowed: bool) -> No
         if allowed:
             await until(lambda: door.knocks > 0)
             return
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await said.done.wait()
         assert said.end is not None and said.end.failure.reason == "DRAFTER_ADDRESS"
         assert (await client.decode([2], tokens=20)).token_ids == emulated_text([2], 20)

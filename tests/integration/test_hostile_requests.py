@@ -113,7 +113,7 @@ async def ask(line: grpc.aio.Channel, path: str, request: bytes) -> bool:
     """One call of a method, to its end. What it says is a typed status or none; whether it was refused."""
     method = GATEWAY_METHODS[path]
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             if method.server_streaming:
                 async for _ in line.unary_stream(path)(request):
                     pass
@@ -186,7 +186,7 @@ async def say(address: str, role: str, said: Iterable[bytes]) -> bool:
     async with grpc.aio.insecure_channel(address, UNLIMITED) as line:
         call = line.stream_stream(path)()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for message in (*said, last):
                     await call.write(message)
                 return await listen(call, role)

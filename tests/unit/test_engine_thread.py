@@ -62,7 +62,8 @@ async def test_what_had_not_begun_is_cancelled_by_closing() -> None:
     await asyncio.to_thread(begun.wait)
     waiting = thread.run(ran.append, 1)
     closing = asyncio.ensure_future(asyncio.to_thread(thread.close))
-    await asyncio.sleep(0.02)
+    while not thread._closed:
+        await asyncio.sleep(0.001)
     gate.set()
     await closing
     assert await running is True

@@ -57,7 +57,7 @@ async def test_the_heart_beats_while_the_block_runs_and_the_others_hear_of_the_e
     heart = Heart().attach()
     async with ModelThread() as thread:
         async with leading(heart, thread, 0.04):
-            await asyncio.wait_for(heart.third.wait(), 20)
+            await asyncio.wait_for(heart.third.wait(), 60)
             assert not heart.ended
         beats = len(heart.beats)
         assert heart.ended == 1 and set(heart.beats) == {0.01}
@@ -70,7 +70,7 @@ async def test_a_group_that_is_lost_ends_the_block_and_nobody_is_told() -> None:
     async with ModelThread() as thread:
         with pytest.RaisesGroup(GroupLost):
             async with leading(heart, thread, 0.04):
-                await asyncio.wait_for(asyncio.Event().wait(), 20)
+                await asyncio.wait_for(asyncio.Event().wait(), 60)
     assert not heart.ended
 
 

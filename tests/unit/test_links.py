@@ -17,6 +17,7 @@ from slipstream.links import Link
 from slipstream.outbox import CAPACITY, FRAME_BYTES, Outbox, Traffic, frames
 from slipstream.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
+from tests.loopback import ANY
 
 Command = drafter_pb2.DraftCommand
 
@@ -30,7 +31,7 @@ def pack(commands: list[Command]) -> drafter_pb2.DraftRequest:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -169,7 +170,7 @@ async def linked(
         yield link
     finally:
         running.cancel()
-        await asyncio.wait([running], timeout=5)
+        await asyncio.wait([running], timeout=60)
         assert running.cancelled(), running
 
 
@@ -183,7 +184,7 @@ async def test_a_link_counts_the_bytes_of_what_it_says_and_hears() -> None:
         call.incoming.put_nowait(word)
     await until(lambda: len(call.written) == 1 and "three" in recorder.heard)
     running.cancel()
-    await asyncio.wait([running], timeout=5)
+    await asyncio.wait([running], timeout=60)
     assert traffic.told("verifier") == {
         ("verifier", "sent"): pack(call.written).ByteSize(),
         ("verifier", "received"): len("one" + "three"),
@@ -394,7 +395,7 @@ async def dialled(address: str, recorder: Recorder) -> AsyncIterator[Link[Any, A
 async def test_a_link_finds_a_restarted_server_again() -> None:
     echo, recorder = Echo(), Listening()
     server = Server([echo.register])
-    address = await server.start("127.0.0.1:0")
+    address = await server.start(ANY)
     async with dialled(address, recorder) as link:
         await until(lambda: link.up)
         link.send(command(1))
@@ -464,7 +465,7 @@ async def test_a_caller_that_does_not_read_loses_its_stream() -> None:
         await call.read()
         (outbox,) = echo.outboxes
         big = types_pb2.Candidates(token_ids=[1] * 100_000)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(ResourceExhausted):
                 while True:
                     outbox.put(big)
