@@ -20,11 +20,9 @@ from itertools import islice
 
 from slipstream import choice
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
-from slipstream.frame import Frame, Grafted, Limits, check
+from slipstream.frame import Frame, Grafted, Limits
 from slipstream.node import Node
-from slipstream.selection import ROOT, Selection
-
-__all__ = ["ROOT", "CandidateTree", "Frame", "Grafted", "Limits", "Selection", "check"]
+from slipstream.selection import Selection
 
 
 class _Source:

@@ -6,9 +6,11 @@ import math
 
 import pytest
 
-from slipstream.candidates import CandidateTree, Frame, Limits, Selection, check
+from slipstream.candidates import CandidateTree
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from slipstream.frame import Frame, Limits, check
 from slipstream.proposal import Proposal
+from slipstream.selection import Selection
 
 Path = tuple[int, ...]
 PROMPT = (9, 8, 7)
