@@ -113,7 +113,7 @@ def steps(name: str, checkpoint: Checkpoint, choices: Ways, setting: Setting) ->
     for way, acceleration in choices.items():
         room = 1 + max(setting.nodes) + BLOCK_SIZE
         engine = PackedEngine(
-            checkpoint, max(setting.sessions) * (setting.context + 2 * room), 0.5, BLOCK_SIZE, acceleration
+            checkpoint, max(setting.sessions) * (setting.context + 2 * room), BLOCK_SIZE, acceleration
         )
         for count in setting.sessions:
             sequences = open_sessions(engine, count, setting.context, room)
@@ -200,7 +200,7 @@ def texts(name: str, target: PackedEngine, draft: PackedEngine, setting: Setting
 
 
 def fastest(checkpoint: Checkpoint) -> PackedEngine:
-    return PackedEngine(checkpoint, 4096, 0.5, BLOCK_SIZE, list(ways(checkpoint).values())[-1])
+    return PackedEngine(checkpoint, 4096, BLOCK_SIZE, list(ways(checkpoint).values())[-1])
 
 
 def inflated(parameters: int, out: Path) -> str:

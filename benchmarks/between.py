@@ -25,11 +25,12 @@ import torch
 
 from benchmarks.records import Row, write
 from slipstream import wire
-from slipstream.candidates import CandidateTree, Frame
+from slipstream.candidates import CandidateTree
 from slipstream.engine.emulated import EmulatedEngine
 from slipstream.engine.opening import open_engine
 from slipstream.engine.step import Segment
 from slipstream.engine.thread import ModelThread
+from slipstream.frame import Frame
 from slipstream.interpreter import tune
 from slipstream.sampling import Sampling
 from verifier_svc.curve import BUCKETS, CostCurve

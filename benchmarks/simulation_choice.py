@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks.simulation_texts import Key, Text
 from benchmarks.simulation_trees import Grown
-from slipstream.candidates import CandidateTree, Limits
+from slipstream.candidates import CandidateTree
+from slipstream.frame import Limits
 from slipstream.selection import ROOT, Selection
 from verifier_svc.acceptance.coupled import coupled
 from verifier_svc.acceptance.verdict import Verdict

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from capacity import report
 from capacity.measuring import measured
-from capacity.scenario import Scenario, read
+from capacity.scenario import Scenario, Slo, read
 from capacity.sizing import compare
 from slipstream.errors import InvalidArgument, SlipstreamError
 from slipstream.interpreter import tune
@@ -43,7 +42,8 @@ def plan(
         if scenario is None:
             raise InvalidArgument("name a scenario file, or a model to --measure.")
         tune()
-        given = _changed(read(scenario), rate, delay_ms, acceptance, tpot_p95_ms, ttft_p95_ms)
+        given = _changed(read(scenario), rate, delay_ms, acceptance)
+        given = replace(given, slo=_asked(given.slo, tpot_p95_ms, ttft_p95_ms))
         _tell(given, exact=not quick, day=day, as_json=as_json)
     except SlipstreamError as error:
         typer.echo(f"slipstream plan: {error.message}", err=True)
@@ -70,9 +70,7 @@ def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:
         console.print(report.day_table(given, plans))
 
 
-def _changed(
-    given: Scenario, rate: float | None, delay_ms: float | None, acceptance: float | None, *slo_ms: float | None
-) -> Scenario:
+def _changed(given: Scenario, rate: float | None, delay_ms: float | None, acceptance: float | None) -> Scenario:
     if rate is not None:
         given = replace(given, traffic=replace(given.traffic, rate=rate))
     if delay_ms is not None:
@@ -80,10 +78,12 @@ def _changed(
     if acceptance is not None:
         believed = replace(given.verifying.acceptance, by_depth=(acceptance,))
         given = replace(given, verifying=replace(given.verifying, acceptance=believed))
-    tpot, ttft = (math.nan if ms is None else ms / 1e3 for ms in slo_ms)
-    slo = given.slo
-    if not math.isnan(tpot):
-        slo = replace(slo, tpot_p95_s=tpot)
-    if not math.isnan(ttft):
-        slo = replace(slo, ttft_p95_s=ttft)
-    return replace(given, slo=slo)
+    return given
+
+
+def _asked(slo: Slo, tpot_p95_ms: float | None, ttft_p95_ms: float | None) -> Slo:
+    if tpot_p95_ms is not None:
+        slo = replace(slo, tpot_p95_s=tpot_p95_ms / 1e3)
+    if ttft_p95_ms is not None:
+        slo = replace(slo, ttft_p95_s=ttft_p95_ms / 1e3)
+    return slo

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from slipstream.candidates import Limits
 from slipstream.engine.emulation import ALTERNATIVES
+from slipstream.frame import Limits
 from verifier_svc.price import LEVELS
 
 NOWHERE = -1

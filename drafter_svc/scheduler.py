@@ -55,7 +55,7 @@ class Scheduler:
         self._step_tokens = step_tokens
         self._expand = expand
         self._clock = clock
-        self._subscribers: dict[int, Subscriber] = {}
+        self._subscribers: dict[Session, Subscriber] = {}
         self._closing: list[Session] = []
         self._work = asyncio.Event()
         self.steps = 0
@@ -65,14 +65,14 @@ class Scheduler:
         return len(self._subscribers)
 
     def add(self, subscriber: Subscriber) -> None:
-        self._subscribers[id(subscriber.session)] = subscriber
+        self._subscribers[subscriber.session] = subscriber
         self.wake()
 
     def remove(self, session: Session) -> None:
         session.closed = True
         if session.trace is not None:
             session.trace.end()
-        if self._subscribers.pop(id(session), None) is not None:
+        if self._subscribers.pop(session, None) is not None:
             self._closing.append(session)
             self.wake()
 
@@ -129,10 +129,7 @@ class Scheduler:
     def _frontiers(self) -> list[tuple[Session, list[Node]]]:
         """Of each session the nodes to guess on from: its likeliest, and of the others the likeliest of all sessions.
         Those under ratio rules do not compete: how much is guessed must not depend on what was drawn."""
-        sessions = sorted(
-            (subscriber.session for subscriber in self._subscribers.values()),
-            key=lambda session: (session.pending > ROUND, session.tree.node_count),
-        )
+        sessions = sorted(self._subscribers, key=lambda session: (session.pending > ROUND, session.tree.node_count))
         frontiers = [session.frontier(self._expand) for session in sessions]
         competing = [session.sampling.acceptance == "coupled" for session in sessions]
         others = [
@@ -182,7 +179,7 @@ class Scheduler:
 
     def _deliver(self, turn: Turn, answer: Answer) -> None:
         session = turn.session
-        subscriber = self._subscribers.get(id(session))
+        subscriber = self._subscribers.get(session)
         if subscriber is None:
             return
         if isinstance(answer, SlipstreamError):
@@ -194,7 +191,7 @@ class Scheduler:
             self._tell(session)
 
     def _tell(self, session: Session, *, idle: bool = False) -> None:
-        subscriber = self._subscribers.get(id(session))
+        subscriber = self._subscribers.get(session)
         if subscriber is not None and (told := tell(session, self._clock(), idle=idle)):
             self.tally.told += len(told)
             subscriber.candidates(told)

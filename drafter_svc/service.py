@@ -174,7 +174,7 @@ class Peer:
 
     def _trace(self, session: Session, request: drafter_pb2.DraftOpen) -> SessionTrace | None:
         tracing = self._bounds.tracing
-        trace = tracing.join(request.trace) if tracing is not None and request.HasField("trace") else None
+        trace = None if tracing is None else tracing.join(request.trace)
         return None if trace is None else SessionTrace(trace, session, request.trace.receiver)
 
     def _check(self, request: drafter_pb2.DraftOpen) -> None:

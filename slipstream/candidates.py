@@ -20,11 +20,9 @@ from itertools import islice
 
 from slipstream import choice
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
-from slipstream.frame import Frame, Grafted, Limits, check
+from slipstream.frame import Frame, Grafted, Limits
 from slipstream.node import Node
-from slipstream.selection import ROOT, Selection
-
-__all__ = ["ROOT", "CandidateTree", "Frame", "Grafted", "Limits", "Selection", "check"]
+from slipstream.selection import Selection
 
 
 class _Source:
@@ -165,13 +163,13 @@ class CandidateTree:
         if gone is not None:
             self._unname(source, gone)
 
-    def select(self, budget: int, max_depth: int | None = None) -> Selection:
+    def select(self, budget: int) -> Selection:
         """The likeliest: see `choice.likeliest`."""
-        return choice.likeliest(self._root, budget, self.limits.depth if max_depth is None else max_depth)
+        return choice.likeliest(self._root, budget)
 
-    def select_chain(self, budget: int, max_depth: int | None = None) -> Selection:
+    def select_chain(self, budget: int) -> Selection:
         """One after the other, as a ratio rule needs them: see `choice.first_children`."""
-        return choice.first_children(self._root, budget if max_depth is None else min(budget, max_depth))
+        return choice.first_children(self._root, budget)
 
     def select_drawn(self, budget: int) -> Selection:
         """In the order of drawing, as a ratio rule needs them: see `choice.first_created`."""

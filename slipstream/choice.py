@@ -8,19 +8,16 @@ from slipstream.node import Node
 from slipstream.selection import ROOT, Selection
 
 
-def likeliest(root: Node, budget: int, depth: int) -> Selection:
-    """The `budget` nodes of highest path probability, none deeper than `depth` below the root; ties go to the earlier
-    node. Connected, best first."""
-    deepest = root.length + depth
+def likeliest(root: Node, budget: int) -> Selection:
+    """The `budget` nodes of highest path probability; ties go to the earlier node. Connected, best first."""
     picked: list[Node] = []
     parents: list[int] = []
     scores: list[float] = []
     frontier: list[tuple[float, int, Node, int]] = []
     node, score, index = root, 0.0, ROOT
     while len(picked) < budget:
-        if node.length < deepest:
-            for child in node.children.values():
-                heapq.heappush(frontier, (-(score + child.log_prob), child.order, child, index))
+        for child in node.children.values():
+            heapq.heappush(frontier, (-(score + child.log_prob), child.order, child, index))
         if not frontier:
             break
         cost, _, node, parent = heapq.heappop(frontier)

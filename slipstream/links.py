@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 import grpc
@@ -24,6 +24,7 @@ from slipstream.outbox import Outbox, Traffic, Weighed, frames
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item", bound=Weighed)
+Frame = TypeVar("Frame")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -153,11 +154,7 @@ class Link(Generic[Item, Request, Response]):
         # A write on a finished stream raises InvalidStateError; the reader has the true cause. A write during which the
         # stream ends raises INTERNAL, and gRPC forgets the cause.
         try:
-            while items := await outbox.take():
-                for batch in frames(items):
-                    frame = self._pack(batch)
-                    self._traffic.went(frame)
-                    await call.write(frame)
+            await _write(outbox, self._pack, self._traffic, call.write)
         except asyncio.InvalidStateError:
             pass
         except grpc.RpcError as error:
@@ -167,6 +164,20 @@ class Link(Generic[Item, Request, Response]):
         while (frame := await call.read()) is not grpc.aio.EOF:
             self._traffic.came(parsed(frame))
             self._listener.receive(frame)
+
+
+async def _write(
+    outbox: Outbox[Item],
+    pack: Callable[[list[Item]], Frame],
+    traffic: Traffic,
+    write: Callable[[Frame], Awaitable[None]],
+) -> None:
+    """Everything that is said, until the outbox is closed."""
+    while items := await outbox.take():
+        for batch in frames(items):
+            frame = pack(batch)
+            traffic.went(frame)
+            await write(frame)
 
 
 def _being_cancelled() -> bool:
@@ -202,11 +213,7 @@ async def serve(
 
     async def write() -> None:
         try:
-            while items := await outbox.take():
-                for batch in frames(items):
-                    frame = pack(batch)
-                    traffic.went(frame)
-                    await context.write(frame)
+            await _write(outbox, pack, traffic, context.write)
         except grpc.aio.InternalError as error:  # so gRPC says that the peer is gone
             raise Unavailable("the peer left while something was said to it.") from error
 

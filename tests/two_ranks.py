@@ -63,9 +63,9 @@ def compare(whole: PackedEngine, cut: LeadingEngine) -> float:
 def lead(room: Room, folder: str) -> None:
     whole = PackedEngine(load_checkpoint(folder), TOKENS)
     cut = LeadingEngine(load_checkpoint(folder, spread=Spread(ranks=2)), TOKENS, room)
-    rows = [sum(layer.row_bytes for layer in engine._checkpoint.layers) for engine in (whole, cut)]
+    kept = [sum(group.nbytes for group in engine._store._groups) for engine in (whole, cut)]
     same = whole.model == cut.model
-    print(f"family {Path(folder).name} {compare(whole, cut)} {same} {rows[0] / rows[1]}", flush=True)
+    print(f"family {Path(folder).name} {compare(whole, cut)} {same} {kept[0] / kept[1]}", flush=True)
     cut.end()
 
 

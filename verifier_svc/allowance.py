@@ -29,7 +29,8 @@ class Allowance:
         self._left = 0
 
     def earn(self, nodes: int, sessions: int = 1) -> None:
-        """The drafter was told something that it may answer with so many nodes; what is saved up is bounded."""
+        """One command was said to the drafter, which it may answer with so many nodes. What it does not use is saved,
+        up to the worth of COMMANDS such commands for each of its `sessions`; a command never takes anything away."""
         earned = UNITS_PER_NODE * nodes
         self._left = max(self._left, min(COMMANDS * sessions * earned, self._left + earned))
 

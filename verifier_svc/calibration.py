@@ -128,15 +128,9 @@ class Calibration:
     def __len__(self) -> int:
         return len(self._tables)
 
-    def correct(self, drafter: str, label: str, depth: int, confidence: float) -> float:
-        """The probability in [0, 1] that the node is accepted if its parent is; non-decreasing in `confidence`.
-
-        `depth` is 1 for a child of the last committed token.
-        """
-        return self._curve(drafter, label, _bucket(depth), self._clock())(_clamp(confidence))
-
     def observe(self, drafter: str, label: str, depth: int, confidence: float, accepted: bool) -> None:
-        """What became of one node. Only for a node whose parent was accepted (or is the root)."""
+        """What became of one node, `depth` tokens behind the last committed one. Only for a node whose parent was
+        accepted (or is the root)."""
         now, bucket = self._clock(), _bucket(depth)
         confidence = _clamp(confidence)
         self._drawn_at = -math.inf

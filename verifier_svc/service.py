@@ -231,7 +231,7 @@ class Peer:
 
     def _trace(self, request: verifier_pb2.DecodeOpen) -> SessionTrace | None:
         tracing = self._service.bounds.tracing
-        trace = tracing.join(request.trace) if tracing is not None and request.HasField("trace") else None
+        trace = None if tracing is None else tracing.join(request.trace)
         return None if trace is None else SessionTrace(trace, trace.now())
 
     def _fence(self, session_id: str, epoch: int) -> None:

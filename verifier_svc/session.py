@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.candidates import CandidateTree, Selection
+from slipstream.candidates import CandidateTree
 from slipstream.engine.history import History
 from slipstream.engine.sequence import Sequence
 from slipstream.sampling import Sampling
+from slipstream.selection import Selection
 from slipstream.structure import Structure
 from slipstream.v1 import verifier_pb2
 from verifier_svc.constraint import Constraint

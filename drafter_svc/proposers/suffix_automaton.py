@@ -164,7 +164,7 @@ class SuffixAutomaton:
 
 
 class Matcher:
-    """The longest match of one reader's latest tokens. Snapshots are values: keep any number, restore in any order."""
+    """The longest match of one reader's latest tokens. `match` is a value: keep any number, go back to any."""
 
     def __init__(self, automaton: SuffixAutomaton, match: Match = Match(ROOT, 0)) -> None:  # noqa: B008 (immutable)
         self.automaton = automaton
@@ -172,9 +172,3 @@ class Matcher:
 
     def advance(self, token: int) -> None:
         self.match = self.automaton.advance(self.match, token)
-
-    def snapshot(self) -> Match:
-        return self.match
-
-    def restore(self, match: Match) -> None:
-        self.match = match

@@ -6,7 +6,8 @@ import asyncio
 import json
 import secrets
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -63,19 +64,14 @@ def generate(
     if logprobs is not None and not as_json:
         raise typer.BadParameter("--logprobs are printed with --json alone.")
     completion = Completion()
-    try:
-        sampling = gateway_pb2.SamplingOptions(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            acceptance=wire.rule_number(acceptance),
-        )
+    with _refusals_told(completion):
+        rule = wire.rule_number(acceptance)
         request = gateway_pb2.GenerateRequest(
             model=model,
             prompt=prompt,
-            sampling=sampling,
+            sampling=gateway_pb2.SamplingOptions(
+                temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, acceptance=rule
+            ),
             max_tokens=max_tokens,
             stop=stop or [],
             ignore_eos=ignore_eos,
@@ -93,6 +89,17 @@ def generate(
         parent = _traceparent() if trace else ""
         doors = [Door(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
         asyncio.run(_run(doors, request, completion, echo=not as_json))
+    typer.echo(json.dumps(completion.report()) if as_json else "")
+    if trace:
+        told = f"slipstream trace {completion.trace_id}" if completion.trace_id else "the gateway did not trace it"
+        typer.echo(told, err=True)
+
+
+@contextmanager
+def _refusals_told(completion: Completion) -> Iterator[None]:
+    """What goes wrong ends the process with a sentence."""
+    try:
+        yield
     except ValueError as error:  # protobuf's own range checks: too large a number
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
@@ -100,10 +107,6 @@ def generate(
     except SlipstreamError as error:
         typer.echo(f"slipstream generate: {error.message} [{error.reason}]", err=True)
         raise typer.Exit(1) from error
-    typer.echo(json.dumps(completion.report()) if as_json else "")
-    if trace:
-        told = f"slipstream trace {completion.trace_id}" if completion.trace_id else "the gateway did not trace it"
-        typer.echo(told, err=True)
 
 
 def _traceparent() -> str:

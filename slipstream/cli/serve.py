@@ -17,6 +17,7 @@ from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.client import dialling, parsed
 from slipstream.engine.cores import available_cores
 from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
+from slipstream.interpreter import ALLOCATOR
 from slipstream.pairing import share_vocabulary
 from slipstream.process import END_WITH_PARENT
 from slipstream.tls import certificates_from_env
@@ -30,8 +31,6 @@ END_GRACE_S = 10.0
 RESTART_S = 1.0
 SOMEWHERE = "127.0.0.1:1"
 """Of workers that have no address yet."""
-# Freed memory that goes back to the kernel at every step costs more than the mathematics on small models.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 
 
 class Role:

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-# glibc gives large temporaries back to the kernel at every step by default: page faults took 60 % of the time.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
+from slipstream.interpreter import ALLOCATOR
 
 
 def train(

@@ -16,31 +16,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.engine.attention import Attender
 from slipstream.engine.buckets import Bucket, Buckets
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.flex import FlexKernel, Kernel, unfit, width
+from slipstream.engine.forward import Forward
 from slipstream.engine.inputs import Inputs
 from slipstream.engine.kv import KVStore
 from slipstream.engine.paged import PagedPlan
 from slipstream.engine.step import Segment
 
 log = logging.getLogger(__name__)
-
-
-class StepPlan(Attender, Protocol):
-    """What a model's forward pass is given of a step."""
-
-    tokens: Tensor
-    """int64 [1, T]"""
-    positions: Tensor
-    """int64 [1, T]"""
-    wanted: Tensor
-    """int64 [R], the tokens whose logits are asked for."""
-
-
-Compute = Callable[[StepPlan], Tensor]
-"""The forward pass: a plan -> logits [R, vocabulary] in the model's dtype."""
 
 
 class Recorder(Protocol):
@@ -92,12 +77,12 @@ def accelerate(checkpoint: Checkpoint) -> Acceleration | None:
 
 
 class GraphedSteps:
-    """The padded steps of one engine, on its thread. `compute` is its model's forward pass."""
+    """The padded steps of one engine, on its thread."""
 
-    def __init__(self, acceleration: Acceleration, compute: Compute, store: KVStore, inputs: Inputs) -> None:
+    def __init__(self, acceleration: Acceleration, forward: Forward, store: KVStore, inputs: Inputs) -> None:
         self._kernel, self._recorder = acceleration.kernel, acceleration.recorder
         self._buckets = acceleration.buckets
-        self._compute = compute
+        self._forward = forward
         self._store = store
         self._inputs = inputs
         self._runs: dict[Bucket, Callable[[], None]] = {}
@@ -130,7 +115,7 @@ class GraphedSteps:
         self._inputs.fill([])  # it is run here already, and must write to no session's rows
 
         def body() -> None:
-            logits = self._compute(PagedPlan(self._inputs, bucket, self._store, self._kernel))
+            logits = self._forward(PagedPlan(self._inputs, bucket, self._store, self._kernel))
             if self._logits is None:
                 self._logits = torch.empty(
                     self._inputs.most, logits.shape[1], dtype=torch.float32, device=logits.device

@@ -81,7 +81,7 @@ class Group:
         return cls(place, device)
 
     def bound(self, timeout_s: float) -> None:
-        """From now on no collective of any kind waits for longer than that, the model's own included."""
+        """From now on every collective operation, the model's own included, raises when it has waited for so long."""
         for group in distributed_c10d._world.pg_map:
             distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from slipstream.engine.folder import replacing
 from slipstream.engine.proportions import PROJECTIONS, Proportions, Request, choose_proportions, layer_origins
 from slipstream.engine.shards import ShardWriter, StoredWeights
 from slipstream.errors import FailedPrecondition, NotFound
@@ -44,10 +44,7 @@ def inflate(source: Path, out: Path, request: Request, progress: Progress | None
     report = {"base": weights.fingerprint(), "seed": request.seed, **asdict(shape)}
     if (out / REPORT).exists() and json.loads((out / REPORT).read_text(encoding="utf-8")) == report:
         return shape
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        fresh = Path(scratch) / "fresh"
-        fresh.mkdir()
+    with replacing(out) as fresh:
         writer = ShardWriter(fresh)
         for name, tensor in _Inflater(weights, base, shape, request.seed).tensors(progress):
             writer.add(name, tensor)
@@ -57,9 +54,6 @@ def inflate(source: Path, out: Path, request: Request, progress: Progress | None
         for path in source.iterdir():
             if path.is_file() and path.name.startswith(COPIED_FILES):
                 shutil.copyfile(path, fresh / path.name)
-        if out.exists():
-            out.rename(Path(scratch) / "old")
-        fresh.rename(out)
     return shape
 
 

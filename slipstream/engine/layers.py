@@ -32,12 +32,6 @@ class Layer:
     group: int = 1
     """Query heads that share a KV head."""
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes one token's key and value take in this layer."""
-        own = self.source == self.index
-        return self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize if own else 0
-
 
 class Probe:
     """Stands in for the step plan during the watched pass; answers zeros."""

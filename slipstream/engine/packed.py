@@ -10,30 +10,21 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.graphs import Acceleration, GraphedSteps
 from slipstream.engine.inputs import Inputs, Pool
 from slipstream.engine.kv import KVStore
-from slipstream.engine.layers import Layer
-from slipstream.engine.memory import available_bytes
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Segment
 from slipstream.errors import InvalidArgument
 
 
 class PackedEngine(Bookkeeping):
-    """KV for `tokens` tokens, or for what `memory_fraction` of the free memory holds. Use it on one thread only.
+    """With KV for `tokens` tokens. Use it on one thread only.
 
     With an `acceleration`, steps that fit one of its buckets are padded and replayed, others take the ordinary way.
     Raises ResourceExhausted when not even one block fits.
     """
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        tokens: int | None = None,
-        memory_fraction: float = 0.5,
-        block_size: int = 32,
-        acceleration: Acceleration | None = None,
+        self, checkpoint: Checkpoint, tokens: int, block_size: int = 32, acceleration: Acceleration | None = None
     ) -> None:
-        if tokens is None:
-            tokens = int(_most_tokens(checkpoint.layers) * memory_fraction)
         pool = BlockPool.holding(tokens, block_size)
         super().__init__(pool, checkpoint.info.max_length)
         self.model = checkpoint.info
@@ -86,11 +77,3 @@ class PackedEngine(Bookkeeping):
 
     def _copy(self, moves: list[tuple[int, int]]) -> None:
         self._store.move(moves)
-
-
-def _most_tokens(layers: list[Layer]) -> float:
-    """How many tokens' rows the free memory holds, on the device where that is least."""
-    needed: dict[torch.device, int] = {}
-    for layer in layers:
-        needed[layer.device] = needed.get(layer.device, 0) + layer.row_bytes
-    return min(available_bytes(device) / row_bytes for device, row_bytes in needed.items() if row_bytes)

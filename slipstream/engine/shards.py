@@ -83,8 +83,6 @@ class ShardWriter:
     def _flush(self) -> None:
         self._shards.append(list(self._waiting))
         save_file(self._waiting, self._part(len(self._shards)), metadata={"format": "pt"})
-        # Written for the owner alone; a server may run as somebody else.
-        self._part(len(self._shards)).chmod(0o644)
         self._waiting, self._bytes = {}, 0
 
     def _part(self, number: int) -> Path:

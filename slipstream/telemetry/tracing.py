@@ -87,7 +87,8 @@ class Tracing:
         return Trace(self, root, offset_ns)
 
     def step(self, number: int) -> SpanContext:
-        """The one span of the trace that a verifier's step is."""
+        """The span of this process's step `number`, a trace of its own. Its name follows from the number, so that spans
+        of sessions can link to it before it is written."""
         return SpanContext(self._steps | number, number, is_remote=False, trace_flags=SAMPLED)
 
     def alone(self, root: SpanContext) -> Trace:

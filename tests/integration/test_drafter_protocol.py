@@ -11,9 +11,10 @@ import grpc
 import pytest
 
 from slipstream import wire
-from slipstream.candidates import CandidateTree, Frame
+from slipstream.candidates import CandidateTree
 from slipstream.client import channel
 from slipstream.engine.opening import open_engine
+from slipstream.frame import Frame
 from slipstream.sampling import Sampling
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from tests.fleet import drafter, emulated_text, until

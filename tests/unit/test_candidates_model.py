@@ -10,8 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipstream.candidates import ROOT, CandidateTree, Frame, Limits, Selection, check
+from slipstream.candidates import CandidateTree
 from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.frame import Frame, Limits, check
+from slipstream.selection import ROOT, Selection
 
 Path = tuple[int, ...]
 PROMPT = (9, 8, 7)
@@ -92,15 +94,13 @@ class Naive:
             named.base, named.names = -1, {}
         self.recompute()
 
-    def select(self, budget: int, max_depth: int) -> list[tuple[Path, float]]:
+    def select(self, budget: int) -> list[tuple[Path, float]]:
         size = len(self.committed)
         sums = {self.committed: 0.0}
         order = list(self.scores)
         picked: list[tuple[Path, float]] = []
         while len(picked) < budget:
-            open_paths = [
-                path for path in order if path not in sums and path[:-1] in sums and len(path) - size <= max_depth
-            ]
+            open_paths = [path for path in order if path not in sums and path[:-1] in sums]
             if not open_paths:
                 break
             best = max(open_paths, key=lambda path: sums[path[:-1]] + self.scores[path])  # max keeps the earliest
@@ -193,10 +193,10 @@ class TreeAgainstModel(RuleBasedStateMachine):
         assert tree.node_count == len(model.scores) <= self.limits.nodes
         assert tree.empty == (not model.scores)
         assert tree.depth == max((len(path) - size for path in model.scores), default=0) <= self.limits.depth
-        for budget, max_depth in ((10, 5), (3, 5), (10, 2)):
-            selection = tree.select(budget, max_depth)
+        for budget in (10, 3):
+            selection = tree.select(budget)
             rows = zip(range(len(selection)), selection.path_log_probs, strict=True)
-            assert [(selection.path(index), score) for index, score in rows] == model.select(budget, max_depth)
+            assert [(selection.path(index), score) for index, score in rows] == model.select(budget)
             assert_well_formed(selection)
         for source, named in model.sources.items():
             assert tree._sources[source].names.keys() == named.names.keys()

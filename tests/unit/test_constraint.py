@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.candidates import CandidateTree, Frame
+from slipstream.candidates import CandidateTree
 from slipstream.errors import FailedPrecondition
+from slipstream.frame import Frame
 from slipstream.grammar import Cursor
 from slipstream.structure import Structure
 from tests.grammars import END, LANGUAGES, allowed, compiled, place, tokenizer

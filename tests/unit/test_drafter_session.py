@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from drafter_svc.session import DEEPEST, PREPARED, UNTOLD_SHARE, Policy, Session
 from drafter_svc.telling import tell
 from drafter_svc.tree import ROOT, UNTOLD, Node
-from slipstream.candidates import CandidateTree, Frame
+from slipstream.candidates import CandidateTree
 from slipstream.errors import OutOfRange
+from slipstream.frame import Frame
 from slipstream.sampling import Sampling
 
 PROMPT = [3, 1, 2]

@@ -84,7 +84,7 @@ def test_the_compiled_kernel_computes_the_same(family: str, pairs: Any) -> None:
     """PyTorch's kernel for CPUs, which reads the lists of blocks. It does not give the sums that sinks need. It wants
     as many columns in a list as the pool has blocks, so the pool is smaller than the model's length."""
     acceleration = Acceleration(FlexKernel(), None, Buckets(WIDTH, most_tokens=64))
-    pair = pairs(family, engine=lambda checkpoint: PackedEngine(checkpoint, 64, 0.5, 8, acceleration))
+    pair = pairs(family, engine=lambda checkpoint: PackedEngine(checkpoint, 64, 8, acceleration))
     session = Session(pair.engine.open(64), prompt(WINDOW + 2, 3))
     prefill(pair, session)
     session.segment(parents=TREE)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.candidates import CandidateTree, Frame
+from slipstream.candidates import CandidateTree
+from slipstream.frame import Frame
 from slipstream.sampling import Sampling
 from slipstream.selection import ROOT
 from slipstream.v1 import types_pb2, verifier_pb2

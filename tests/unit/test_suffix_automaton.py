@@ -43,18 +43,18 @@ def test_the_tail_is_the_longest_suffix_that_occurred_earlier(texts: list[Text],
 
 
 @given(several, text, text, several)
-def test_snapshots_stay_right_while_the_automaton_grows(
+def test_matches_stay_right_while_the_automaton_grows(
     texts: list[Text], first: Text, second: Text, later: list[Text]
 ) -> None:
     automaton = built(texts)
     matcher = read(automaton, first)
-    kept, part = matcher.snapshot(), longest(texts, first)
+    kept, part = matcher.match, longest(texts, first)
     for token in second:
         matcher.advance(token)
     for tokens in later:
         automaton.begin()
         automaton.extend(tokens)
-    matcher.restore(kept)
+    matcher.match = kept
     grown = texts + later
     if part:
         assert automaton.count(matcher.match) == len(ends(grown, part))

@@ -58,9 +58,9 @@ def test_a_tree_keeps_its_bounds_and_grows_best_first(
 ) -> None:
     automaton = built(texts)
     matcher = read(automaton, tokens)
-    before = matcher.snapshot()
+    before = matcher.match
     grown = grow([matcher], nodes, width, least)
-    assert matcher.snapshot() == before
+    assert matcher.match == before
     assert len(grown) <= nodes
     path = [1.0]
     for index, node in enumerate(grown):

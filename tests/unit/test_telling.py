@@ -13,7 +13,8 @@ from drafter_svc.proposers import Guess
 from drafter_svc.session import Policy, Session
 from drafter_svc.telling import TOGETHER_S, URGENT, join, tell
 from drafter_svc.tree import UNTOLD, Node
-from slipstream.candidates import CandidateTree, Frame
+from slipstream.candidates import CandidateTree
+from slipstream.frame import Frame
 from slipstream.proposal import Proposal
 from slipstream.sampling import Sampling
 
