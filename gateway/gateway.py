@@ -15,10 +15,10 @@ from gateway.config import GatewayConfig
 from gateway.discovery import Discovery, Resolve, by_name, resolve
 from gateway.drafters import Drafter, pool_of, replica
 from gateway.keyring import Keyring
-from gateway.log import Scribe
 from gateway.meters import Meters, Objectives
 from gateway.readings import Parts, meter
 from gateway.routing import Router
+from gateway.scribe import Scribe
 from gateway.service import GatewayService
 from gateway.session import Stage
 from gateway.sessions import Chance, Sessions

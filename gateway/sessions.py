@@ -14,9 +14,9 @@ from gateway.admission import Admission, RandomBits
 from gateway.claims import Claims
 from gateway.feed import Feed
 from gateway.known import Known
-from gateway.log import Scribe
 from gateway.outcome import output_of, rolled_back, suspended
 from gateway.plan import Plan
+from gateway.scribe import Scribe
 from gateway.session import Session, Stage
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal

@@ -15,8 +15,8 @@ from drafter_svc import service as drafter_service
 from drafter_svc.scheduler import Scheduler as DraftScheduler
 from gateway.config import GatewayConfig
 from gateway.gateway import World, _router, drained, written
-from gateway.log import Scribe
 from gateway.meters import Meters
+from gateway.scribe import Scribe
 from gateway.service import GatewayService
 from gateway.session import Stage
 from gateway.sessions import Chance, Sessions

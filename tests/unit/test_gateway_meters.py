@@ -14,10 +14,11 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.gateway import World, _router
-from gateway.log import Scribe, SessionLog
+from gateway.log import SessionLog
 from gateway.meters import MOST_WORKLOADS, Meters, Objectives, outcome_of
 from gateway.readings import Parts, _shares, _workers
 from gateway.rounds import Ledger
+from gateway.scribe import Scribe
 from gateway.sessions import Chance
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
