@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gateway.config import GatewayConfig
-from gateway.experiment import Arm
+from gateway.experiment import Arm, Experiment
 from gateway.plan import Plan
 from gateway.routing import Drafting, Router
 from gateway.rules import NO_RULE, Case, Rule, choose
@@ -30,13 +30,20 @@ RandomBits = Callable[[int], int]
 
 
 class Admission:
-    def __init__(self, config: GatewayConfig, router: Router, tokenizer: Tokenizer, random_bits: RandomBits) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        router: Router,
+        tokenizer: Tokenizer,
+        random_bits: RandomBits,
+        experiment: Experiment | None = None,
+    ) -> None:
         self._config = config
         self._router = router
         self._tokenizer = tokenizer
         self._random_bits = random_bits
         self._rules = config.parsed_rules()
-        self._experiment = config.parsed_experiment()
+        self._experiment = experiment
 
     async def plan(
         self, request: gateway_pb2.GenerateRequest, running: int, name: str = "", *, again: bool = False

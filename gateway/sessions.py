@@ -51,7 +51,8 @@ class Sessions:
         self._tokenizer = tokenizer
         self._claims = Claims(store, scribe, stage.config.store_grace_s)
         self._chance = chance
-        self._admission = Admission(stage.config, stage.router, tokenizer, chance.random_bits)
+        experiment = stage.trial.experiment if stage.trial else None
+        self._admission = Admission(stage.config, stage.router, tokenizer, chance.random_bits, experiment)
         self._known: dict[str, Known] = {}
         self._arriving = 0
         """Requests that may become a session."""
