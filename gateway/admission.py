@@ -132,9 +132,7 @@ class Admission:
         """None for a session that is planned again where it could not have those it asked for: its text does not depend
         on them, and it is given them as soon as they are there."""
         try:
-            drafters = self._router.pair(
-                model, asked.names, need_trust=asked.need_trust, predicted=asked.predicted, among=asked.among
-            )
+            drafters = self._router.pair(model, asked)
         except SlipstreamError as error:
             if not again:
                 raise
