@@ -134,7 +134,7 @@ class Scheduler:
             key=lambda session: (session.pending > ROUND, session.tree.node_count),
         )
         frontiers = [session.frontier(self._expand) for session in sessions]
-        competing = [session.sampling.acceptance == "coupled" for session in sessions]
+        competing = [session.sampling.coupled for session in sessions]
         others = [
             (session.tree.root.path_log_prob - node.path_log_prob, number)
             for number, (session, starts) in enumerate(zip(sessions, frontiers, strict=True))

@@ -69,7 +69,7 @@ class Admission:
         rule = choose(self._rules, Case(request.workload, request.cache_salt, max_length - len(prompt), len(prompt)))
         arm = self._arm(name, request.speculation, rule, sampling)
         draft_tokens = self._draft_tokens(request.speculation, rule, arm)
-        names, need_trust = tuple(request.speculation.drafters), sampling.acceptance != "coupled"
+        names, need_trust = tuple(request.speculation.drafters), not sampling.coupled
         drafting = Drafting(names, need_trust, bool(prediction), arm.rule.drafters if arm else rule.drafters)
         return Plan(
             model=model,
@@ -229,7 +229,7 @@ class Admission:
         under a ratio rule nobody, for it has one trusted drafter. Limits on draft tokens hold in every arm."""
         most = speculation.max_draft_tokens if speculation.HasField("max_draft_tokens") else 1
         chosen = speculation.disabled or not most or speculation.drafters or rule.off or rule.drafters
-        if self._experiment is None or not name or chosen or sampling.acceptance != "coupled":
+        if self._experiment is None or not name or chosen or not sampling.coupled:
             return None
         return self._experiment.arm_of(name)
 

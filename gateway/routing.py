@@ -97,8 +97,8 @@ class Router:
         return known if known.sessions <= BUSIER * least.sessions + SPARE else least
 
     def pair(self, target: types_pb2.ModelInfo, drafting: Drafting) -> list[Drafter]:
-        """The drafters of a request: those it names, else the least loaded of every method that fits, of all or of those
-        that a rule chose. One that predicts only where there is something to guess from; none that failed of late.
+        """The drafters of a request: those it names, else the least loaded of every method that fits, of all or of
+        those that a rule chose. One that predicts only where there is a prediction; none that failed of late.
 
         A rule that needs trust needs to know what each token was drawn from: it has one drafter, with a model.
         """
