@@ -131,7 +131,7 @@ class Scheduler:
         Those under ratio rules do not compete: how much is guessed must not depend on what was drawn."""
         sessions = sorted(self._subscribers, key=lambda session: (session.pending > ROUND, session.tree.node_count))
         frontiers = [session.frontier(self._expand) for session in sessions]
-        competing = [session.sampling.acceptance == "coupled" for session in sessions]
+        competing = [session.sampling.coupled for session in sessions]
         others = [
             (session.tree.root.path_log_prob - node.path_log_prob, number)
             for number, (session, starts) in enumerate(zip(sessions, frontiers, strict=True))

@@ -130,7 +130,7 @@ class Peer:
         self._check(request)
         tokens = self._tokens(request.prefix.token_ids)
         sampling = wire.sampling_from_wire(request.sampling)
-        if sampling.acceptance != "coupled" and not self._bounds.draws:
+        if not sampling.coupled and not self._bounds.draws:
             raise FailedPrecondition(
                 f"drafter {self._bounds.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
                 "use the coupled rule, which accepts as much of its guesses.",

@@ -26,7 +26,7 @@ TOGETHER_S = 0.004
 
 def join(session: Session, guesses: list[Guess]) -> None:
     """The guesses become nodes of the session's tree."""
-    if session.sampling.acceptance == "coupled":
+    if session.sampling.coupled:
         _join_ranked(session, guesses)
     else:
         _join_drawn(session, guesses)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gateway.config import GatewayConfig
-from gateway.experiment import Arm
+from gateway.experiment import Arm, Experiment
 from gateway.plan import Plan
 from gateway.routing import Drafting, Router
 from gateway.rules import NO_RULE, Case, Rule, choose
@@ -30,13 +30,20 @@ RandomBits = Callable[[int], int]
 
 
 class Admission:
-    def __init__(self, config: GatewayConfig, router: Router, tokenizer: Tokenizer, random_bits: RandomBits) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        router: Router,
+        tokenizer: Tokenizer,
+        random_bits: RandomBits,
+        experiment: Experiment | None = None,
+    ) -> None:
         self._config = config
         self._router = router
         self._tokenizer = tokenizer
         self._random_bits = random_bits
         self._rules = config.parsed_rules()
-        self._experiment = config.parsed_experiment()
+        self._experiment = experiment
 
     async def plan(
         self, request: gateway_pb2.GenerateRequest, running: int, name: str = "", *, again: bool = False
@@ -62,7 +69,7 @@ class Admission:
         rule = choose(self._rules, Case(request.workload, request.cache_salt, max_length - len(prompt), len(prompt)))
         arm = self._arm(name, request.speculation, rule, sampling)
         draft_tokens = self._draft_tokens(request.speculation, rule, arm)
-        names, need_trust = tuple(request.speculation.drafters), sampling.acceptance != "coupled"
+        names, need_trust = tuple(request.speculation.drafters), not sampling.coupled
         drafting = Drafting(names, need_trust, bool(prediction), arm.rule.drafters if arm else rule.drafters)
         return Plan(
             model=model,
@@ -125,9 +132,7 @@ class Admission:
         """None for a session that is planned again where it could not have those it asked for: its text does not depend
         on them, and it is given them as soon as they are there."""
         try:
-            drafters = self._router.pair(
-                model, asked.names, need_trust=asked.need_trust, predicted=asked.predicted, among=asked.among
-            )
+            drafters = self._router.pair(model, asked)
         except SlipstreamError as error:
             if not again:
                 raise
@@ -224,7 +229,7 @@ class Admission:
         under a ratio rule nobody, for it has one trusted drafter. Limits on draft tokens hold in every arm."""
         most = speculation.max_draft_tokens if speculation.HasField("max_draft_tokens") else 1
         chosen = speculation.disabled or not most or speculation.drafters or rule.off or rule.drafters
-        if self._experiment is None or not name or chosen or sampling.acceptance != "coupled":
+        if self._experiment is None or not name or chosen or not sampling.coupled:
             return None
         return self._experiment.arm_of(name)
 

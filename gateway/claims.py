@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from gateway.log import Scribe, SessionLog
+from gateway.log import SessionLog
 from gateway.outcome import cancelled, rolled_back
+from gateway.scribe import Scribe
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
 from slipstream.errors import SlipstreamError

@@ -19,6 +19,15 @@ PREFIX = "GATEWAY_"
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterEntry:
+    """One of `GATEWAY_DRAFTERS`."""
+
+    name: str
+    target: str
+    """HOST:PORT, or `dns:///HOST:PORT`."""
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     verifiers: tuple[str, ...]
     """HOST:PORT of each, or `dns:///HOST:PORT` for one at every address of the name, as of a headless Service."""
@@ -127,14 +136,19 @@ class GatewayConfig:
         return self.lease_s / 3
 
     @property
+    def entries(self) -> tuple[DrafterEntry, ...]:
+        """The `drafters`, read."""
+        return tuple(DrafterEntry(*_named(entry)) for entry in self.drafters)
+
+    @property
     def _drafter_names(self) -> list[str]:
-        return [drafter.partition("=")[0] for drafter in self.drafters]
+        return [entry.name for entry in self.entries]
 
     def prices_of_drafters(self) -> dict[str, float]:
         """By name. Raises InvalidArgument for what is not NAME=PRICE, or names no drafter."""
-        known, prices = {drafter.partition("=")[0] for drafter in self.drafters}, dict[str, float]()
+        known, prices = self._drafter_names, dict[str, float]()
         for entry in self.drafter_prices:
-            name, _, price = entry.partition("=")
+            name, price = _named(entry)
             try:
                 prices[name] = float(price)
             except ValueError:
@@ -161,13 +175,18 @@ class GatewayConfig:
             raise InvalidArgument("GATEWAY_LEASE_S must be above 0 and below GATEWAY_SESSION_TTL_S, which has an end.")
 
     def _check_drafters(self) -> None:
-        for drafter in self.drafters:
-            name, _, target = drafter.partition("=")
-            if not (name and target) or REPLICA in name:
-                raise InvalidArgument(f"GATEWAY_DRAFTERS holds {drafter!r}; write NAME=HOST:PORT, no {REPLICA} in it.")
-            by_name(target, "GATEWAY_DRAFTERS")
+        for given, entry in zip(self.drafters, self.entries, strict=True):
+            if not (entry.name and entry.target) or REPLICA in entry.name:
+                raise InvalidArgument(f"GATEWAY_DRAFTERS holds {given!r}; write NAME=HOST:PORT, no {REPLICA} in it.")
+            by_name(entry.target, "GATEWAY_DRAFTERS")
         if unknown := set(self.trusted_drafters) - set(self._drafter_names):
             raise InvalidArgument(f"GATEWAY_TRUSTED_DRAFTERS names {sorted(unknown)}, which GATEWAY_DRAFTERS does not.")
         self.parsed_rules()
         self.prices_of_drafters()
         self.parsed_experiment()
+
+
+def _named(entry: str) -> tuple[str, str]:
+    """NAME=WHAT; without the sign all of it is the name."""
+    name, _, what = entry.partition("=")
+    return name, what

@@ -10,15 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.breaker import Tolerance
 from gateway.config import GatewayConfig
-from gateway.discovery import Discovery, Resolve, by_name, resolve
-from gateway.drafters import Drafter, pool_of, replica
+from gateway.discovery import Resolve, resolve
 from gateway.keyring import Keyring
-from gateway.log import Scribe
 from gateway.meters import Meters, Objectives
 from gateway.readings import Parts, meter
 from gateway.routing import Router
+from gateway.scribe import Scribe
 from gateway.service import GatewayService
 from gateway.session import Stage
 from gateway.sessions import Chance, Sessions
@@ -27,8 +25,7 @@ from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.tokenizer import Tokenizer
 from gateway.trial import Trial
-from gateway.verifiers import Verifier
-from slipstream.callers import DRAFTER, VERIFIER
+from gateway.workers import Workers
 from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
 from slipstream.errors import Unavailable
 from slipstream.interpreter import tune
@@ -94,11 +91,12 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
         store = MeasuredStore(world.store or _open_store(config, world.chance), world.chance.clock)
         stack.push_async_callback(store.close)
         meters, traffic = _meters(config), Traffic()
-        router = _router(config, world, tokenizer.fingerprint, meters, traffic)
+        experiment = config.parsed_experiment()
+        workers = Workers(config, tokenizer.fingerprint, partial(_reach, world), meters, traffic, experiment)
+        router = workers.router(world.chance.clock)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         scribe = Scribe(world.chance.clock) if config.durability == "relaxed" else None
-        experiment = config.parsed_experiment()
         trial = None if experiment is None else Trial(experiment)
         stage = Stage(config, router, meters, world.tracing, trial)
         sessions = Sessions(stage, tokenizer, store, scribe, world.chance)
@@ -185,55 +183,13 @@ def _options(config: GatewayConfig) -> dict[str, int]:
     }
 
 
+def _reach(world: World, role: str) -> Dial:
+    return world.dial or dialling(role, world.certificates)
+
+
 def _meters(config: GatewayConfig) -> Meters:
     objectives = Objectives(config.slo_ttft_s, config.slo_tpot_s, config.slow_request_s)
     return Meters(objectives, config.metric_workloads)
-
-
-def _router(config: GatewayConfig, world: World, fingerprint: str, meters: Meters, traffic: Traffic) -> Router:
-    router = Router(world.chance.clock)
-    reach = world.dial or dialling(VERIFIER, world.certificates)
-    told = (fingerprint, router.changed, traffic, meters.drafter_failed)
-
-    def verifier(address: str) -> Verifier:
-        return Verifier(address, reach, *told)
-
-    for target in config.verifiers:
-        if by_name(target):
-            router.discoveries.append(Discovery(target, verifier, router.verifiers, router.changed))
-        else:
-            router.verifiers.append(verifier(target))
-    _add_drafters(router, config, world)
-    return router
-
-
-def _add_drafters(router: Router, config: GatewayConfig, world: World) -> None:
-    reach = world.dial or dialling(DRAFTER, world.certificates)
-    tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
-
-    experiment = config.parsed_experiment()
-    reserved = frozenset() if experiment is None else experiment.reserved
-
-    def drafter(name: str, address: str) -> Drafter:
-        pool = pool_of(name)
-        made = Drafter(name, address, pool in config.trusted_drafters, reach(address), router.changed, tolerance)
-        made.reserved = pool in reserved
-        return made
-
-    def replicated(pool: str, address: str) -> Drafter:
-        return drafter(replica(pool, address), address)
-
-    pools = [entry.partition("=")[0] for entry in config.drafters]
-    router.pools = {pool: pool in config.trusted_drafters for pool in pools}
-    for entry in config.drafters:
-        pool, _, target = entry.partition("=")
-        if by_name(target):
-            found = partial(replicated, pool)
-            router.discoveries.append(Discovery(target, found, router.drafters, router.changed))
-        elif pools.count(pool) > 1:
-            router.drafters.append(replicated(pool, target))
-        else:
-            router.drafters.append(drafter(pool, target))
 
 
 async def drained(server: Server, sessions: Sessions, grace_s: float) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gateway.scribe import RETRY_S, Scribe, away
 from gateway.store import SessionStore
 from gateway.store.record import Record
 from slipstream.errors import NotFound, OutOfRange, SlipstreamError, Unavailable
 
-RETRY_S = 0.2
-"""Between two tries on a store that is away; each try has its own retries and timeouts."""
-
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +141,7 @@ class SessionLog:
                     await asyncio.sleep(RETRY_S)
         except TimeoutError as error:
             self._given_up = True
-            raise _away() from error
+            raise away() from error
 
     async def _done(self, write: _Write) -> bool:
         try:
@@ -159,7 +156,7 @@ class SessionLog:
         try:
             await write.carry_out()
         except (NotFound, OutOfRange) as error:
-            logger.warning("%s It is put back as it was.", error.message)
+            log.warning("%s It is put back as it was.", error.message)
             await self._store.restore(self._record())
             await self._carry_out_again(write)
         write.note()
@@ -184,60 +181,3 @@ class SessionLog:
 
     def _record(self) -> Record:
         return replace(self._written, tokens=tuple(self._tokens))
-
-
-def _away() -> Unavailable:
-    return Unavailable("The session store is away; what was streamed stays valid, retry.", reason="STORE_UNAVAILABLE")
-
-
-class Scribe:
-    """Writes what relaxed sessions left behind: one task for all of them, each session in its own order."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._marked: dict[SessionLog, float] = {}
-        """Since when they have been waiting."""
-        self._filled = asyncio.Event()
-        self._news = asyncio.Event()
-
-    def mark(self, log: SessionLog) -> None:
-        self._marked.setdefault(log, self._clock())
-        self._filled.set()
-
-    @property
-    def lag_s(self) -> float:
-        """Age of the oldest write that is left behind."""
-        return self._clock() - min(self._marked.values(), default=self._clock())
-
-    async def written(self, grace_s: float, session: str | None = None) -> None:
-        """Wait until all that was left behind so far is written, of one session or of all. Raises Unavailable when it
-        takes longer."""
-        due = {log: log.asked for log in self._marked if session in (None, log.id)}
-        try:
-            async with asyncio.timeout(grace_s):
-                while any(log.done < asked for log, asked in due.items()):
-                    await self._news.wait()
-        except TimeoutError as error:
-            raise _away() from error
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            while not self._marked:
-                self._filled.clear()
-                await self._filled.wait()
-            async with asyncio.TaskGroup() as tasks:
-                taken = [tasks.create_task(self._write(log)) for log in self._marked]
-            if not all(task.result() for task in taken):
-                await asyncio.sleep(RETRY_S)
-
-    async def _write(self, log: SessionLog) -> bool:
-        """Whether the store took it."""
-        taken = await log.catch_up()
-        if log.done == log.asked:
-            del self._marked[log]
-        elif taken:  # what is left came meanwhile
-            self._marked[log] = self._clock()
-        self._news.set()
-        self._news = asyncio.Event()
-        return taken

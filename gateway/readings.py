@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gateway.breaker import State
 from gateway.config import GatewayConfig
-from gateway.log import Scribe
 from gateway.meters import Meters, Series
 from gateway.routing import Router
+from gateway.scribe import Scribe
 from gateway.store.measured import MeasuredStore
 from slipstream.outbox import Traffic
 from slipstream.server import Server

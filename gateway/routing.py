@@ -96,41 +96,25 @@ class Router:
             return least
         return known if known.sessions <= BUSIER * least.sessions + SPARE else least
 
-    def pair(
-        self,
-        target: types_pb2.ModelInfo,
-        names: Sequence[str],
-        *,
-        need_trust: bool,
-        predicted: bool = False,
-        among: Collection[str] = (),
-    ) -> list[Drafter]:
-        """The drafters of a request: those it names, else the least loaded of every method that fits, of all or, where
-        a rule says so, `among` these. One that predicts only where something is `predicted`; none that failed of late.
+    def pair(self, target: types_pb2.ModelInfo, drafting: Drafting) -> list[Drafter]:
+        """The drafters of a request: those it names, else the least loaded of every method that fits, of all or of
+        those that a rule chose. One that predicts only where there is a prediction; none that failed of late.
 
         A rule that needs trust needs to know what each token was drawn from: it has one drafter, with a model.
         """
-        if need_trust and len(set(names)) > 1:
+        if drafting.need_trust and len(set(drafting.names)) > 1:
             raise InvalidArgument(
                 "This acceptance rule takes one drafter; name one, or use the rule coupled.", reason="SEVERAL_DRAFTERS"
             )
-        if names:
-            named = [found for name in dict.fromkeys(names) if (found := self._named(name, target, need_trust))]
-            if not predicted and (idle := next((drafter for drafter in named if drafter.method == PREDICTS), None)):
-                raise InvalidArgument(
-                    f"Drafter {idle.pool} guesses from a prediction, and the request has none; send `prediction`, "
-                    "or name another drafter.",
-                    reason="NO_PREDICTION",
-                )
+        if drafting.names:
+            names = dict.fromkeys(drafting.names)
+            named = [found for name in names if (found := self._named(name, target, drafting.need_trust))]
+            _check_predicted(named, drafting)
             return named
-        if need_trust and not any([*self.pools.values(), *(drafter.trusted for drafter in self.drafters)]):
-            raise PermissionDenied(
-                "This acceptance rule believes the drafter's q, and no drafter here is trusted; choose the rule "
-                "coupled or have the operator list one in GATEWAY_TRUSTED_DRAFTERS.",
-                reason="NO_TRUSTED_DRAFTER",
-            )
+        if drafting.need_trust:
+            self._check_trusted()
         now = self.clock()
-        able = self.able(target, Drafting((), need_trust, predicted, tuple(among)))
+        able = self.able(target, drafting)
         return best_of_each(method, (drafter for drafter in able if drafter.breaker.state(now) is State.CLOSED))
 
     def able(self, target: types_pb2.ModelInfo, drafting: Drafting) -> list[Drafter]:
@@ -208,6 +192,14 @@ class Router:
             return gateway_pb2.ServedDrafter(name=name, mismatch=unreached_yet(name))
         return drafter.as_served(target)
 
+    def _check_trusted(self) -> None:
+        if not any([*self.pools.values(), *(drafter.trusted for drafter in self.drafters)]):
+            raise PermissionDenied(
+                "This acceptance rule believes the drafter's q, and no drafter here is trusted; choose the rule "
+                "coupled or have the operator list one in GATEWAY_TRUSTED_DRAFTERS.",
+                reason="NO_TRUSTED_DRAFTER",
+            )
+
     def _named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> Drafter | None:
         """None where nobody of the name is there at present."""
         if name not in self._names():
@@ -231,6 +223,16 @@ class Router:
         if mismatch := drafter.mismatch(target):
             raise FailedPrecondition(mismatch, reason="VOCABULARY_MISMATCH")
         return drafter
+
+
+def _check_predicted(named: Iterable[Drafter], drafting: Drafting) -> None:
+    idle = next((drafter for drafter in named if drafter.method == PREDICTS), None)
+    if idle is not None and not drafting.predicted:
+        raise InvalidArgument(
+            f"Drafter {idle.pool} guesses from a prediction, and the request has none; send `prediction`, or name "
+            "another drafter.",
+            reason="NO_PREDICTION",
+        )
 
 
 def believed(drafter: Drafter) -> bool:

@@ -14,9 +14,9 @@ from gateway.admission import Admission, RandomBits
 from gateway.claims import Claims
 from gateway.feed import Feed
 from gateway.known import Known
-from gateway.log import Scribe
 from gateway.outcome import output_of, rolled_back, suspended
 from gateway.plan import Plan
+from gateway.scribe import Scribe
 from gateway.session import Session, Stage
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
@@ -51,7 +51,8 @@ class Sessions:
         self._tokenizer = tokenizer
         self._claims = Claims(store, scribe, stage.config.store_grace_s)
         self._chance = chance
-        self._admission = Admission(stage.config, stage.router, tokenizer, chance.random_bits)
+        experiment = stage.trial.experiment if stage.trial else None
+        self._admission = Admission(stage.config, stage.router, tokenizer, chance.random_bits, experiment)
         self._known: dict[str, Known] = {}
         self._arriving = 0
         """Requests that may become a session."""

@@ -64,6 +64,11 @@ class Sampling:
         return self.temperature == 0.0
 
     @property
+    def coupled(self) -> bool:
+        """Whether nobody's q is believed, and the text depends on no draft."""
+        return self.acceptance == "coupled"
+
+    @property
     def penalised(self) -> bool:
         """Whether the distribution depends on the tokens before it by more than the model does."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

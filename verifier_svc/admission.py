@@ -85,7 +85,7 @@ def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) 
 def check_trust(sampling: Sampling, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
     """Raises PermissionDenied where a rule would have to believe a q that it may not, InvalidArgument for a shadow that
     could not be scored."""
-    if sampling.acceptance == "coupled":
+    if sampling.coupled:
         return
     if any(address.shadow for address in addresses):
         raise InvalidArgument(

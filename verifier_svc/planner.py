@@ -147,10 +147,10 @@ class Planner:
         for session in sessions:
             # Under the ratio rules the number of nodes must not depend on the tokens that were drawn, so these sessions
             # do not compete: each has its share of the room, set aside before anybody's candidates are looked at.
-            if session.sampling.acceptance != "coupled":
+            if not session.sampling.coupled:
                 chosen[session] = drawn(session, min(session.draft_limit, room // len(sessions)))
         aside = sum(map(len, chosen.values()))
-        competing = [session for session in sessions if session.sampling.acceptance == "coupled"]
+        competing = [session for session in sessions if session.sampling.coupled]
         paths: dict[Session, list[float]] = {}
         for session in competing:
             offered = self._offered(session, min(session.draft_limit, room - aside))

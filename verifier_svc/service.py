@@ -192,7 +192,7 @@ class Peer:
         self._fence(request.key.id, epoch)
         session = self._session(command, sampling)
         if grammar is not None:
-            session.structure, drawn = structure, sampling.acceptance != "coupled"
+            session.structure, drawn = structure, not sampling.coupled
             session.constraint = Constraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
             session.tree.admits = session.constraint.admits
         try:

@@ -160,7 +160,7 @@ class Place:
 
     @property
     def coupled(self) -> bool:
-        return self.turn.session.sampling.acceptance == "coupled"
+        return self.turn.session.sampling.coupled
 
     @property
     def position(self) -> int:

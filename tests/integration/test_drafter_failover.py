@@ -22,6 +22,7 @@ from gateway.breaker import State
 from gateway.config import GatewayConfig
 from gateway.drafters import Drafter
 from gateway.gateway import Gateway, World, running
+from gateway.routing import Drafting
 from gateway.sessions import Chance
 from slipstream import wire
 from slipstream.client import channel
@@ -190,7 +191,7 @@ async def test_a_liar_gets_no_session_until_one_may_try_it_again(place: Place) -
     await place.open(server, enemy=enemy.address)
     first = place.run()
     await until(lambda: place.state("enemy") is State.OPEN)
-    assert place.gateway.router.pair(MODEL, (), need_trust=False) == []
+    assert place.gateway.router.pair(MODEL, Drafting()) == []
     sessions = [first, *(place.run(number) for number in range(10, 16))]
     while len(enemy.kinds("open")) < 4:  # three tries failed, one at a time, ever later
         assert sum(map(len, names_of(server))) <= 1

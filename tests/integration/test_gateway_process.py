@@ -66,6 +66,22 @@ async def test_a_text_that_ended_is_told_without_any_verifier(setting: Setting, 
             await alone.resume(session, revision=1)
 
 
+async def test_a_gateway_that_lost_all_verifiers_goes_on_answering(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(), rehoming_wait_s=0.2)
+    whole = await front.generate()
+    await front.servers[0].stop(0)
+    while any(verifier.ready for verifier in front.gateway.router.verifiers):
+        await front.gateway.router.news()
+    async with channel(front.gateway.address) as line:
+        health = health_pb2_grpc.HealthStub(line)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(Unavailable) as caught:
+        await front.generate()
+    assert caught.value.reason == "NO_VERIFIER"
+    assert (await front.resume(whole.started.session_id)).text == whole.text
+    assert (await front.stub.ListModels(gateway_pb2.ListModelsRequest())).models
+
+
 async def test_a_text_in_another_vocabulary_is_not_told(setting: Setting) -> None:
     memory = Memory()
     front = await setting.front(setting.verifier(), store=store(memory, "a"))

@@ -13,15 +13,17 @@ from typing import Any
 from benchmarks.virtual import VirtualThread, _curve
 from drafter_svc import service as drafter_service
 from drafter_svc.scheduler import Scheduler as DraftScheduler
+from gateway import workers as gateway_workers
 from gateway.config import GatewayConfig
-from gateway.gateway import World, _router, drained, written
-from gateway.log import Scribe
+from gateway.gateway import drained, written
 from gateway.meters import Meters
+from gateway.scribe import Scribe
 from gateway.service import GatewayService
 from gateway.session import Stage
 from gateway.sessions import Chance, Sessions
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
+from slipstream.client import Dial
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
 from slipstream.engine.emulation import LinearCost
@@ -205,9 +207,13 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
     )
     client = Client(store, party, f"{bits(64):016x}")
     chance = Chance(bits, network.loop.time)
-    world = World(chance, lambda address: Channel(network, address), client)  # type: ignore[arg-type, return-value]
     meters = Meters()
-    router = _router(config, world, tokenizer().fingerprint, meters, Traffic())
+
+    def reach(role: str) -> Dial:
+        return lambda address: Channel(network, address)  # type: ignore[return-value]
+
+    known = gateway_workers.Workers(config, tokenizer().fingerprint, reach, meters, Traffic())
+    router = known.router(network.loop.time)
     stage = Stage(config, router, meters)
     scribe = Scribe() if relaxed else None
     sessions = Sessions(stage, tokenizer(), client, scribe, chance)

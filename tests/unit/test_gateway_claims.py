@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.claims import Claims
-from gateway.log import Scribe
+from gateway.scribe import Scribe
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
 from slipstream.errors import Aborted, OutOfRange

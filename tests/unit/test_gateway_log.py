@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.log import Scribe, SessionLog
+from gateway.log import SessionLog
+from gateway.scribe import Scribe
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
 from slipstream.errors import Aborted, Unavailable

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.log import Scribe, SessionLog
+from gateway.log import SessionLog
+from gateway.scribe import Scribe
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
 from slipstream.errors import Aborted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +13,15 @@ from unittest.mock import MagicMock
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.gateway import World, _router
-from gateway.log import Scribe, SessionLog
+from gateway.log import SessionLog
 from gateway.meters import MOST_WORKLOADS, Meters, Objectives, outcome_of
 from gateway.readings import Parts, _shares, _workers
 from gateway.rounds import Ledger
-from gateway.sessions import Chance
+from gateway.scribe import Scribe
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
+from gateway.workers import Workers
 from slipstream.errors import (
     Aborted,
     Internal,
@@ -232,9 +232,8 @@ async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() 
         verifier_price=4.0,
         drafter_prices=("model=1.5",),
     )
-    world = World(Chance(secrets.randbits), dial=lambda address: MagicMock())
     meters, traffic = Meters(), Traffic()
-    router = _router(config, world, "fingerprint", meters, traffic)
+    router = Workers(config, "fingerprint", lambda role: MagicMock(), meters, traffic).router(time.monotonic)
     parts = Parts(config, meters, router, MagicMock(), None, traffic, MagicMock())
     told = {metric.name: source for metric, source in _workers(parts).items()}
     names = {("verifier", "dns:///v:1"), ("verifier", "w:1"), ("drafter", "model"), ("drafter", "ngram")}

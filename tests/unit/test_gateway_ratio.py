@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from gateway.drafters import Drafter
-from gateway.routing import Router
+from gateway.routing import Drafting, Router
 from slipstream.errors import FailedPrecondition, InvalidArgument, PermissionDenied, SlipstreamError
 from slipstream.v1 import types_pb2, worker_pb2
 
@@ -28,13 +28,13 @@ def router(**methods: str) -> Router:
 
 
 def paired(known: Router, *names: str) -> list[str]:
-    return [drafter.name for drafter in known.pair(TARGET, names, need_trust=True)]
+    return [drafter.name for drafter in known.pair(TARGET, Drafting(names, need_trust=True))]
 
 
 def test_the_least_loaded_trusted_model_alone_is_chosen() -> None:
     known = router(ngram="ngram", stranger="model*", first="model", second="model", suffix="suffix")
     assert paired(known) == ["first"]
-    assert len(known.pair(TARGET, (), need_trust=False)) == 3
+    assert len(known.pair(TARGET, Drafting())) == 3
 
 
 def test_one_may_be_named() -> None:

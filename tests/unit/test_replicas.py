@@ -38,7 +38,7 @@ class Fleet:
         return drafter
 
     def pair(self, *names: str, need_trust: bool = False) -> list[Drafter]:
-        return self.router.pair(TARGET, names, need_trust=need_trust)
+        return self.router.pair(TARGET, Drafting(names, need_trust))
 
     def crew(self, *names: str) -> Crew:
         drafters = tuple(drafter.as_address() for drafter in self.pair(*names))

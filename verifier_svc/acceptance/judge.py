@@ -100,7 +100,7 @@ def _plain(case: Case) -> bool:
     """Whether the choices are the argmax of raw logits, whatever was accepted before."""
     sampling = case.sampling
     raw = case.grammar is None and not (sampling.penalised or sampling.logit_bias)
-    return raw and sampling.greedy and sampling.acceptance == "coupled"
+    return raw and sampling.greedy and sampling.coupled
 
 
 def _follow(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:

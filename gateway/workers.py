@@ -1,0 +1,76 @@
+"""The workers that a gateway's configuration names, put into its router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.breaker import Tolerance
+from gateway.config import GatewayConfig
+from gateway.discovery import Discovery, by_name
+from gateway.drafters import Drafter, pool_of, replica
+from gateway.experiment import Experiment
+from gateway.meters import Meters
+from gateway.routing import Router
+from gateway.verifiers import Verifier
+from slipstream.callers import DRAFTER, VERIFIER
+from slipstream.client import Dial
+from slipstream.outbox import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Those at an address are there from the beginning, those behind a name as soon as they are found."""
+
+    config: GatewayConfig
+    fingerprint: str
+    """Of the gateway's tokenizer."""
+    reach: Callable[[str], Dial]
+    """How to dial the workers of a role."""
+    meters: Meters
+    traffic: Traffic
+    experiment: Experiment | None = None
+
+    def router(self, clock: Callable[[], float]) -> Router:
+        router = Router(clock)
+        self._add_verifiers(router)
+        self._add_drafters(router)
+        return router
+
+    def _add_verifiers(self, router: Router) -> None:
+        dial = self.reach(VERIFIER)
+
+        def made(address: str) -> Verifier:
+            failed = self.meters.drafter_failed
+            return Verifier(address, dial, self.fingerprint, router.changed, self.traffic, failed)
+
+        for target in self.config.verifiers:
+            if by_name(target):
+                router.discoveries.append(Discovery(target, made, router.verifiers, router.changed))
+            else:
+                router.verifiers.append(made(target))
+
+    def _add_drafters(self, router: Router) -> None:
+        dial, config = self.reach(DRAFTER), self.config
+        tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
+        reserved = frozenset[str]() if self.experiment is None else self.experiment.reserved
+
+        def made(name: str, address: str) -> Drafter:
+            pool = pool_of(name)
+            drafter = Drafter(name, address, pool in config.trusted_drafters, dial(address), router.changed, tolerance)
+            drafter.reserved = pool in reserved
+            return drafter
+
+        def replicated(pool: str, address: str) -> Drafter:
+            return made(replica(pool, address), address)
+
+        names = [entry.name for entry in config.entries]
+        router.pools = {name: name in config.trusted_drafters for name in names}
+        for entry in config.entries:
+            if by_name(entry.target):
+                found = partial(replicated, entry.name)
+                router.discoveries.append(Discovery(entry.target, found, router.drafters, router.changed))
+            else:
+                make = replicated if names.count(entry.name) > 1 else made
+                router.drafters.append(make(entry.name, entry.target))
