@@ -22,9 +22,11 @@ class DrafterConfig:
     translate_for: str = ""
     """For the method `model` with another tokenizer than the target's: folder or hub id of the target's tokenizer."""
     listen: str = "127.0.0.1:50061"
+    """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
     """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
     dtype: str = "auto"
+    """Of weights and KV: `auto` (the checkpoint's own), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation`."""
     lean: bool = True
@@ -36,6 +38,7 @@ class DrafterConfig:
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
+    """Most sessions that are open here at a time; more are refused."""
     max_nodes: int = 128
     """Most nodes ahead of one session's committed prefix, whatever its policy asks for."""
     width: int = 4
@@ -58,9 +61,11 @@ class DrafterConfig:
     proposal_tokens: int = 32
     """Support of the honest sparse q that the ratio rules are sent."""
     grace_s: float = 5.0
+    """How long sessions may stay after SIGTERM until their gateways have moved them."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
     log_format: str = "auto"
     """`json`, `text`, or `auto`: text on a terminal, else JSON."""
 

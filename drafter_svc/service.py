@@ -89,8 +89,12 @@ class Peer:
             except SlipstreamError as error:
                 self._refuse(command.session, command.epoch, error)
             except Exception as error:  # one bad command costs one session, never the stream
-                log.error("a command failed", exc_info=error)
+                log.error("a command failed", exc_info=error, extra={"session": self._name(command)})
                 self._refuse(command.session, command.epoch, Internal("the drafter failed; open the session again."))
+
+    def _name(self, command: drafter_pb2.DraftCommand) -> str:
+        known = self._sessions.get(command.session)
+        return command.open.key.id if command.HasField("open") else known.id if known is not None else ""
 
     def leave(self) -> None:
         for session in self._sessions.values():
@@ -165,6 +169,7 @@ class Peer:
             prediction=prediction,
             cache_salt=request.cache_salt,
             structure=structure,
+            id=request.key.id,
             number=number,
         )
         session.trace = self._trace(session, request)

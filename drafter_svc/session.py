@@ -64,6 +64,8 @@ class Session:
     """Leading committed tokens whose KV is right, once the step in flight has ended."""
     revision: int = 0
     """Of the committed tokens: a guess made for another revision may stand on what is no more."""
+    id: str = ""
+    """What its gateway calls it, for logs."""
     number: int = 0
     """The verifier's name of the session on its stream; no two openings of a session share it."""
     held_since: float | None = None

@@ -34,6 +34,7 @@ class GatewayConfig:
     tokenizer: str
     """A local folder or a hub id; the same vocabulary as the verifiers' model."""
     listen: str = "127.0.0.1:50051"
+    """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
     """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
     tls_folder: str = ""
@@ -51,17 +52,21 @@ class GatewayConfig:
     store: str = "memory"
     """`memory`, or where Redis is: see `gateway.store.address`."""
     store_sentinel_password: str = ""
+    """Of the sentinels, where they ask for one."""
     store_replicas: int = 0
     """Replicas that must have a write before it is done: what one failover then cannot lose."""
     durability: str = "strict"
     """`strict`: a token shown is in the log first. `relaxed`: shown first, the log follows in order."""
     session_ttl_s: float = 3600.0
+    """How long the record of a session stays that nobody runs, for whoever resumes it or rolls it back."""
     lease_s: float = 10.0
     """After so long without a sign of life of its gateway a session may be taken over; renewed three times as often."""
     store_grace_s: float = 5.0
     """How long a session waits for a store that is away before it fails."""
     max_sessions: int = 1024
+    """Most sessions that run here at a time; more are refused."""
     max_tokens_default: int = 256
+    """Most output tokens of a request that does not say."""
     max_draft_tokens: int = 8
     """Most candidates verified in one round; a request may ask for fewer. 0: nobody speculates."""
     credit_tokens: int = 512
@@ -74,10 +79,13 @@ class GatewayConfig:
     experiment_name: str = "experiment"
     """Another name deals the sessions anew."""
     max_prompt_bytes: int = 1_048_576
-    """Of a prediction too."""
+    """Of a prompt's text, and of a prediction's."""
     max_stop_strings: int = 16
+    """Most of one request."""
     max_stop_bytes: int = 64
+    """Of one stop string."""
     max_stop_tokens: int = 64
+    """Most stop tokens of one request."""
     rehomings: int = 3
     """Times a session is opened again after a loss before it fails."""
     rehoming_wait_s: float = 10.0
@@ -89,6 +97,7 @@ class GatewayConfig:
     breaker_cool_down_s: float = 1.0
     """Until one session may try it again; doubled by every failed try, up to the longest."""
     breaker_longest_cool_down_s: float = 60.0
+    """The longest such pause."""
     least_priority: int = 0
     """The lowest `priority` that a request may claim: below 0 it would come before all those that claim nothing."""
     grace_s: float = 20.0
@@ -98,8 +107,9 @@ class GatewayConfig:
     metric_workloads: tuple[str, ...] = ()
     """Workload labels that metrics tell apart; none: the first 16 that come. All others are `other`."""
     slo_ttft_s: float = 0.0
-    """What a good request keeps to, until its first token and for each of the others; 0: nothing is asked."""
+    """What a good request keeps to, until its first token; 0: nothing is asked."""
     slo_tpot_s: float = 0.0
+    """The same for each of its other tokens."""
     slow_request_s: float = 60.0
     """A request that took longer is told of in the log; 0: none is."""
     verifier_price: float = 0.0
@@ -107,6 +117,7 @@ class GatewayConfig:
     drafter_prices: tuple[str, ...] = ()
     """NAME=PRICE of drafters, an hour."""
     log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
     log_format: str = "auto"
     """`json`, `text`, or `auto`: text on a terminal, else JSON."""
 

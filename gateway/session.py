@@ -69,7 +69,7 @@ class Session:
         self._verifier: Verifier | None = None
         self._seat: Seat | None = None
         self._opened = False
-        self._trace = session_trace()
+        self._trace = session_trace(plan.arm)
         self._avoid: set[Verifier] = set()
         """Verifiers that failed this session or had no room for it: others come first."""
         self._cancelled = False

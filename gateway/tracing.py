@@ -101,6 +101,10 @@ class Request:
         self._attributes[spans.REQUEST_MODEL] = request.model[:64] or None
         self._attributes[spans.WORKLOAD] = request.workload[:64] or None
 
+    def deals(self, arm: str) -> None:
+        """An experiment gave its session to this arm; empty: none did."""
+        self._attributes[spans.ARM] = arm or None
+
     def saw(self, event: Said) -> None:
         """The client is told this."""
         if isinstance(event, gateway_pb2.Started):
@@ -265,7 +269,11 @@ class SessionTrace:
         }
 
 
-def session_trace() -> SessionTrace | None:
-    """Of the session that the present request begins or takes up; None where it is not traced."""
+def session_trace(arm: str) -> SessionTrace | None:
+    """Of the session that the present request begins or takes up, in this arm of an experiment if there is one; None
+    where it is not traced."""
     request = _request.get()
-    return None if request is None else SessionTrace(request)
+    if request is None:
+        return None
+    request.deals(arm)
+    return SessionTrace(request)

@@ -61,13 +61,16 @@ class System:
         drafters: list[str],
         store: SessionStore | None = None,
         clocks: Clocks | None = None,
+        **settings: Any,
     ) -> None:
+        """`settings`: of the gateway."""
         config = GatewayConfig(
             verifiers=tuple(verifier.address for verifier in verifiers),
             tokenizer=TOKENIZER,
             listen="127.0.0.1:0",
             drafters=tuple(f"model={address}" for address in drafters),
             grace_s=0.0,
+            **settings,
         )
         tracing = self.collector.tracing("gateway", clocks)
         world = World(Chance(random.Random(5).getrandbits), store=store, tracing=tracing)

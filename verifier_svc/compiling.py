@@ -65,7 +65,7 @@ class Compiling:
         except SlipstreamError as error:
             failure = error
         except Exception as error:  # one bad grammar costs one session
-            log.error("compiling a grammar failed", exc_info=error)
+            log.error("compiling a grammar failed", exc_info=error, extra={"session": command.open.key.id})
             failure = Internal("the verifier failed on this session's grammar.")
         held = self._held.pop(command.session)
         if failure is None:

@@ -18,9 +18,11 @@ class VerifierConfig:
     model: str
     """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.opening`)."""
     listen: str = "127.0.0.1:50071"
+    """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
     """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
     dtype: str = "auto"
+    """Of weights and KV: `auto` (the checkpoint's own), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
     """Of the weights: empty, or one of `slipstream.engine.quantisation` that is fit for targets."""
     lean: bool = True
@@ -30,7 +32,9 @@ class VerifierConfig:
     device_map: str = ""
     """For a target larger than one device, in one process: `slipstream.engine.spread`. Empty under `torchrun`."""
     device_memory: tuple[str, ...] = ()
+    """For an automatic `device_map`: the most weights a device may get, as `0=20GiB,cpu=60GiB`."""
     offload_folder: str = ""
+    """Where weights for `disk` are written whose checkpoint has them in another layout."""
     group_timeout_s: float = 30.0
     """Under `torchrun`: a rank that others wait for so long is lost, and the verifier with it."""
     group_start_s: float = 600.0
@@ -40,6 +44,7 @@ class VerifierConfig:
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
+    """Most sessions that are open here at a time; more are refused."""
     max_draft_tokens: int = 32
     """Most candidates of one session in one step, whatever its policy asks for."""
     step_tokens: int = 512
@@ -57,9 +62,11 @@ class VerifierConfig:
     drafters_allowed: tuple[str, ...] = ()
     """HOST:PORT patterns (`verifier_svc.places`) of the drafters that gateways may name; none: any address."""
     grace_s: float = 5.0
+    """How long running sessions may go on after SIGTERM; their gateways take the rest elsewhere."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
     log_format: str = "auto"
     """`json`, `text`, or `auto`: text on a terminal, else JSON."""
 

@@ -144,8 +144,12 @@ class Peer:
         except SlipstreamError as error:
             self._fail(command, error)
         except Exception as error:  # one bad command costs one session, never the stream
-            log.error("a command failed", exc_info=error)
+            log.error("a command failed", exc_info=error, extra={"session": self._name(command)})
             self._fail(command, Internal("the verifier failed on this session's command."))
+
+    def _name(self, command: verifier_pb2.DecodeCommand) -> str:
+        known = self._sessions.get(command.session)
+        return command.open.key.id if command.HasField("open") else known.id if known is not None else ""
 
     def _apply(self, command: verifier_pb2.DecodeCommand) -> None:
         kind = command.WhichOneof("command")

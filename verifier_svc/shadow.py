@@ -174,7 +174,7 @@ def double_of(session: Session, name: str) -> Session:
 
     def say(reply: Reply) -> None:
         if isinstance(reply, verifier_pb2.DrafterEvent) and reply.HasField("failure"):
-            log.info("the shadow %s failed a session: %s", name, reply.failure.message)
+            log.info("the shadow %s failed: %s", name, reply.failure.message, extra={"session": session.id})
 
     tokens = list(session.tokens)
     double = replace(

@@ -41,6 +41,7 @@ ADDRESS = "server.address"
 
 ASKED = "slipstream.asked"
 ALONE = "slipstream.alone"
+ARM = "slipstream.arm"
 WORKLOAD = "slipstream.workload"
 ROUNDS = "slipstream.rounds"
 INDEX = "slipstream.round"
@@ -75,7 +76,7 @@ COMMITTING = "slipstream.commit_s"
 _REQUEST = (
     *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK, INPUT_TOKENS, OUTPUT_TOKENS),
     *(METHOD, STATUS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED, ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED),
-    *(ASKED, ALONE, WAIT, BUBBLE, COMPUTE),
+    *(ASKED, ALONE, ARM, WAIT, BUBBLE, COMPUTE),
 )
 SPANS: dict[str, frozenset[str]] = {
     GENERATE: frozenset({*_REQUEST, REQUEST_MODEL, MAX_TOKENS, TEMPERATURE, TOP_P, TOP_K, WORKLOAD}),

@@ -239,15 +239,16 @@ async def test_all_that_is_declared_is_sent(
     """Together with `check`: what is declared and what is sent are the same."""
     target = await system.verifier()
     async with AsyncExitStack() as doomed:
-        await system.open([target], [await system.drafter(stack=doomed)])
+        await system.open([target], [await system.drafter(stack=doomed)], experiment="every: 1 drafters=model")
         sampling = gateway_pb2.SamplingOptions(temperature=0.5, top_p=0.9, top_k=40, seed=3)
         call = system.call(240, sampling=sampling, workload="code", model=target.engine.model.name)
         session = (await call.read()).started.session_id
         heard_of = 0
         while heard_of < 60:
             heard_of += len((await call.read()).delta.token_ids)
-    await heard(call)
+    call.cancel()
     await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session), metadata=(PARENT,)))
+    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))
     for failing in (
         system.stub.Resume(gateway_pb2.ResumeRequest(session_id="nobody's")),
         system.call(8, model="nobody's"),

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from drafter_svc.config import DrafterConfig
 from gateway.config import GatewayConfig
 from gateway.gateway import TOLD_S
 from slipstream.config import from_env
+from slipstream.telemetry.exporting import TraceConfig
 from slipstream.telemetry.metrics import DECLARED
 from slipstream.tls import TlsConfig
 from slipstream.worker import LAST_WORDS_S
-from tests.manifests.rendering import Document, Documents, Workload, amount, containers, environment, roles, workloads
+from tests.manifests.rendering import (
+    ROOT,
+    Document,
+    Documents,
+    Workload,
+    amount,
+    containers,
+    environment,
+    roles,
+    workloads,
+)
 from tests.manifests.scaling import (
     only_one_owner_of_replicas,
     roles_have_budgets,
@@ -22,13 +34,19 @@ from tests.manifests.scaling import (
 from verifier_svc.config import VerifierConfig
 
 Policy = Callable[[Documents], Iterator[str]]
+TRACING = (ROOT / "docs" / "tracing.md").read_text("utf-8")
 CONFIGS: Mapping[str, type[GatewayConfig] | type[VerifierConfig] | type[DrafterConfig]] = {
     "gateway": GatewayConfig,
     "verifier": VerifierConfig,
     "drafter": DrafterConfig,
 }
-OTHERS = re.compile(r"OTEL_[A-Z_]+|HF_(HOME|HUB_OFFLINE|HUB_DISABLE_TELEMETRY|TOKEN)|MODEL")
-"""Names that are not ours: telemetry's standard ones, the hub's, and what the model cache's job is told."""
+HUB = ("HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_TOKEN")
+TELEMETRY = re.findall(r"OTEL_\w+", "\n".join(re.findall(r"^\|.*?\|", TRACING, re.MULTILINE)))
+"""The standard names that docs/tracing.md has a line for."""
+OTHERS = frozenset({*HUB, *TELEMETRY, "MODEL"})
+"""Names that are not ours, that of what the model cache's job fetches too."""
+SHARED: Mapping[str, type[Any]] = {"SLIPSTREAM_TLS_": TlsConfig, "SLIPSTREAM_TRACE_": TraceConfig}
+"""By prefix, what every role reads."""
 FLUSH_S = 3.0
 """For telemetry's last words, after everything else."""
 TORCHRUN_KILLS_S = 30.0
@@ -56,13 +74,14 @@ def names_are_settings(documents: Documents) -> Iterator[str]:
     for workload in roles(documents):
         try:
             settings(workload, documents)
-            from_env(TlsConfig, "SLIPSTREAM_TLS_", environment(workload.spec["containers"][0], documents))
+            for prefix, kind in SHARED.items():
+                from_env(kind, prefix, environment(workload.spec["containers"][0], documents))
         except Exception as error:
             yield f"{workload.name}: {error}"
     for workload, container in containers(documents):
         for name in environment(container, documents):
-            ours = workload.role and name.startswith((f"{workload.role.upper()}_", "SLIPSTREAM_TLS_"))
-            if not ours and not OTHERS.fullmatch(name):
+            ours = workload.role and name.startswith((f"{workload.role.upper()}_", *SHARED))
+            if not ours and name not in OTHERS:
                 yield f"{workload.name}: {name} is nobody's setting"
 
 

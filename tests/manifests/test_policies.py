@@ -111,6 +111,8 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     (names_are_settings, DRAFTER, lambda d: env(d, "DRAFTER_MODEL", None)),
     (names_are_settings, DRAFTER, lambda d: env(d, "DRAFTER_THREADS", "many")),
     (names_are_settings, DRAFTER, lambda d: env(d, "SLIPSTREAM_TLS_FOLDR", "/tls")),
+    (names_are_settings, DRAFTER, lambda d: env(d, "SLIPSTREAM_TRACE_FOLDR", "/traces")),
+    (names_are_settings, GATEWAY, lambda d: env(d, "OTEL_TRACES_SAMPLR_ARG", "0.05")),
     (nobody_is_root, VERIFIER, lambda d: pod(d)["securityContext"].update(runAsUser=0)),
     (nobody_is_root, VERIFIER, lambda d: pod(d)["securityContext"].pop("seccompProfile")),
     (nobody_is_root, VERIFIER, lambda d: pod(d).update(hostNetwork=True)),

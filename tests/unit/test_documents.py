@@ -1,19 +1,29 @@
-"""What the documents say is tested is tested: the names in them are names of tests."""
+"""What the documents say is tested is tested: the names in them are names of tests. And every setting is told of."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+
+from tools.settings import CONFIGS, docstrings, document
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {path.stem: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
 TESTS = {name for text in FILES.values() for name in re.findall(r"def (test_\w+)\(", text)}
 
 
-@pytest.mark.parametrize("document", ["SECURITY.md", "docs/reliability.md"])
-def test_every_test_that_a_document_names_is_there(document: str) -> None:
-    named = set(re.findall(r"\btest_\w+", (ROOT / document).read_text("utf-8")))
+@pytest.mark.parametrize("name", ["SECURITY.md", "docs/reliability.md"])
+def test_every_test_that_a_document_names_is_there(name: str) -> None:
+    named = set(re.findall(r"\btest_\w+", (ROOT / name).read_text("utf-8")))
     assert len(named) > 20
-    assert not {name for name in named if name not in TESTS and name not in FILES}
+    assert not {each for each in named if each not in TESTS and each not in FILES}
+
+
+def test_every_setting_is_in_the_document_as_its_dataclass_says() -> None:
+    for _, kind in CONFIGS.values():
+        assert {name for name, _ in docstrings(kind)} == {field.name for field in dataclasses.fields(kind)}
+    told = (ROOT / "docs" / "settings.md").read_text("utf-8")
+    assert told == document(), "run `python -m tools.settings > docs/settings.md`"

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 
 from drafter_svc.config import DrafterConfig
 from gateway.config import GatewayConfig
 from slipstream.config import from_env
 from slipstream.telemetry.metrics import DECLARED
+from tools.lock import EXTRAS, closure, wanted
 from verifier_svc.config import VerifierConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "docker" / "constraints.txt"
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 ROLES: dict[str, type[Any]] = {"gateway": GatewayConfig, "drafter": DrafterConfig, "verifier": VerifierConfig}
@@ -88,6 +91,20 @@ def test_images_are_made_of_every_package_that_is_installed() -> None:
     copied = re.findall(r"^COPY (\w+) \1$", stages(DOCKERFILE)["sources"], re.MULTILINE)
     let_through = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert {name.removesuffix("*") for name in packaged} == set(copied) <= set(let_through)
+
+
+def test_images_are_built_of_versions_that_were_tested() -> None:
+    """All that the roles need has one, and torch's index may not bring another."""
+    pins = dict(line.split("==") for line in LOCK.read_text().splitlines() if not line.startswith("#"))
+    for needed in wanted():
+        assert needed.specifier.contains(pins[canonicalize_name(needed.name)]), needed
+    assert set(pins) >= set(closure(wanted()))
+    others = [line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    assert all(pins.get(name, version) == version for name, version in others)
+    installs = re.findall(r"pip install .*?(?=&&|\n\n|\nRUN|\nCOPY)", DOCKERFILE, re.DOTALL)
+    assert len(installs) == 3
+    assert all("-c /constraints.txt" in install for install in installs)
+    assert set(EXTRAS) == {name for extras in re.findall(r"whl\)\[(.*?)\]", DOCKERFILE) for name in extras.split(",")}
 
 
 @pytest.mark.parametrize("name", OURS)
