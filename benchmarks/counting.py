@@ -93,8 +93,8 @@ def scrape() -> tuple[Case, Case]:
     meters = Meters()
     for kind in range(KINDS):
         Ledger(time.monotonic, 0.0, series=meters.of(plan(f"kind-{kind}"))).add(ROUND)
-    config = SimpleNamespace(prices_of_drafters=dict, verifier_price=1.0)
-    router = SimpleNamespace(verifiers=[], drafters=[], clock=time.monotonic)
+    config = SimpleNamespace(prices_of_drafters=dict, verifier_price=1.0, verifiers=())
+    router = SimpleNamespace(verifiers=[], drafters=[], pools=(), clock=time.monotonic)
     store = MeasuredStore(MemoryStore(Memory(), owner="me", ttl_s=60.0, lease_s=10.0))
     server = SimpleNamespace(errors={})
     told = meter(Parts(config, meters, router, store, None, Traffic(), server))  # type: ignore[arg-type]
@@ -104,7 +104,14 @@ def scrape() -> tuple[Case, Case]:
 
 def main() -> None:
     tally, passes = Tally(), Passes()
-    turns: list[Any] = [SimpleNamespace(pending=[1], nodes=[None] * 4) for _ in range(32)]
+    tree = SimpleNamespace(root=SimpleNamespace(path_log_prob=-3.0))
+    turn = SimpleNamespace(
+        session=SimpleNamespace(tree=tree),
+        pending=[1],
+        nodes=[None] * 4,
+        starts=[SimpleNamespace(path_log_prob=-4.0)],
+    )
+    turns: list[Any] = [turn] * 32
 
     def passed() -> None:
         passes.began(turns)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -40,11 +39,20 @@ class System:
     verifier: Role
     drafter: Role
 
-    async def counted(self) -> Counter[str]:
-        """Steps and passes so far."""
+    async def counted(self, *names: str) -> list[float]:
+        """These metrics of verifier and drafter so far."""
         pages = [await asyncio.to_thread(_fetch, role.metrics) for role in (self.verifier, self.drafter)]
         samples = [s for page in pages for family in text_string_to_metric_families(page) for s in family.samples]
-        return Counter({name: int(sum(s.value for s in samples if s.name == name)) for name in (STEPS, PASSES)})
+        return [sum(s.value for s in samples if s.name == name) for name in names]
+
+    async def rates(self, sessions: int, speculate: bool, *names: str) -> list[float]:
+        """By how much a second they grow while so many sessions decode."""
+        load = Load(speculate, 0.0, sessions)
+        await complete(self.line, request(VOCABULARY - 1, load))
+        before, began = await self.counted(*names), time.perf_counter()
+        await asyncio.gather(*(complete(self.line, request(number, load, TOKENS)) for number in range(sessions)))
+        seconds, counted = time.perf_counter() - began, await self.counted(*names)
+        return [(after - earlier) / seconds for after, earlier in zip(counted, before, strict=True)]
 
 
 @asynccontextmanager
@@ -65,16 +73,12 @@ async def serving() -> AsyncIterator[System]:
 
 
 async def measure(system: System, sessions: int, speculate: bool) -> Row:
-    load = Load(speculate, 0.0, sessions)
-    await complete(system.line, request(VOCABULARY - 1, load))
-    before, began = await system.counted(), time.perf_counter()
-    await asyncio.gather(*(complete(system.line, request(number, load, TOKENS)) for number in range(sessions)))
-    seconds, counted = time.perf_counter() - began, await system.counted() - before
+    steps, passes = await system.rates(sessions, speculate, STEPS, PASSES)
     return {
         "speculation": "on" if speculate else "off",
         "sessions": sessions,
-        "ms besides the verifier's pass": 1e3 * (seconds / counted[STEPS] - TARGET.base_s),
-        "besides the drafter's": 1e3 * (seconds / counted[PASSES] - DRAFT.base_s) if speculate else None,
+        "ms besides the verifier's pass": 1e3 * (1.0 / steps - TARGET.base_s),
+        "besides the drafter's": 1e3 * (1.0 / passes - DRAFT.base_s) if speculate else None,
     }
 
 

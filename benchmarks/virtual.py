@@ -114,6 +114,8 @@ class Outcome:
     seconds: float
     steps: int
     draft_steps: int
+    needed: float
+    """Sessions that need the drafter at a time, on average (`drafter_svc.tally`)."""
     candidate_bytes: int
     rounds: list[verifier_pb2.Round]
 
@@ -235,7 +237,8 @@ async def decode(world: World, sessions: int, tokens: int, max_draft_tokens: int
             assert not any(end.HasField("failure") for end in ends), ends
             ended += len(ends)
         seconds = asyncio.get_running_loop().time()
-    return Outcome(seconds, running.scheduler.steps, running.drafting.steps, running.link.bytes, rounds)
+    needed = running.drafting.tally.needed_s / seconds
+    return Outcome(seconds, running.scheduler.steps, running.drafting.steps, needed, running.link.bytes, rounds)
 
 
 def _curve(cost: LinearCost) -> CostCurve:

@@ -47,6 +47,8 @@ class Outcome:
     """Sessions, on average over time."""
     verifiers_busy: float
     drafters_busy: float
+    drafters_needed: float
+    """Sessions that need each at a time, on average: what drafters are scaled by."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -114,7 +116,7 @@ class Simulation:
         agenda.run(until, lambda: sessions is not None and len(self._done) >= sessions)
         self._tally()
         seconds = max(agenda.now - start, 1e-9)
-        tokens, steps, computed, verifiers, drafters = (
+        tokens, steps, computed, verifiers, drafters, needed = (
             after - earlier for after, earlier in zip(self._totals(), before, strict=True)
         )
         return Outcome(
@@ -126,6 +128,7 @@ class Simulation:
             self._area / seconds,
             verifiers / seconds / len(self.verifiers),
             drafters / seconds / max(1, len(self.drafters)),
+            needed / seconds / max(1, len(self.drafters)),
         )
 
     def _come(self, *size: int) -> None:
@@ -166,11 +169,12 @@ class Simulation:
         self._since = self.agenda.now
 
     def _totals(self) -> tuple[float, ...]:
-        """Since the start: tokens, steps and computed tokens, and how long verifiers and drafters were busy."""
+        """Since the start: tokens, steps and computed tokens, how long both roles were busy, and drafters needed."""
         return (
             self._committed + sum(session.tokens for session in self._inside),
             sum(verifier.steps for verifier in self.verifiers),
             sum(verifier.computed for verifier in self.verifiers),
             sum(verifier.busy_s for verifier in self.verifiers),
             sum(drafter.busy_s for drafter in self.drafters),
+            sum(drafter.needed_s for drafter in self.drafters),
         )

@@ -46,7 +46,8 @@ class Drafter:
         self.sessions: dict[Session, None] = {}
         self._listeners: dict[Session, Listener] = {}
         self._busy = self._awake = False
-        self.busy_s = 0.0
+        self.busy_s = self.needed_s = 0.0
+        """In passes; and of each session in them by the chance that its text needs the guess (`drafter_svc.tally`)."""
         self.passes = 0
 
     @property
@@ -90,6 +91,7 @@ class Drafter:
             seconds = self._settings.cost(tokens, len(turns))
             self._busy = True
             self.busy_s += seconds
+            self.needed_s += seconds * sum(starts[0].path if starts else 1.0 for _, _, starts in turns)
             self.passes += 1
             host_s = self._settings.host_s + self._settings.host_session_s * len(turns)
             self._agenda.at(self._agenda.now + seconds + host_s, lambda: self._end(turns))

@@ -15,7 +15,8 @@ Row = dict[str, str | float | int | None]
 
 
 def row(plan: Plan) -> Row:
-    """Latencies in seconds: of a cell at the most traffic that it bears, simulated step by step, or estimated."""
+    """Latencies in seconds: of a cell at the most traffic that it bears, simulated step by step, or estimated. The same
+    cell says what to scale at: sessions of each verifier, and sessions that need each drafter at a time."""
     seen = plan.seen or plan.cells.at(plan.most_rate)
     return {
         "mode": plan.mode.name,
@@ -32,6 +33,8 @@ def row(plan: Plan) -> Row:
         "tokens_per_round": plan.seen.tokens_per_round if plan.seen else None,
         "verifiers_busy": plan.seen.verifiers_busy if plan.seen else None,
         "drafters_busy": plan.seen.drafters_busy if plan.seen and plan.drafters else None,
+        "scale_verifiers_at": seen.inside / (plan.mode.cell.verifiers if plan.seen else 1),
+        "scale_drafters_at": plan.seen.drafters_needed if plan.seen and plan.drafters else None,
         "price_per_hour": _finite(plan.price_per_hour),
         "price_per_million_tokens": _finite(plan.price_per_million),
     }
@@ -89,8 +92,16 @@ def sentence(scenario: Scenario, plans: Sequence[Plan]) -> str:
     return (
         f"Cheapest: {best.mode.name}, {best.verifiers} verifiers and {best.drafters} drafters at "
         f"{best.price_per_million:.3g} a million tokens. Against it: {', '.join(others)}. "
-        f"With more traffic than {best.most_rate * best.verifiers:.3g} requests/s it misses first: {best.limit}."
+        f"With more traffic than {best.most_rate * best.verifiers:.3g} requests/s it misses first: {best.limit}. "
+        f"{_thresholds(row(best))}"
     )
+
+
+def _thresholds(told: Row) -> str:
+    """For the autoscaler (docs/deployment.md, Scaling)."""
+    needed = told["scale_drafters_at"]
+    drafters = f", and a drafter to {needed:.3g} that need one at a time" if isinstance(needed, float) else ""
+    return f"Scale so that there is a verifier to {told['scale_verifiers_at']:.3g} sessions{drafters}."
 
 
 def day_rows(scenario: Scenario, plans: Sequence[Plan]) -> list[Row]:

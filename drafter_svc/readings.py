@@ -19,6 +19,7 @@ def meter(scheduler: Scheduler, verifiers: Traffic, server: Server) -> Meter:
             metrics.LINK_BYTES: lambda: verifiers.told("verifier"),
             metrics.DRAFTER_SESSIONS: lambda: len(scheduler),
             metrics.DRAFTER_BUSY: lambda: tally.busy_s,
+            metrics.DRAFTER_NEEDED: lambda: tally.needed_s,
             metrics.PASS_SECONDS: tally.seconds,
             metrics.PASS_SESSIONS: tally.sessions,
             metrics.PASS_TOKENS: tally.tokens,

@@ -39,6 +39,7 @@ def meter(parts: Parts) -> Meter:
     sources = {**_rounds(parts.meters), **_requests(parts), **_workers(parts), **_store(parts), **_vllm(parts.meters)}
     sources[metrics.CANDIDATES_VERIFIED] = lambda: _shares(parts, "drafted")
     sources[metrics.CANDIDATES_ACCEPTED] = lambda: _shares(parts, "accepted")
+    sources[metrics.CANDIDATE_ROUNDS] = lambda: _shares(parts, "rounds")
     sources[metrics.RPC_ERRORS] = lambda: parts.server.errors
     return Meter("gateway", sources)
 
@@ -54,12 +55,20 @@ def _rounds(meters: Meters) -> dict[metrics.Metric, Source]:
             for cause, count in series.sums.misses.items()
         }
 
+    def depths() -> Values:
+        return {
+            (*labels, str(depth)): count
+            for labels, series in meters.series.items()
+            for depth, count in series.sums.reached()
+        }
+
     return {
         metrics.ROUNDS: each(lambda series: series.sums.rounds),
         metrics.ROUNDS_WITH_DRAFTS: each(lambda series: series.sums.rounds_with_drafts),
         metrics.DRAFTED: each(lambda series: series.sums.drafted),
         metrics.ACCEPTED: each(lambda series: series.sums.accepted),
         metrics.EMITTED: each(lambda series: series.sums.emitted),
+        metrics.ACCEPTED_BY_DEPTH: depths,
         metrics.HITS: each(lambda series: series.sums.hits),
         metrics.MISSES: misses,
         metrics.ROUND_WAIT: each(lambda series: US * series.sums.wait_us),
@@ -159,9 +168,8 @@ def _vllm(meters: Meters) -> Mapping[metrics.Metric, Source]:
         return read
 
     def positions(series: Series) -> Iterator[tuple[tuple[str, ...], float]]:
-        lengths = series.sums.lengths
-        for position in range(max(lengths, default=0)):
-            yield (str(position),), sum(count for length, count in lengths.items() if length > position)
+        for depth, count in series.sums.reached():
+            yield (str(depth - 1),), count
 
     return {
         metrics.VLLM_DRAFTS: over_workloads(lambda series: iter([((), series.sums.rounds_with_drafts)])),

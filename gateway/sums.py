@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gateway.drafters import pool_of
@@ -57,6 +58,14 @@ class Sums:
             known = self._share(pool_of(share.drafter))
             known.drafted += share.drafted
             known.accepted += share.accepted
+            known.rounds += share.drafted > 0
+
+    def reached(self) -> Iterator[tuple[int, int]]:
+        """(depth below the last committed token, from 1; rounds that accepted a candidate there)"""
+        rounds = 0
+        for depth in range(max(self.lengths, default=0), 0, -1):
+            rounds += self.lengths[depth]
+            yield depth, rounds
 
     def _find(self, done: verifier_pb2.Round) -> None:
         if done.miss == verifier_pb2.MISS_CAUSE_UNSPECIFIED:

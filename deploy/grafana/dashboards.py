@@ -169,6 +169,36 @@ ACCEPTANCE = Dashboard(
                 "1 + accepted / rounds with candidates.",
             ),
             Panel(
+                "Acceptance length by drafter",
+                (
+                    Query(
+                        "1 + "
+                        + ratio(
+                            "slipstream_candidates_accepted_total",
+                            "slipstream_candidate_rounds_total",
+                            "drafter, method",
+                        ),
+                        "{{drafter}} ({{method}})",
+                    ),
+                ),
+                "1 + accepted / rounds with candidates of it; what several sent counts for each.",
+            ),
+        ),
+        (
+            Panel(
+                "Rounds that got so deep, by workload",
+                (
+                    Query(
+                        f"{rate('slipstream_accepted_by_depth_total', 'workload, depth', OURS)} "
+                        f"/ on (workload) group_left {rate('slipstream_rounds_with_drafts_total', 'workload', OURS)}",
+                        "{{workload}} {{depth}}",
+                    ),
+                ),
+                "Of the rounds with candidates those that accepted one at this depth.",
+                "percentunit",
+                most=1,
+            ),
+            Panel(
                 "Acceptance by depth",
                 (
                     Query(
@@ -204,7 +234,7 @@ ACCEPTANCE = Dashboard(
             Panel(
                 "Rollback cost",
                 (
-                    Query("slipstream:rollback_cost:ratio_rate5m", "of step time"),
+                    Query("slipstream:rollback_cost:ratio_rate5m", "of step time {{job}}"),
                     Query(
                         "1 - " + ratio("slipstream_accepted_tokens_total", "slipstream_drafted_tokens_total"),
                         "of candidates",
@@ -307,7 +337,7 @@ FLEET = Dashboard(
                 "Verifiers: busy",
                 (
                     Query("slipstream:verifier_busy:ratio_rate5m", "{{instance}}"),
-                    Query("slipstream:bubble:ratio_rate5m", "bubble, all"),
+                    Query("slipstream:bubble:ratio_rate5m", "bubble {{job}}"),
                 ),
                 "Share of time in steps, and of time held back for candidates.",
                 "percentunit",
@@ -316,7 +346,7 @@ FLEET = Dashboard(
             Panel(
                 "Drafters: busy",
                 (Query("slipstream:drafter_busy:ratio_rate5m", "{{instance}}"),),
-                "Share of time in passes.",
+                "Share of time in passes: near 1 while there is any session, for they guess ahead.",
                 "percentunit",
                 most=1,
             ),
@@ -387,8 +417,11 @@ FLEET = Dashboard(
         (
             Panel(
                 "Sessions of drafters",
-                (Query("slipstream_drafter_sessions", "{{instance}}"),),
-                "That they guess for.",
+                (
+                    Query("slipstream_drafter_sessions", "{{instance}}"),
+                    Query("slipstream:drafter_needed:rate5m", "{{instance}} in need"),
+                ),
+                "That they guess for, and how many of them need it at a time: what drafters are scaled by.",
             ),
             Panel(
                 "Workers that answer",

@@ -84,6 +84,13 @@ ROUNDS_WITH_DRAFTS = _gateway(
 DRAFTED = _gateway("slipstream_drafted_tokens_total", "Candidates verified.", *REQUEST)
 ACCEPTED = _gateway("slipstream_accepted_tokens_total", "Candidates accepted.", *REQUEST)
 EMITTED = _gateway("slipstream_emitted_tokens_total", "Output tokens committed.", *REQUEST)
+ACCEPTED_BY_DEPTH = _gateway(
+    "slipstream_accepted_by_depth_total",
+    "Rounds that accepted a candidate at this depth below the last committed token; over "
+    "slipstream_rounds_with_drafts_total the share that got so far.",
+    *REQUEST,
+    "depth",
+)
 HITS = _gateway(
     "slipstream_round_hits_total", "Rounds whose candidates were there when the round before ended.", *REQUEST
 )
@@ -112,6 +119,14 @@ CANDIDATES_VERIFIED = _gateway(
 CANDIDATES_ACCEPTED = _gateway(
     "slipstream_candidates_accepted_total",
     "Candidates accepted, of each drafter; one that several sent counts for each.",
+    "model",
+    "drafter",
+    "method",
+    "workload",
+)
+CANDIDATE_ROUNDS = _gateway(
+    "slipstream_candidate_rounds_total",
+    "Rounds in which candidates of a drafter were verified; one of several drafters counts for each.",
     "model",
     "drafter",
     "method",
@@ -264,6 +279,11 @@ DROPPED = _verifier(
 
 DRAFTER_SESSIONS = _drafter("slipstream_drafter_sessions", "Sessions that this drafter guesses for.")
 DRAFTER_BUSY = _drafter("slipstream_drafter_busy_seconds_total", "Time in which the draft model, or the index, works.")
+DRAFTER_NEEDED = _drafter(
+    "slipstream_drafter_needed_seconds_total",
+    "Time of passes, of each session in one by the chance that its text needs the guess: its rate is how many sessions "
+    "need the drafter at a time.",
+)
 PASS_SECONDS = Metric(
     "slipstream_drafter_pass_seconds", "histogram", "A pass of the draft model.", ("drafter",), (), _STEPS
 )

@@ -225,14 +225,16 @@ class Statistics(_message.Message):
     def __init__(self, rounds: _Optional[int] = ..., rounds_with_drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., rehomed: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., bubble_s: _Optional[float] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterStatistics, _Mapping]]] = ..., emitted: _Optional[int] = ...) -> None: ...
 
 class DrafterStatistics(_message.Message):
-    __slots__ = ("name", "drafted", "accepted")
+    __slots__ = ("name", "drafted", "accepted", "rounds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     drafted: int
     accepted: int
-    def __init__(self, name: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    rounds: int
+    def __init__(self, name: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
     __slots__ = ("session_id", "offset", "characters", "revision")

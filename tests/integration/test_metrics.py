@@ -68,7 +68,7 @@ class System:
 
 @asynccontextmanager
 async def system(**config: Any) -> AsyncIterator[System]:
-    draft = DrafterConfig(model="emulated:acceptance=0.8", listen=FREE, metrics_listen=FREE, grace_s=0.0)
+    draft = DrafterConfig(model="emulated:acceptance=0.8&fanout=0.7", listen=FREE, metrics_listen=FREE, grace_s=0.0)
     async with (
         drafter_running(draft) as drafting,
         verifier(
@@ -130,6 +130,8 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     assert gateway.value("slipstream_candidates_verified_total", **share) == drafted
     assert gateway.value("slipstream_candidates_accepted_total", **share) == accepted
     assert gateway.value("slipstream_candidates_accepted_total", workload="code") == told[1].accepted
+    assert gateway.value("slipstream_candidate_rounds_total", **share) == sum(each.rounds_with_drafts for each in told)
+    assert [each.drafters[0].rounds for each in told] == [each.rounds_with_drafts for each in told]
 
     # The same under vLLM's names, and by depth as the verifier saw it.
     spec = "vllm:spec_decode_num_"
@@ -140,6 +142,9 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     assert sum(positions.values()) == accepted
     depths = deciding.by("slipstream_depth_accepted_tokens_total", "depth")
     assert {str(int(position) + 1): count for position, count in positions.items()} == depths
+    reached = {depth: gateway.value("slipstream_accepted_by_depth_total", depth=depth) for depth in depths}
+    assert reached == depths
+    assert gateway.value("slipstream_accepted_by_depth_total", workload="code") == told[1].accepted
     assert deciding.value("slipstream_depth_drafted_tokens_total") == drafted
     assert deciding.value("slipstream_rolled_back_tokens_total") == drafted - accepted
     assert deciding.value("slipstream_verifier_committed_tokens_total") == 3 * TOKENS
@@ -154,6 +159,9 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     assert drafting.value("slipstream_drafter_busy_seconds_total") == pytest.approx(
         drafting.value("slipstream_drafter_pass_seconds_sum")
     )
+    # One session after the other: it never needs more than one drafter, and that one runs ahead.
+    needed = drafting.value("slipstream_drafter_needed_seconds_total")
+    assert 0.0 < needed < drafting.value("slipstream_drafter_busy_seconds_total")
     assert drafting.value("slipstream_drafter_guessed_tokens_total") >= drafting.value(
         "slipstream_drafter_told_tokens_total"
     )

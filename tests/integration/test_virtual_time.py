@@ -7,12 +7,18 @@ Figures are exact: a pass takes its emulated time, a frame its delay, Python not
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from functools import cache
+from itertools import repeat
 
 import pytest
 
 from benchmarks.virtual import Outcome, World, decode, open_request, run, system
+from capacity.cell import Cell, Simulation
+from capacity.drafting import Drafting
+from capacity.guessing import Acceptance
+from capacity.step import Verifying
 from slipstream.engine.emulation import LinearCost
 from slipstream.v1 import verifier_pb2
 from verifier_svc.planner import Plan, Planner
@@ -107,6 +113,21 @@ def test_where_time_is_proportional_to_tokens_speculation_pauses_and_costs_nothi
 def test_where_passes_cost_the_same_whatever_is_in_them_many_sessions_go_on_speculating() -> None:
     flat = replace(WORLD, target=LinearCost(0.020))
     assert speculated(0, 16, 40, 4, flat).tokens_per_s >= 1.8 * plain(flat, 16, 40).tokens_per_s
+
+
+@pytest.mark.parametrize("sessions", [1, 4, 16])
+def test_so_many_sessions_need_the_drafter_as_the_simulation_says(sessions: int) -> None:
+    """A lone one less than half of the time, though the drafter never rests; what drafters are scaled by."""
+    delay_s, tokens = 0.0005, 60
+    target, draft = (0.020, 0.0002, 0.0, 64), (0.005, 0.00004, 0.0, 64)
+    outcome = measured(World(delay_s, LinearCost(*target), LinearCost(*draft)), sessions, tokens, 8)
+    verifying = Verifying(LinearCost(*target), Acceptance([WORLD.acceptance], WORLD.fanout), max_draft_tokens=8)
+    simulation = Simulation(Cell(verifying, Drafting(LinearCost(*draft), delay_s=delay_s)))
+    simulation.closed(repeat((4, tokens), sessions), sessions)
+    planned = simulation.observe(math.inf, sessions)
+    assert outcome.needed == pytest.approx(planned.drafters_needed, rel=0.2)
+    assert 0.3 * sessions < outcome.needed < 0.6 * sessions
+    assert sessions > 1 or planned.drafters_busy > 0.95
 
 
 class Patient(Planner):

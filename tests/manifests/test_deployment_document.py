@@ -23,6 +23,12 @@ def test_the_overlay_of_ones_own_renders_and_keeps_to_every_policy(tmp_path: Pat
     assert all(re.match(r"registry\.example/slipstream/\w+@sha256:", image) for image in images)
     assert find(documents, "PersistentVolumeClaim", "models")["spec"]["storageClassName"] == "shared-files"
     assert find(documents, "Certificate", "gateway-clients")["spec"]["dnsNames"] == ["slipstream.example"]
+    scaled = [
+        (name, find(documents, "ScaledObject", name)["spec"]["triggers"]) for name in ("verifier", "drafter-model")
+    ]
+    thresholds = {(name, each["name"]): each["metadata"]["threshold"] for name, those in scaled for each in those}
+    assert (thresholds["verifier", "sessions"], thresholds["drafter-model", "needed"]) == ("32", "39")
+    assert thresholds["verifier", "waiting"] == "4"
 
 
 def test_clients_inside_dial_a_name_that_the_certificate_for_them_has() -> None:

@@ -19,6 +19,7 @@ from capacity.command import plan
 from capacity.cost import Table, over
 from capacity.day import day, grown, price_per_million
 from capacity.mode import disaggregated, plain
+from capacity.report import row, sentence
 from capacity.scenario import Lengths, Region, Scenario, parse, read
 from capacity.sizing import OVERLOAD, fleet, most_rate
 from capacity.sizing import plan as plan_mode
@@ -136,6 +137,9 @@ def test_a_plan_meets_its_slo_and_costs_what_its_replicas_cost(small: Scenario) 
     assert made.seen is not None
     assert made.seen.tpot_s(0.95) <= small.slo.tpot_p95_s and made.seen.ttft_s(0.95) <= small.slo.ttft_p95_s
     assert made.verifiers == made.drafters == math.ceil(12.0 / made.most_rate)
+    told = row(made)
+    assert 0.0 < float(told["scale_drafters_at"] or 0.0) < float(told["scale_verifiers_at"] or 0.0)
+    assert f"a drafter to {made.seen.drafters_needed:.3g} that need one" in sentence(small, [made])
     assert made.price_per_hour == pytest.approx(5.5 * made.verifiers)
     assert made.price_per_million == pytest.approx(made.price_per_hour / (12.0 * 30 * 3600) * 1e6)
 
@@ -172,6 +176,7 @@ def test_the_command_tells_both_ways(tmp_path: Path) -> None:
     prices = [each["price_per_hour"] for each in plans]
     assert prices == sorted(prices)
     assert {"no speculation", "co-located", "1 drafters : 1 verifiers"} <= {each["mode"] for each in plans}
+    assert all(0.0 < each["scale_verifiers_at"] < 64 for each in plans if each["verifiers"])
     path.write_text(json.dumps(SMALL | {"verifier": SMALL["verifier"] | {"sessions": 1}}))
     table = CliRunner().invoke(app, [str(path), "--quick", "--tpot-p95-ms", "0.1"])
     assert "No way to serve meets this SLO" in table.stdout
