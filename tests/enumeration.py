@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 
 import numpy as np
 
@@ -148,6 +149,7 @@ def target_of(seed: int, vocabulary: int, zeros: bool = False) -> Target:
 def draft_of(seed: int, vocabulary: int, support: int) -> Draft:
     """An honest sparse q of this many tokens at every path; 0: a deterministic draft."""
 
+    @cache
     def draft(path: Path) -> Proposal | None:
         if support == 0:
             return None

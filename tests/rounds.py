@@ -39,6 +39,10 @@ HOPE = -1.0
 """Path log-probability of a candidate that makes it worth while to wait for another one."""
 
 
+NO_THREAD = mock.Mock()
+"""Steps are taken by hand."""
+
+
 def by_node(session: Drafting, start: Node) -> int:
     """The key of the draws below a node."""
     return noise.key(session.stream, start.number, Purpose.DRAFT)
@@ -149,7 +153,7 @@ class Run:
         )
         if world.admits is not None:
             self.session.tree.admits = world.admits(self.session)
-        self._loop = scheduler.Scheduler(Table(world, chances), mock.Mock(), 512, world.expand)
+        self._loop = scheduler.Scheduler(Table(world, chances), NO_THREAD, 512, world.expand)
         model = types_pb2.ModelInfo(vocabulary_size=len(world.target(())), max_length=LIMIT)
         self._peer = Peer(self._loop, Bounds(model, 4, world.max_nodes))
         self._frames = Mailbox()

@@ -10,12 +10,12 @@ from slipstream.engine.graphs import Acceleration
 from slipstream.engine.packed import PackedEngine
 from tests.tape import TapeRecorder, listed_attention
 
-SMALL = Setting(sessions=(1, 2), nodes=(0, 3), context=20, steps=2, chain=2, tokens=6, copied=1 << 16)
+SMALL = Setting(sessions=(1, 2), nodes=(0, 3), context=20, steps=1, chain=2, tokens=4, copied=1 << 16)
 
 
 def test_every_way_is_timed_and_texts_are_the_same() -> None:
     target, draft = (load_checkpoint(str(MODELS / name), "float32") for name in ("target", "draft"))
-    recorder, buckets = TapeRecorder(), Buckets(4, 32)
+    recorder, buckets = TapeRecorder(), Buckets(4, 8)
     choices: Ways = {"ordinary": None, "captured": Acceleration(listed_attention, recorder, buckets)}
     rows = list(steps("shipped", target, choices, SMALL))
     sizes = [(way, count, nodes) for way in choices for count in SMALL.sessions for nodes in SMALL.nodes]
@@ -23,8 +23,8 @@ def test_every_way_is_timed_and_texts_are_the_same() -> None:
     assert all(0.0 < float(row["host ms"] or 0) <= float(row["ms / step"] or 0) for row in rows)
     assert recorder.captures > 0
     engines = (
-        PackedEngine(target, 4096, block_size=64, acceleration=choices["captured"]),
-        PackedEngine(draft, 4096, block_size=64),
+        PackedEngine(target, 1024, block_size=64, acceleration=choices["captured"]),
+        PackedEngine(draft, 1024, block_size=64),
     )
     plain, speculative = texts("shipped", *engines, SMALL)
     assert plain["guesses"] == 0 and speculative["texts as plain"] == "4 of 4"
