@@ -125,8 +125,8 @@ def _attributes(of: dict[str, Any]) -> dict[str, Any]:
     return {each["key"]: _value(each["value"]) for each in of.get("attributes", ())}
 
 
-def _value(told: dict[str, Any]) -> Any:
-    kind, value = next(iter(told.items()))
+def _value(typed: dict[str, Any]) -> Any:
+    kind, value = next(iter(typed.items()))
     if kind == "arrayValue":
         return [_value(each) for each in value.get("values", ())]
     return int(value) if kind == "intValue" else value

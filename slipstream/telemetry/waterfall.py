@@ -85,8 +85,8 @@ def _bar(span: Told, first: int, last: int, width: int) -> str:
 
 
 def _notes(span: Told) -> str:
-    told = [f"{key.partition('.')[2]} {value}" for key in NOTED if (value := _readable(key, span.attributes.get(key)))]
-    return ", ".join([*told, *(event.name for event in span.events if event.name != spans.OPENED)])
+    notes = [f"{key.partition('.')[2]} {value}" for key in NOTED if (value := _readable(key, span.attributes.get(key)))]
+    return ", ".join([*notes, *(event.name for event in span.events if event.name != spans.OPENED)])
 
 
 def _readable(key: str, value: object) -> str:
