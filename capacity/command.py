@@ -58,10 +58,10 @@ def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:
         typer.echo(f"simulating {given.name}: {how_long} ...", err=True)
     plans = compare(given, exact=exact)
     if as_json:
-        told: dict[str, Any] = {"name": given.name, "plans": [report.row(each) for each in plans]}
+        figures: dict[str, Any] = {"name": given.name, "plans": [report.row(each) for each in plans]}
         if day:
-            told["day"] = report.day_rows(given, plans)
-        typer.echo(json.dumps(told, indent=1))
+            figures["day"] = report.day_rows(given, plans)
+        typer.echo(json.dumps(figures, indent=1))
         return
     console = Console()
     console.print(report.table(given, plans))

@@ -162,16 +162,16 @@ class Drafter:
 
     def _tell(self, sessions: list[Session]) -> None:
         arrives = self._agenda.now + self._settings.delay_s
-        told = [session for session in sessions if session.tree.tell(self._allowed(session), arrives)]
-        if told:
-            self._agenda.at(arrives, lambda: self._arrive(told))
+        richer = [session for session in sessions if session.tree.tell(self._allowed(session), arrives)]
+        if richer:
+            self._agenda.at(arrives, lambda: self._arrive(richer))
 
     def _arrive(self, sessions: list[Session]) -> None:
-        told: dict[Listener, list[Session]] = {}
+        of_each: dict[Listener, list[Session]] = {}
         for session in sessions:
             if listener := self._listeners.get(session):
-                told.setdefault(listener, []).append(session)
-        for listener, some in told.items():
+                of_each.setdefault(listener, []).append(session)
+        for listener, some in of_each.items():
             listener.arrived(some)
 
 

@@ -56,14 +56,14 @@ def table(scenario: Scenario, plans: Sequence[Plan]) -> Table:
 def _cells(plan: Plan) -> list[str]:
     if not plan.verifiers:
         return [plan.mode.name, *["-"] * 8, plan.limit]
-    told = row(plan)
+    figures = row(plan)
     return [
         plan.mode.name,
         str(plan.verifiers),
         str(plan.drafters),
         f"{plan.price_per_hour:.2f}",
         f"{plan.price_per_million:.3f}",
-        *(f"{_ms(told[f'{name}_p50_s'])}/{_ms(told[f'{name}_p95_s'])}" for name in ("ttft", "tpot")),
+        *(f"{_ms(figures[f'{name}_p50_s'])}/{_ms(figures[f'{name}_p95_s'])}" for name in ("ttft", "tpot")),
         f"{plan.seen.tokens_per_round:.2f}" if plan.seen else "-",
         f"{plan.most_rate:.2f}",
         plan.limit,

@@ -179,8 +179,8 @@ class Verifier:
         if not step.reading and self._patience.timed(step, step.size, seconds):
             for session in self._sessions:
                 if session.drafter is not None:
-                    told = partial(session.drafter.demand, session, self._patience.threshold)
-                    self._say(session.drafter, told)
+                    demand = partial(session.drafter.demand, session, self._patience.threshold)
+                    self._say(session.drafter, demand)
         for session, size in step.reading.items():
             session.pending -= size
         for session, nodes in zip(step.decoding, step.chosen, strict=True):

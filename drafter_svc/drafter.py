@@ -54,8 +54,8 @@ async def running(
             drafting = tasks.create_task(scheduler.run())
             try:
                 address = await server.start(config.listen, config.health_listen)
-                told = meter(scheduler, service.traffic, server)
-                async with exposing(told, config.metrics_listen) as server.metrics_address:
+                metrics = meter(scheduler, service.traffic, server)
+                async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                     yield Drafter(address, scheduler, server)
             finally:
                 await worker.end(server, config.grace_s)

@@ -192,6 +192,6 @@ class Scheduler:
 
     def _tell(self, session: Session, *, idle: bool = False) -> None:
         subscriber = self._subscribers.get(session)
-        if subscriber is not None and (told := tell(session, self._clock(), idle=idle)):
-            self.tally.told += len(told)
-            subscriber.candidates(told)
+        if subscriber is not None and (nodes := tell(session, self._clock(), idle=idle)):
+            self.tally.told += len(nodes)
+            subscriber.candidates(nodes)

@@ -210,20 +210,20 @@ class Peer:
             raise InvalidArgument("min_path_probability is a number not below zero.")
         return Policy(min(policy.max_nodes, self._bounds.max_nodes), policy.min_path_probability)
 
-    def _candidates(self, number: int, session: Session, told: list[Node]) -> None:
+    def _candidates(self, number: int, session: Session, nodes: list[Node]) -> None:
         frame = types_pb2.Candidates(
             session=number,
             epoch=session.epoch,
             base_length=session.tree.base_length,
             generation=session.tree.generation,
-            first_node=told[0].number,
-            token_ids=[node.token for node in told],
-            confidences=wire.confidences_to_wire(node.log_prob for node in told),
+            first_node=nodes[0].number,
+            token_ids=[node.token for node in nodes],
+            confidences=wire.confidences_to_wire(node.log_prob for node in nodes),
         )
-        parents = [node.parent.number if node.parent is not None else ROOT for node in told]
-        if any(parent != node.number - 1 for parent, node in zip(parents, told, strict=True)):
+        parents = [node.parent.number if node.parent is not None else ROOT for node in nodes]
+        if any(parent != node.number - 1 for parent, node in zip(parents, nodes, strict=True)):
             frame.parents.extend(parents)
-        for node in told:
+        for node in nodes:
             if node.proposal is not None:
                 frame.distributions.add(token_ids=node.proposal.token_ids, weights=node.proposal.weights)
         if session.trace is not None:

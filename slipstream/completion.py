@@ -23,13 +23,13 @@ def _gap() -> Unavailable:
     return Unavailable("a part of the text did not come.", reason="GAP")
 
 
-def _token(told: gateway_pb2.TokenText, logprob: float) -> dict[str, object]:
-    return {"token_id": told.token_id, "token": told.text, "bytes": list(told.bytes), "logprob": logprob}
+def _token(text: gateway_pb2.TokenText, logprob: float) -> dict[str, object]:
+    return {"token_id": text.token_id, "token": text.text, "bytes": list(text.bytes), "logprob": logprob}
 
 
-def _likelihood(told: gateway_pb2.Logprob) -> dict[str, object]:
-    top = [_token(other.token, other.logprob) for other in told.top]
-    return {**_token(told.token, told.logprob), "top_logprobs": top}
+def _likelihood(logprob: gateway_pb2.Logprob) -> dict[str, object]:
+    top = [_token(other.token, other.logprob) for other in logprob.top]
+    return {**_token(logprob.token, logprob.logprob), "top_logprobs": top}
 
 
 @dataclass(slots=True)
@@ -86,39 +86,39 @@ class Completion:
     @property
     def tpot_s(self) -> float | None:
         """Seconds for each output token after the first: (E2E - TTFT) / (n - 1), of what the statistics are of."""
-        told = self.finished.statistics
-        return (told.e2e_s - told.ttft_s) / (told.emitted - 1) if told.emitted > 1 else None
+        seen = self.finished.statistics
+        return (seen.e2e_s - seen.ttft_s) / (seen.emitted - 1) if seen.emitted > 1 else None
 
     def report(self) -> dict[str, object]:
         """The object that `--json` prints. Seconds; rates are null where nothing was counted."""
-        told = self.finished.statistics
+        seen = self.finished.statistics
         return {
             "text": self.text,
             "token_ids": self.token_ids[self.begins :],
             "prompt_token_ids": list(self.started.prompt_token_ids),
-            "logprobs": [_likelihood(told) for told in self.logprobs] or None,
+            "logprobs": [_likelihood(each) for each in self.logprobs] or None,
             "finish_reason": FINISH_REASONS.get(self.finished.reason, "unknown"),
             "stop": self.finished.stop or None,
             "session_id": self.started.session_id,
             "trace_id": self.trace_id or None,
             "model": self.started.model,
             "seed": self.started.seed,
-            "rounds": told.rounds,
-            "rounds_with_drafts": told.rounds_with_drafts,
-            "drafted": told.drafted,
-            "accepted": told.accepted,
-            "acceptance_rate": told.accepted / told.drafted if told.drafted else None,
-            "acceptance_length": 1 + told.accepted / told.rounds_with_drafts if told.rounds_with_drafts else None,
-            "ttft_s": told.ttft_s,
+            "rounds": seen.rounds,
+            "rounds_with_drafts": seen.rounds_with_drafts,
+            "drafted": seen.drafted,
+            "accepted": seen.accepted,
+            "acceptance_rate": seen.accepted / seen.drafted if seen.drafted else None,
+            "acceptance_length": 1 + seen.accepted / seen.rounds_with_drafts if seen.rounds_with_drafts else None,
+            "ttft_s": seen.ttft_s,
             "tpot_s": self.tpot_s,
-            "e2e_s": told.e2e_s,
-            "wait_s": told.wait_s,
-            "verify_s": told.verify_s,
-            "bubble_s": told.bubble_s,
-            "rehomed": told.rehomed,
-            "hits": told.hits,
-            "misses": dict(told.misses),
-            "accepted_prediction_tokens": told.accepted_prediction_tokens,
-            "rejected_prediction_tokens": told.rejected_prediction_tokens,
-            "drafters": {share.name: {"drafted": share.drafted, "accepted": share.accepted} for share in told.drafters},
+            "e2e_s": seen.e2e_s,
+            "wait_s": seen.wait_s,
+            "verify_s": seen.verify_s,
+            "bubble_s": seen.bubble_s,
+            "rehomed": seen.rehomed,
+            "hits": seen.hits,
+            "misses": dict(seen.misses),
+            "accepted_prediction_tokens": seen.accepted_prediction_tokens,
+            "rejected_prediction_tokens": seen.rejected_prediction_tokens,
+            "drafters": {share.name: {"drafted": share.drafted, "accepted": share.accepted} for share in seen.drafters},
         }

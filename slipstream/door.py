@@ -31,8 +31,8 @@ class Door:
         key would be readable on its way."""
         if not (self.key.isascii() and self.key.isprintable()):
             raise InvalidArgument("an API key is one line of ASCII; give it as `slipstream key` printed it.")
-        said = {"authorization": f"Bearer {self.key}" if self.key else "", "traceparent": self.traceparent}
-        interceptors = _saying(tuple((name, value) for name, value in said.items() if value))
+        metadata = {"authorization": f"Bearer {self.key}" if self.key else "", "traceparent": self.traceparent}
+        interceptors = _saying(tuple((name, value) for name, value in metadata.items() if value))
         if self.tls or self.ca:
             credentials = grpc.ssl_channel_credentials(self._authorities())
             return grpc.aio.secure_channel(self.address, credentials, CHANNEL_OPTIONS, interceptors=interceptors)

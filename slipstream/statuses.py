@@ -69,9 +69,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def abort(context: Context, error: Exception) -> None:
             if isinstance(error, grpc.aio.AbortError):
                 raise error
-            told = _typed(error)
-            self.errors[details.method.strip("/"), told.code.name, self._reasons(told.reason)] += 1
-            status = rpc_status.to_status(_status(told))
+            typed = _typed(error)
+            self.errors[details.method.strip("/"), typed.code.name, self._reasons(typed.reason)] += 1
+            status = rpc_status.to_status(_status(typed))
             trailing = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
             await context.abort_with_status(status._replace(trailing_metadata=trailing))
 

@@ -66,11 +66,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.WatchResponse]:
-        told: worker_pb2.WatchResponse | None = None
+        latest: worker_pb2.WatchResponse | None = None
         while True:
             load = self._load()
             load.draining = self.draining
-            if load != told:
-                told = load
+            if load != latest:
+                latest = load
                 yield load
             await asyncio.sleep(WATCH_PERIOD_S)

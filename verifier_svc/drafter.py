@@ -267,10 +267,10 @@ class Drafter:
     ) -> None:
         if not self._link.up:
             return  # `connected` opens every session again
-        told = policy or (open.policy if open is not None else None)
-        if told is not None:
-            attachment.nodes = told.max_nodes
-            attachment.owed = attachment.owed if told.max_nodes else -math.inf
+        flow = policy or (open.policy if open is not None else None)
+        if flow is not None:
+            attachment.nodes = flow.max_nodes
+            attachment.owed = attachment.owed if flow.max_nodes else -math.inf
         if close is None:
             nodes = max(LEAST_NODES, attachment.nodes)
             attachment.allowance.earn(nodes)

@@ -67,9 +67,10 @@ def _told(
         rows += [case.first_row, *(case.first_row + 1 + node for node in verdict.path)]
         tokens += [*(case.selection.token_ids[node] for node in verdict.path), verdict.next_token]
         tops += [turns[index].session.top_logprobs or 0] * (1 + len(verdict.path))
-    told = iter(logprobs(logits[torch.tensor(rows, device=logits.device)], tokens, tops))
+    likely = iter(logprobs(logits[torch.tensor(rows, device=logits.device)], tokens, tops))
     return {
-        index: replace(verdict, logprobs=tuple(islice(told, 1 + len(verdict.path)))) for index, verdict in asked.items()
+        index: replace(verdict, logprobs=tuple(islice(likely, 1 + len(verdict.path))))
+        for index, verdict in asked.items()
     }
 
 

@@ -94,8 +94,8 @@ async def _serving(
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
         try:
             address = await server.start(config.listen, config.health_listen)
-            told = meter(scheduler, engine, drafters, service.traffic, server)
-            async with exposing(told, config.metrics_listen) as server.metrics_address:
+            metrics = meter(scheduler, engine, drafters, service.traffic, server)
+            async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                 yield Verifier(address, scheduler, engine, service, server)
         finally:
             service.leave()

@@ -114,12 +114,12 @@ class Continuations:
 
     def log_q(self) -> npt.NDArray[np.float32]:
         """[target tokens] float32, up to a constant; -inf for what the drafter has no word for."""
-        told = [(string.weight, self._token(string)) for string in self._strings] + self._rest
-        told = [(weight, token) for weight, token in told if token >= 0]
+        weighed = [(string.weight, self._token(string)) for string in self._strings] + self._rest
+        weighed = [(weight, token) for weight, token in weighed if token >= 0]
         row = np.full(self._translation.target.size, -np.inf, dtype=np.float32)
-        if told:
-            weights = np.array([weight for weight, _ in told])
-            tokens = np.array([token for _, token in told])
+        if weighed:
+            weights = np.array([weight for weight, _ in weighed])
+            tokens = np.array([token for _, token in weighed])
             top = weights.max()
             masses = np.bincount(tokens, np.exp(weights - top), minlength=len(row))
             row[tokens] = np.log(np.maximum(masses[tokens], 1e-300))

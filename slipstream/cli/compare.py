@@ -45,35 +45,35 @@ def compare_arms(
         return merge([parsed(each) for each in told])
 
     servers = list(dict.fromkeys(server or []))
-    told = asyncio.run(talk("compare", doors_of(servers, api_key, tls, ca), ask))
-    if not any(arm.samples for arm in told.arms):
+    experiment = asyncio.run(talk("compare", doors_of(servers, api_key, tls, ca), ask))
+    if not any(arm.samples for arm in experiment.arms):
         error = FailedPrecondition("no session of the experiment has finished yet.", reason="NO_SESSIONS")
         typer.echo(f"slipstream compare: {error.message} [{error.reason}]", err=True)
         raise typer.Exit(1)
     if as_json:
-        typer.echo(json.dumps(_report(told, prices, confidence)))
+        typer.echo(json.dumps(_report(experiment, prices, confidence)))
     else:
-        for line in _text(told, prices, confidence):
+        for line in _text(experiment, prices, confidence):
             typer.echo(line)
 
 
-def _text(told: gateway_pb2.GetExperimentResponse, prices: Prices | None, confidence: float) -> Iterator[str]:
-    yield f"experiment {told.name}: {told.arms_setting}"
+def _text(experiment: gateway_pb2.GetExperimentResponse, prices: Prices | None, confidence: float) -> Iterator[str]:
+    yield f"experiment {experiment.name}: {experiment.arms_setting}"
     yield f"{100 * confidence:g} % intervals, over sessions"
-    for arm in told.arms:
+    for arm in experiment.arms:
         yield f"  {arm.name}: {arm.begun} begun, {arm.finished} finished, {len(arm.samples)} of them measured here"
-    for warning in uneven(told):
+    for warning in uneven(experiment):
         yield f"WARNING: {warning}; find out why before you believe what follows."
-    first = told.arms[0]
-    compared = compare(told.arms, prices, confidence)
-    for arm in told.arms[1:] or [first]:
+    first = experiment.arms[0]
+    compared = compare(experiment.arms, prices, confidence)
+    for arm in experiment.arms[1:] or [first]:
         yield from _table(first.name, arm.name, compared[arm.name])
-    for arm in told.arms:
+    for arm in experiment.arms:
         for name, lines in shadows(arm, confidence).items():
             yield from _table(f"served in {arm.name}", f"{name} (shadow)", lines)
     yield ""
     yield "share of rounds in which so many candidates or more were accepted, from 1 on"
-    for name, shares in _reached(told).items():
+    for name, shares in _reached(experiment).items():
         yield f"  {name}: {' '.join(f'{share:.2f}' for share in shares) or 'none'}"
 
 
@@ -95,9 +95,9 @@ def _interval(one: Interval) -> str:
     return f"{number(one.value)} ({' to '.join(ends)})"
 
 
-def _reached(told: gateway_pb2.GetExperimentResponse) -> dict[str, list[float]]:
+def _reached(experiment: gateway_pb2.GetExperimentResponse) -> dict[str, list[float]]:
     found = {}
-    for arm in told.arms:
+    for arm in experiment.arms:
         found[arm.name] = reached(arm.samples)
         for name in watched(arm):
             samples = [sample for sample in arm.samples if name in sample.shadows]
@@ -105,25 +105,25 @@ def _reached(told: gateway_pb2.GetExperimentResponse) -> dict[str, list[float]]:
     return found
 
 
-def _report(told: gateway_pb2.GetExperimentResponse, prices: Prices | None, confidence: float) -> dict[str, Any]:
+def _report(experiment: gateway_pb2.GetExperimentResponse, prices: Prices | None, confidence: float) -> dict[str, Any]:
     """Numbers that are not known are null."""
-    compared = compare(told.arms, prices, confidence)
+    compared = compare(experiment.arms, prices, confidence)
     return {
-        "experiment": told.name,
-        "arms_setting": told.arms_setting,
+        "experiment": experiment.name,
+        "arms_setting": experiment.arms_setting,
         "confidence": confidence,
-        "warnings": uneven(told),
+        "warnings": uneven(experiment),
         "arms": {
             arm.name: {
                 "begun": arm.begun,
                 "finished": arm.finished,
                 "measured": len(arm.samples),
-                "metrics": _lines(arm.name, compared[arm.name], against_itself=arm is told.arms[0]),
+                "metrics": _lines(arm.name, compared[arm.name], against_itself=arm is experiment.arms[0]),
                 "shadows": {name: _lines(name, lines) for name, lines in shadows(arm, confidence).items()},
             }
-            for arm in told.arms
+            for arm in experiment.arms
         },
-        "reached": _reached(told),
+        "reached": _reached(experiment),
     }
 
 

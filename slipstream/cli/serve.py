@@ -61,9 +61,9 @@ class Role:
         assert process.stdout is not None
         async for line in process.stdout:
             if (text := line.decode()).startswith(READY):
-                told = dict(word.partition("=")[::2] for word in text.split()[1:])
-                self.metrics = told.get("metrics", "")
-                return told["grpc"]
+                ready = dict(word.partition("=")[::2] for word in text.split()[1:])
+                self.metrics = ready.get("metrics", "")
+                return ready["grpc"]
         raise Unavailable(f"{self.module} ended with status {await process.wait()} before it was ready.")
 
     async def _run(self, more: Mapping[str, str], *options: str) -> asyncio.subprocess.Process:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from slipstream.errors import SlipstreamError
-from slipstream.telemetry.reading import Told, from_folder, from_jaeger_at, to_jaeger
+from slipstream.telemetry.reading import ReadSpan, from_folder, from_jaeger_at, to_jaeger
 
 
 def trace(
@@ -35,7 +35,7 @@ def trace(
         raise typer.Exit(1) from error
 
 
-def show(spans: list[Told], rounds: range | None) -> None:
+def show(spans: list[ReadSpan], rounds: range | None) -> None:
     from rich.console import Console
 
     from slipstream.telemetry.waterfall import waterfall

@@ -68,8 +68,8 @@ def load_checkpoint(
         model.to(device)
     entrance = _entrance(model) if placed else torch.device(device)
     layers = _layers(model, config, entrance, quantised)
-    told = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
-    info = _info(name, model, told, parameters)
+    precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
+    info = _info(name, model, precision, parameters)
     forward: Forward | None = LibraryForward(model, mapped=bool(spread.device_map))
     if lean and not quantised and not placed and fits(model):
         forward = lean_forward(model, layers, info.max_length)

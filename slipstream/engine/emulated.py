@@ -100,8 +100,8 @@ class EmulatedEngine(Bookkeeping):
     def text(self, prompt: Sequence[int], count: int) -> list[int]:
         """The `count` tokens after a prompt, without any pass."""
         places = np.arange(len(prompt), len(prompt) + count, dtype=np.uint64)
-        said: list[int] = self.tokens(np.full(count, prompt[0], np.uint64), places).tolist()
-        return said
+        text: list[int] = self.tokens(np.full(count, prompt[0], np.uint64), places).tolist()
+        return text
 
     def tokens(self, salts: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """The token at each position (same shape as the inputs) of a text that begins with `salts`."""

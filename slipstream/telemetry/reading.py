@@ -27,7 +27,7 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReadSpan:
     """A span. Ids are hex, moments Unix nanoseconds."""
 
     trace_id: str
@@ -46,7 +46,7 @@ class Told:
     kind: str = "internal"
 
 
-def from_folder(folder: Path, trace_id: str) -> list[Told]:
+def from_folder(folder: Path, trace_id: str) -> list[ReadSpan]:
     """Raises NotFound where no file holds the trace."""
     spans = [
         span
@@ -61,7 +61,7 @@ def from_folder(folder: Path, trace_id: str) -> list[Told]:
     return spans
 
 
-def from_jaeger_at(url: str, trace_id: str) -> list[Told]:
+def from_jaeger_at(url: str, trace_id: str) -> list[ReadSpan]:
     """Raises NotFound, and Unavailable where nothing that is Jaeger answers."""
     if not url.startswith(("http://", "https://")):
         raise InvalidArgument(f"{url} is no address of a Jaeger; write http://HOST:16686.")
@@ -77,12 +77,12 @@ def from_jaeger_at(url: str, trace_id: str) -> list[Told]:
         raise Unavailable(f"{url} does not answer as a Jaeger does: {error}.") from error
 
 
-def from_otlp(document: dict[str, Any]) -> Iterator[Told]:
+def from_otlp(document: dict[str, Any]) -> Iterator[ReadSpan]:
     """The spans of one line of OTLP JSON."""
     for resource in document["resourceSpans"]:
         service = str(_attributes(resource.get("resource", {})).get("service.name", ""))
         for span in (span for scope in resource["scopeSpans"] for span in scope["spans"]):
-            yield Told(
+            yield ReadSpan(
                 trace_id=span["traceId"],
                 span_id=span["spanId"],
                 parent_id=span.get("parentSpanId", ""),
@@ -101,7 +101,7 @@ def from_otlp(document: dict[str, Any]) -> Iterator[Told]:
             )
 
 
-def to_jaeger(spans: Iterable[Told]) -> dict[str, Any]:
+def to_jaeger(spans: Iterable[ReadSpan]) -> dict[str, Any]:
     """The document that Jaeger's upload tab reads, microseconds and all."""
     spans = list(spans)
     names = {service: f"p{number}" for number, service in enumerate(sorted({span.service for span in spans}), 1)}
@@ -116,7 +116,7 @@ def to_jaeger(spans: Iterable[Told]) -> dict[str, Any]:
     }
 
 
-def from_jaeger(document: dict[str, Any]) -> list[Told]:
+def from_jaeger(document: dict[str, Any]) -> list[ReadSpan]:
     trace = document["data"][0]
     return [_from_jaeger(span, trace["processes"][span["processID"]]["serviceName"]) for span in trace["spans"]]
 
@@ -125,14 +125,14 @@ def _attributes(of: dict[str, Any]) -> dict[str, Any]:
     return {each["key"]: _value(each["value"]) for each in of.get("attributes", ())}
 
 
-def _value(told: dict[str, Any]) -> Any:
-    kind, value = next(iter(told.items()))
+def _value(typed: dict[str, Any]) -> Any:
+    kind, value = next(iter(typed.items()))
     if kind == "arrayValue":
         return [_value(each) for each in value.get("values", ())]
     return int(value) if kind == "intValue" else value
 
 
-def _to_jaeger(span: Told, process: str) -> dict[str, Any]:
+def _to_jaeger(span: ReadSpan, process: str) -> dict[str, Any]:
     references = [("FOLLOWS_FROM", *link) for link in span.links]
     if span.parent_id:
         references.insert(0, ("CHILD_OF", span.trace_id, span.parent_id))
@@ -154,7 +154,7 @@ def _to_jaeger(span: Told, process: str) -> dict[str, Any]:
     }
 
 
-def _from_jaeger(span: dict[str, Any], service: str) -> Told:
+def _from_jaeger(span: dict[str, Any], service: str) -> ReadSpan:
     tags = {tag["key"]: tag["value"] for tag in span["tags"]}
     references = [(each["refType"], each["traceID"], each["spanID"]) for each in span["references"]]
     parent = next((name for kind, trace, name in references if kind == "CHILD_OF"), "")
@@ -163,7 +163,7 @@ def _from_jaeger(span: dict[str, Any], service: str) -> Told:
     for entry in span["logs"] or ():
         fields = {each["key"]: each["value"] for each in entry["fields"]}
         events.append(Happened(fields.pop("event", ""), entry["timestamp"] * 1000, fields))
-    return Told(
+    return ReadSpan(
         trace_id=span["traceID"],
         span_id=span["spanID"],
         parent_id=parent,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from slipstream.errors import NotFound
 from slipstream.telemetry import spans
-from slipstream.telemetry.reading import Told
+from slipstream.telemetry.reading import ReadSpan
 
 BAR, SHORTEST_BAR = 44, 12
 """Characters that the whole time takes, on a wide terminal and on a narrow one."""
@@ -24,7 +24,7 @@ NOTED = (
 """Attributes that a line tells, unless they are nothing."""
 
 
-def waterfall(trace: Iterable[Told], rounds: range | None = None, width: int = 240) -> Table:
+def waterfall(trace: Iterable[ReadSpan], rounds: range | None = None, width: int = 240) -> Table:
     """Parents before children, in order of time. `rounds`: of these alone, and only they are drawn. On a terminal of
     `width` characters names and times are whole, bars get shorter, and what is noted is cut off at the end.
 
@@ -56,10 +56,10 @@ def waterfall(trace: Iterable[Told], rounds: range | None = None, width: int = 2
     return table
 
 
-def _arranged(trace: Iterable[Told], rounds: range | None) -> Iterator[tuple[int, Told]]:
+def _arranged(trace: Iterable[ReadSpan], rounds: range | None) -> Iterator[tuple[int, ReadSpan]]:
     """Each span with its depth. A span whose parent is not there stands by itself."""
     known = {span.span_id: span for span in trace}
-    children: defaultdict[str, list[Told]] = defaultdict(list)
+    children: defaultdict[str, list[ReadSpan]] = defaultdict(list)
     for span in sorted(known.values(), key=lambda span: span.began_ns):
         if rounds is None or span.name != spans.ROUND or span.attributes.get(spans.INDEX) in rounds:
             children[span.parent_id if span.parent_id in known else ""].append(span)
@@ -71,22 +71,22 @@ def _arranged(trace: Iterable[Told], rounds: range | None) -> Iterator[tuple[int
         waiting += [(depth + 1, child) for child in reversed(children[span.span_id])]
 
 
-def _name(span: Told) -> str:
+def _name(span: ReadSpan) -> str:
     index = span.attributes.get(spans.INDEX)
     drafter = span.attributes.get(spans.DRAFTER)
     return f"{span.name} {index}" if index is not None else f"{span.name} {drafter}" if drafter else span.name
 
 
-def _bar(span: Told, first: int, last: int, width: int) -> str:
+def _bar(span: ReadSpan, first: int, last: int, width: int) -> str:
     """At least one character wide."""
     scale = width / max(1, last - first)
     begin = min(width - 1, int((span.began_ns - first) * scale))
     return " " * begin + "\u2588" * max(1, round((span.ended_ns - span.began_ns) * scale))
 
 
-def _notes(span: Told) -> str:
-    told = [f"{key.partition('.')[2]} {value}" for key in NOTED if (value := _readable(key, span.attributes.get(key)))]
-    return ", ".join([*told, *(event.name for event in span.events if event.name != spans.OPENED)])
+def _notes(span: ReadSpan) -> str:
+    notes = [f"{key.partition('.')[2]} {value}" for key in NOTED if (value := _readable(key, span.attributes.get(key)))]
+    return ", ".join([*notes, *(event.name for event in span.events if event.name != spans.OPENED)])
 
 
 def _readable(key: str, value: object) -> str:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from slipstream.cli import app
 from slipstream.errors import NotFound
 from slipstream.telemetry import spans
-from slipstream.telemetry.reading import Told, from_folder
+from slipstream.telemetry.reading import ReadSpan, from_folder
 
 EVERY = set(spans.SPANS) - {spans.RESUME, spans.STEP}
 
@@ -24,7 +24,7 @@ def generate(server: str, *options: str) -> tuple[str | None, str]:
     return trace_id, done.stderr
 
 
-def written(folder: Path, trace_id: str) -> list[Told]:
+def written(folder: Path, trace_id: str) -> list[ReadSpan]:
     """Once every process has sent all of its own."""
     until = time.monotonic() + 20.0
     while time.monotonic() < until:

@@ -19,7 +19,15 @@ from typer.testing import CliRunner
 from slipstream.cli import app
 from slipstream.errors import InvalidArgument, NotFound, Unavailable
 from slipstream.telemetry import spans
-from slipstream.telemetry.reading import Happened, Told, from_folder, from_jaeger, from_jaeger_at, from_otlp, to_jaeger
+from slipstream.telemetry.reading import (
+    Happened,
+    ReadSpan,
+    from_folder,
+    from_jaeger,
+    from_jaeger_at,
+    from_otlp,
+    to_jaeger,
+)
 from slipstream.telemetry.waterfall import waterfall
 
 ID = "0123456789abcdef" * 2
@@ -31,9 +39,9 @@ names = st.text("0123456789abcdef", min_size=16, max_size=16)
 
 
 @st.composite
-def told(draw: st.DrawFn) -> Told:
+def told(draw: st.DrawFn) -> ReadSpan:
     began = draw(moments)
-    return Told(
+    return ReadSpan(
         trace_id=ID,
         span_id=draw(names),
         parent_id=draw(st.one_of(st.just(""), names)),
@@ -51,19 +59,19 @@ def told(draw: st.DrawFn) -> Told:
 
 @settings(max_examples=50)
 @given(st.lists(told(), min_size=1, max_size=4))
-def test_what_jaeger_is_given_says_all_that_there_was(trace: list[Told]) -> None:
+def test_what_jaeger_is_given_says_all_that_there_was(trace: list[ReadSpan]) -> None:
     document = to_jaeger(trace)
     assert from_jaeger(json.loads(json.dumps(document))) == trace
     processes = document["data"][0]["processes"]
     assert {process["serviceName"] for process in processes.values()} == {span.service for span in trace}
 
 
-def span(name: str, number: int, parent: int, began: int, took: int, **told: Any) -> Told:
+def span(name: str, number: int, parent: int, began: int, took: int, **told: Any) -> ReadSpan:
     service = {"draft": 2, "verify": 1, "prefill": 1}.get(name, 0)
     told["attributes"] = {f"slipstream.{key}": value for key, value in told.pop("notes", {}).items()}
     began, took = (1_700_000_000_000 + began) * MS, took * MS
     parent_id = f"{parent:016x}" if parent else ""
-    return Told(ID, f"{number:016x}", parent_id, spans.SERVICES[service], name, began, began + took, **told)
+    return ReadSpan(ID, f"{number:016x}", parent_id, spans.SERVICES[service], name, began, began + took, **told)
 
 
 TRACE = [

@@ -24,26 +24,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Sequence
-from typing import Protocol
 
 from slipstream.noise import Purpose
 from slipstream.proposal import Proposal
 from slipstream.selection import ROOT, Selection
-from verifier_svc.acceptance.rejection import probability, residual
+from verifier_svc.acceptance.rejection import Chance, probability, residual
 from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
 
 
-class SiblingChance(Protocol):
-    """`Chance` with one coin for each sibling; `KeyedChance` is one."""
-
-    def accepts(self, depth: int, probability: float, sibling: int = 0) -> bool:
-        """A coin for the sibling-th candidate (0 is the first) `depth` tokens after the prefix."""
-        ...
-
-    def draw(self, depth: int, weights: FloatArray, purpose: Purpose) -> int: ...
-
-
-def recursive(selection: Selection, chance: SiblingChance) -> Generator[Distribution, FloatArray, Verdict]:
+def recursive(selection: Selection, chance: Chance) -> Generator[Distribution, FloatArray, Verdict]:
     """Walks down, at each node past the children it rejects. Total: whatever p, q and tokens are, some token comes
     out.
     """

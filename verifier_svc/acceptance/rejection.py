@@ -22,8 +22,8 @@ from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
 class Chance(Protocol):
     """Where a rule's randomness comes from; a parameter, so that tests can enumerate every outcome."""
 
-    def accepts(self, depth: int, probability: float) -> bool:
-        """A coin for the candidate `depth` tokens after the prefix (0 is the first)."""
+    def accepts(self, depth: int, probability: float, sibling: int = 0) -> bool:
+        """A coin for the sibling-th candidate (0 is the first) `depth` tokens after the prefix."""
         ...
 
     def draw(self, depth: int, weights: FloatArray, purpose: Purpose) -> int:
@@ -38,7 +38,6 @@ class KeyedChance:
         self._seed, self._position = seed, position
 
     def accepts(self, depth: int, probability: float, sibling: int = 0) -> bool:
-        """Candidates for the same position have a coin each, numbered by `sibling`."""
         stream = noise.key(self._seed, self._position + depth, Purpose.ACCEPT)
         return noise.scalar_uniform(stream, sibling) < probability
 
