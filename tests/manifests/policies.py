@@ -47,8 +47,8 @@ CONFIGS: Mapping[str, type[GatewayConfig] | type[VerifierConfig] | type[DrafterC
 HUB = ("HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_TOKEN")
 TELEMETRY = re.findall(r"OTEL_\w+", "\n".join(re.findall(r"^\|.*?\|", TRACING, re.MULTILINE)))
 """The standard names that docs/tracing.md has a line for."""
-OTHERS = frozenset({*HUB, *TELEMETRY, "MODEL"})
-"""Names that are not ours, that of what the model cache's job fetches too."""
+OTHERS = frozenset({*HUB, *TELEMETRY, "MODEL", "JAEGER_LISTEN_HOST"})
+"""Names that are not ours, those of what the model cache's job fetches and of Jaeger's page too."""
 SHARED: Mapping[str, type[Any]] = {"SLIPSTREAM_TLS_": TlsConfig, "SLIPSTREAM_TRACE_": TraceConfig}
 """By prefix, what every role reads."""
 FLUSH_S = 3.0
