@@ -54,7 +54,7 @@ async def running(
             drafting = tasks.create_task(scheduler.run())
             try:
                 address = await server.start(config.listen, config.health_listen)
-                told = meter(scheduler, service.traffic, server)
+                told = meter(scheduler, service.traffic, server, tracing)
                 async with exposing(told, config.metrics_listen) as server.metrics_address:
                     yield Drafter(address, scheduler, server)
             finally:

@@ -46,8 +46,9 @@ async def tracing_from_env(service: str) -> AsyncIterator[Tracing | None]:
     Raises InvalidArgument for what this process cannot do.
     """
     every_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", SEND_EVERY_MS))
-    batches = [BatchSpanProcessor(each, schedule_delay_millis=every_ms) for each in _exporters(service, os.environ)]
-    tracing = Tracing(service, batches) if batches else None
+    exporters = [Counted(each) for each in _exporters(service, os.environ)]
+    batches = [BatchSpanProcessor(each, schedule_delay_millis=every_ms) for each in exporters]
+    tracing = Tracing(service, batches, sent=lambda: sum(each.sent for each in exporters)) if batches else None
     try:
         yield tracing
     finally:
@@ -68,6 +69,23 @@ def _exporters(service: str, environ: Mapping[str, str]) -> Iterator[SpanExporte
         yield OTLPSpanExporter(timeout=None if timed else EXPORT_TIMEOUT_S)
     if folder := from_env(TraceConfig, "SLIPSTREAM_TRACE_", environ).folder:
         yield FileExporter(Path(folder), service)
+
+
+class Counted(SpanExporter):
+    """An exporter, and how many spans it got rid of."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.sent = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self.sent += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
 
 
 class FileExporter(SpanExporter):

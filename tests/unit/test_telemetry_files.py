@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.verdict import remarkable
@@ -81,6 +81,7 @@ requests = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(requests, st.integers(9_990, 10_010), st.booleans())
 @example({spans.ROLLED_BACK: 48, spans.ROLLED_BACK_PERCENT: 75}, 0, False)
 @example({spans.REHOMED: 1}, 0, False)
