@@ -54,7 +54,7 @@ async def running(
             drafting = tasks.create_task(scheduler.run())
             try:
                 address = await server.start(config.listen, config.health_listen)
-                metrics = meter(scheduler, service.traffic, server)
+                metrics = meter(scheduler, service.traffic, server, tracing)
                 async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                     yield Drafter(address, scheduler, server)
             finally:

@@ -6,16 +6,18 @@ from drafter_svc.scheduler import Scheduler
 from slipstream.outbox import Traffic
 from slipstream.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.meter import Meter
+from slipstream.telemetry.meter import Meter, spans_of
+from slipstream.telemetry.tracing import Tracing
 
 
-def meter(scheduler: Scheduler, verifiers: Traffic, server: Server) -> Meter:
+def meter(scheduler: Scheduler, verifiers: Traffic, server: Server, tracing: Tracing | None) -> Meter:
     """`verifiers`: what came and went on their streams."""
     tally = scheduler.tally
     return Meter(
         "drafter",
         {
             metrics.RPC_ERRORS: lambda: server.errors,
+            metrics.SPANS: spans_of(tracing),
             metrics.LINK_BYTES: lambda: verifiers.told("verifier"),
             metrics.DRAFTER_SESSIONS: lambda: len(scheduler),
             metrics.DRAFTER_BUSY: lambda: tally.busy_s,

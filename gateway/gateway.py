@@ -102,7 +102,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
         sessions = Sessions(stage, tokenizer, store, scribe, world.chance)
         service = GatewayService(stage, tokenizer, sessions)
         server = Server([service.register], _access(config, world), _options(config))
-        told = meter(Parts(config, meters, router, store, scribe, traffic, server))
+        told = meter(Parts(config, meters, router, store, scribe, traffic, server, world.tracing))
         server.metrics_address = await stack.enter_async_context(exposing(told, config.metrics_listen))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]

@@ -14,7 +14,8 @@ from gateway.store.measured import MeasuredStore
 from slipstream.outbox import Traffic
 from slipstream.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.meter import Meter, Source, Values
+from slipstream.telemetry.meter import Meter, Source, Values, spans_of
+from slipstream.telemetry.tracing import Tracing
 
 STATES = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 ENGINE = "0"
@@ -33,6 +34,7 @@ class Parts:
     scribe: Scribe | None
     traffic: Traffic
     server: Server
+    tracing: Tracing | None = None
 
 
 def meter(parts: Parts) -> Meter:
@@ -41,6 +43,7 @@ def meter(parts: Parts) -> Meter:
     sources[metrics.CANDIDATES_ACCEPTED] = lambda: _shares(parts, "accepted")
     sources[metrics.CANDIDATE_ROUNDS] = lambda: _shares(parts, "rounds")
     sources[metrics.RPC_ERRORS] = lambda: parts.server.errors
+    sources[metrics.SPANS] = spans_of(parts.tracing)
     return Meter("gateway", sources)
 
 

@@ -110,6 +110,7 @@ class Request:
         if isinstance(event, gateway_pb2.Started):
             self._attributes |= {
                 spans.CONVERSATION: event.session_id,
+                spans.RESPONSE_ID: f"{event.session_id}.{event.revision}",
                 spans.RESPONSE_MODEL: event.model,
                 spans.SEED: str(event.seed),  # 64 bits, where an attribute has 63
                 spans.INPUT_TOKENS: len(event.prompt_token_ids),

@@ -8,18 +8,27 @@ from slipstream.engine.engine import Engine
 from slipstream.outbox import Traffic
 from slipstream.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.meter import Meter, Values
+from slipstream.telemetry.meter import Meter, Values, spans_of
+from slipstream.telemetry.tracing import Tracing
 from verifier_svc.drafters import Drafters
 from verifier_svc.scheduler import Scheduler
 
 
-def meter(scheduler: Scheduler, engine: Engine, drafters: Drafters, gateways: Traffic, server: Server) -> Meter:
+def meter(
+    scheduler: Scheduler,
+    engine: Engine,
+    drafters: Drafters,
+    gateways: Traffic,
+    server: Server,
+    tracing: Tracing | None,
+) -> Meter:
     """`gateways`: what came and went on their streams."""
     tally, memory = scheduler.tally, scheduler.memory
     return Meter(
         "verifier",
         {
             metrics.RPC_ERRORS: lambda: server.errors,
+            metrics.SPANS: spans_of(tracing),
             metrics.LINK_BYTES: lambda: gateways.told("gateway") | drafters.traffic.told("drafter"),
             metrics.VERIFIER_SESSIONS: lambda: len(scheduler),
             metrics.VERIFIER_WAITING: lambda: memory.waiting,

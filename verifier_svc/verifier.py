@@ -94,7 +94,7 @@ async def _serving(
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
         try:
             address = await server.start(config.listen, config.health_listen)
-            metrics = meter(scheduler, engine, drafters, service.traffic, server)
+            metrics = meter(scheduler, engine, drafters, service.traffic, server, parts.tracing)
             async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                 yield Verifier(address, scheduler, engine, service, server)
         finally:

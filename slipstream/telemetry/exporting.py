@@ -48,8 +48,8 @@ async def tracing_from_env(service: str) -> AsyncIterator[Tracing | None]:
 
     Raises InvalidArgument for what this process cannot do.
     """
-    batches = _batches(service, os.environ)
-    tracing = Tracing(service, batches) if batches else None
+    exporters, batches = _batches(service, os.environ)
+    tracing = Tracing(service, batches, sent=lambda: sum(each.sent for each in exporters)) if batches else None
     try:
         yield tracing
     finally:
@@ -57,10 +57,11 @@ async def tracing_from_env(service: str) -> AsyncIterator[Tracing | None]:
             tracing.close()
 
 
-def _batches(service: str, environ: Mapping[str, str]) -> list[BatchSpanProcessor]:
+def _batches(service: str, environ: Mapping[str, str]) -> tuple[list[Counted], list[BatchSpanProcessor]]:
     try:
         every_ms = float(environ.get("OTEL_BSP_SCHEDULE_DELAY", SEND_EVERY_MS))
-        return [BatchSpanProcessor(each, schedule_delay_millis=every_ms) for each in _exporters(service, environ)]
+        exporters = [Counted(each) for each in _exporters(service, environ)]
+        return exporters, [BatchSpanProcessor(each, schedule_delay_millis=every_ms) for each in exporters]
     except (ValueError, InvalidCompressionValueException) as error:
         read = ", ".join(sorted(name for name in environ if name.startswith(READ)))
         raise InvalidArgument(f"one of {read} cannot be read: {error}") from error
@@ -79,6 +80,23 @@ def _exporters(service: str, environ: Mapping[str, str]) -> Iterator[SpanExporte
         yield OTLPSpanExporter(timeout=None if timed else EXPORT_TIMEOUT_S)
     if folder := from_env(TraceConfig, "SLIPSTREAM_TRACE_", environ).folder:
         yield FileExporter(Path(folder), service)
+
+
+class Counted(SpanExporter):
+    """An exporter, and how many spans it got rid of."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.sent = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self.sent += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
 
 
 class FileExporter(SpanExporter):

@@ -13,12 +13,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from slipstream.telemetry import metrics
+from slipstream.telemetry.tracing import Tracing
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each counter, of which nobody makes use
 
 Values = Mapping[tuple[str, ...], float]
 """By the values of the labels."""
 Source = Callable[[], float | Values] | Histogram
+
+
+def spans_of(tracing: Tracing | None) -> Source:
+    """What became of the spans of a process."""
+    return dict if tracing is None else tracing.counts
 
 
 class Meter(Collector):

@@ -74,6 +74,14 @@ LINK_BYTES = Metric(
     ROLES,
     ("peer", "direction"),
 )
+SPANS = Metric(
+    "slipstream_spans_total",
+    "counter",
+    "Spans of traces, for each place that they go to: `made`, and of those `sent`, which a collector or a file took; "
+    "but for the last second's the others are lost.",
+    ROLES,
+    ("outcome",),
+)
 
 # Gateway: rounds, as the verifiers tell of them.
 

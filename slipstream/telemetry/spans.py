@@ -29,6 +29,7 @@ TEMPERATURE = "gen_ai.request.temperature"
 TOP_P = "gen_ai.request.top_p"
 TOP_K = "gen_ai.request.top_k"
 SEED = "gen_ai.request.seed"
+RESPONSE_ID = "gen_ai.response.id"
 RESPONSE_MODEL = "gen_ai.response.model"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
@@ -74,9 +75,9 @@ WIRE = "slipstream.wire_s"
 COMMITTING = "slipstream.commit_s"
 
 _REQUEST = (
-    *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK, INPUT_TOKENS, OUTPUT_TOKENS),
-    *(METHOD, STATUS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED, ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED),
-    *(ASKED, ALONE, ARM, WAIT, BUBBLE, COMPUTE),
+    *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_ID, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK),
+    *(INPUT_TOKENS, OUTPUT_TOKENS, METHOD, STATUS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED),
+    *(ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED, ASKED, ALONE, ARM, WAIT, BUBBLE, COMPUTE),
 )
 SPANS: dict[str, frozenset[str]] = {
     GENERATE: frozenset({*_REQUEST, REQUEST_MODEL, MAX_TOKENS, TEMPERATURE, TOP_P, TOP_K, WORKLOAD}),

@@ -51,13 +51,22 @@ class Clocks:
 class Tracing:
     """The spans of one process. `begin` starts traces, `join` takes part in those of others."""
 
-    def __init__(self, service: str, processors: Sequence[SpanProcessor], clocks: Clocks | None = None) -> None:
-        """`service`: its name in traces. The sampler and more of the resource are as `OTEL_*` says."""
+    def __init__(
+        self,
+        service: str,
+        processors: Sequence[SpanProcessor],
+        clocks: Clocks | None = None,
+        sent: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`service`: its name in traces. The sampler and more of the resource are as `OTEL_*` says. `sent`: how many
+        spans the processors got rid of."""
         provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
         self.resource = provider.resource
         self.sampler: Sampler = provider.sampler
         self.processors = processors
         self.clocks = clocks or Clocks()
+        self.made = 0
+        self._sent = sent
         self._steps = random.getrandbits(64) << 64
 
     def begin(self, name: str, carrier: Mapping[str, str]) -> Trace | None:
@@ -94,6 +103,10 @@ class Tracing:
     def alone(self, root: SpanContext) -> Trace:
         """A trace of this process alone."""
         return Trace(self, root, self._offset_ns())
+
+    def counts(self) -> dict[tuple[str, ...], float]:
+        """Of spans, by outcome."""
+        return {("made",): self.made, ("sent",): self._sent()}
 
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Sends what is left, for as long: the library itself waits for a collector that does not answer."""
@@ -206,6 +219,7 @@ class Trace:
             instrumentation_scope=SCOPE,
         )
         for processor in self.tracing.processors:
+            self.tracing.made += 1
             processor.on_end(made)
 
     def _named(self, whose: int, epoch: int, length: int) -> SpanContext:

@@ -48,7 +48,7 @@ BASES: dict[str, Any] = {
 TRACE = {"open.trace.trace_id", "open.trace.receiver"}
 """What tells of no trace that could be is let be."""
 UNREAD = {
-    "gateway": {"owner", "revision"},
+    "gateway": {"owner", "revision", "vocabulary_fingerprint"},
     "verifier": TRACE,
     "drafter": TRACE
     | {

@@ -14,12 +14,16 @@ from slipstream.telemetry.exporting import TraceConfig
 from slipstream.telemetry.metrics import DECLARED
 from slipstream.tls import TlsConfig
 from slipstream.worker import LAST_WORDS_S
+from tests.manifests.limits import (
+    disks_have_room_for_what_is_written,
+    limits_are_set,
+    stores_have_room_for_their_log,
+)
 from tests.manifests.rendering import (
     ROOT,
     Document,
     Documents,
     Workload,
-    amount,
     containers,
     environment,
     roles,
@@ -43,8 +47,8 @@ CONFIGS: Mapping[str, type[GatewayConfig] | type[VerifierConfig] | type[DrafterC
 HUB = ("HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_TOKEN")
 TELEMETRY = re.findall(r"OTEL_\w+", "\n".join(re.findall(r"^\|.*?\|", TRACING, re.MULTILINE)))
 """The standard names that docs/tracing.md has a line for."""
-OTHERS = frozenset({*HUB, *TELEMETRY, "MODEL"})
-"""Names that are not ours, that of what the model cache's job fetches too."""
+OTHERS = frozenset({*HUB, *TELEMETRY, "MODEL", "JAEGER_LISTEN_HOST"})
+"""Names that are not ours, those of what the model cache's job fetches and of Jaeger's page too."""
 SHARED: Mapping[str, type[Any]] = {"SLIPSTREAM_TLS_": TlsConfig, "SLIPSTREAM_TRACE_": TraceConfig}
 """By prefix, what every role reads."""
 FLUSH_S = 3.0
@@ -127,11 +131,16 @@ def images_have_versions(documents: Documents) -> Iterator[str]:
             yield f"{workload.name}: {container['image']} may be another one tomorrow"
 
 
-def limits_are_set(documents: Documents) -> Iterator[str]:
-    for workload, container in containers(documents):
-        for bound in ("requests", "limits"):
-            if missing := {"cpu", "memory"} - container.get("resources", {}).get(bound, {}).keys():
-                yield f"{workload.name}: no {bound} of {', '.join(sorted(missing))}"
+def the_namespace_is_restricted(documents: Documents) -> Iterator[str]:
+    """What is refused does not change with the cluster's version; what a newer one would refuse is told."""
+    for document in documents:
+        if document["kind"] == "Namespace":
+            told = document["metadata"]["labels"]
+            mode = "pod-security.kubernetes.io/"
+            if {told.get(f"{mode}{each}") for each in ("enforce", "audit", "warn")} != {"restricted"}:
+                yield "the namespace lets through, or does not tell of, what is not restricted"
+            if not re.fullmatch(r"v1\.\d+", told.get(f"{mode}enforce-version", "")):
+                yield "the namespace enforces another standard after an upgrade"
 
 
 def probes_are_set(documents: Documents) -> Iterator[str]:
@@ -192,22 +201,6 @@ def _start_s(workload: Workload) -> int:
     return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 
-def stores_have_room_for_their_log(documents: Documents) -> Iterator[str]:
-    """Redis' pages may be there twice while a child writes. Snapshots would do that for nothing beside the log. While
-    it reads the log it answers, but with an error."""
-    for workload, container in containers(documents):
-        program, *options = container.get("args", [""])
-        if program != "redis-server":
-            continue
-        given = dict(zip(options[::2], options[1::2], strict=True))
-        if given["--appendonly"] != "yes" or given["--save"]:
-            yield f"{workload.name} does not keep a log alone"
-        if 2 * amount(given["--maxmemory"]) > amount(container["resources"]["limits"]["memory"]):
-            yield f"{workload.name} may take more memory than it has while it writes its log anew"
-        if container["readinessProbe"]["exec"]["command"] != ["redis-cli", "-e", "ping"]:
-            yield f"{workload.name} is ready before it has read its log"
-
-
 def targets_have_no_labels_of_metrics(documents: Documents) -> Iterator[str]:
     """Prometheus would rename the metric's, and no rule would find it."""
     taken = {label for metric in DECLARED for label in metric.labels}
@@ -266,6 +259,8 @@ POLICIES: tuple[Policy, ...] = (
     no_tokens_and_no_links,
     images_have_versions,
     limits_are_set,
+    disks_have_room_for_what_is_written,
+    the_namespace_is_restricted,
     probes_are_set,
     ports_are_where_settings_say,
     there_is_time_to_drain,

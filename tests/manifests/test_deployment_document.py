@@ -8,16 +8,23 @@ import textwrap
 from pathlib import Path
 
 from tests.manifests.policies import POLICIES
-from tests.manifests.rendering import COMPONENTS, K8S, ROOT, find, render, roles
+from tests.manifests.rendering import COMPONENTS, K8S, ROOT, environment, find, render, roles
 
 TEXT = (ROOT / "docs" / "deployment.md").read_text("utf-8")
 
 
+def shown(name: str, folder: Path) -> Path:
+    """The overlay of this name as the document has it, on disk beside those that it stands on."""
+    (text,) = re.findall(rf"```yaml\n( *# k8s/overlays/{name}/.*?)```", TEXT, re.DOTALL)
+    made = folder / name
+    made.mkdir()
+    production = f"{os.path.relpath(K8S / 'overlays', made)}/production"
+    (made / "kustomization.yaml").write_text(textwrap.dedent(text).replace("../production", production))
+    return made
+
+
 def test_the_overlay_of_ones_own_renders_and_keeps_to_every_policy(tmp_path: Path) -> None:
-    (shown,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-    up = os.path.relpath(K8S / "overlays", tmp_path)
-    (tmp_path / "kustomization.yaml").write_text(textwrap.dedent(shown).replace("../production", f"{up}/production"))
-    documents = render(tmp_path)
+    documents = render(shown("mine", tmp_path))
     assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
     images = {workload.spec["containers"][0]["image"] for workload in roles(documents)}
     assert all(re.match(r"registry\.example/slipstream/\w+@sha256:", image) for image in images)
@@ -29,6 +36,37 @@ def test_the_overlay_of_ones_own_renders_and_keeps_to_every_policy(tmp_path: Pat
     thresholds = {(name, each["name"]): each["metadata"]["threshold"] for name, those in scaled for each in those}
     assert (thresholds["verifier", "sessions"], thresholds["drafter-model", "needed"]) == ("32", "39")
     assert thresholds["verifier", "waiting"] == "4"
+
+
+def test_a_region_differs_in_what_its_overlay_says_and_keeps_to_every_policy(tmp_path: Path) -> None:
+    mine = render(shown("mine", tmp_path))
+    europe = render(shown("europe", tmp_path))
+    assert [sentence for policy in POLICIES for sentence in policy(europe)] == []
+    changed = {(new["kind"], new["metadata"]["name"]) for old, new in zip(mine, europe, strict=True) if old != new}
+    assert changed == {
+        ("Certificate", "gateway-clients"),
+        ("Service", "clients"),
+        ("ScaledObject", "verifier"),
+        ("NetworkPolicy", "store"),
+    }
+    names = find(europe, "Certificate", "gateway-clients")["spec"]["dnsNames"]
+    annotations = find(europe, "Service", "clients")["metadata"]["annotations"]
+    assert annotations["external-dns.alpha.kubernetes.io/hostname"].split(",") == names
+
+
+def test_the_memory_of_models_is_what_the_formula_says_of_what_is_set() -> None:
+    rows = re.findall(r"^\| .+?, (target|draft).*?((?: \| [\d.]+){8}) \|$", TEXT, re.MULTILINE)
+    told = [(role, [float(number) for number in numbers.split(" | ")[1:]]) for role, numbers in rows]
+    assert [role for role, _ in told] == ["target", "draft", "target"]
+    for _, (layers, heads, size, kib, tokens, kv, weights, together) in told:
+        assert kib == 2 * layers * heads * size * 2 / 2**10
+        assert kv == round(tokens * kib / 2**20, 1)
+        assert together == round(kv + weights, 1)
+    documents = render(K8S / "overlays/gpu")
+    for (_, numbers), name in zip(told, ("verifier", "drafter-model"), strict=False):
+        (workload,) = (each for each in roles(documents) if each.name == name)
+        values = environment(workload.spec["containers"][0], documents)
+        assert numbers[4] == float(values[f"{workload.role.upper()}_KV_TOKENS"])
 
 
 def test_clients_inside_dial_a_name_that_the_certificate_for_them_has() -> None:

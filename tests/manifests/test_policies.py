@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from tests.manifests.limits import (
+    disks_have_room_for_what_is_written,
+    limits_are_set,
+    stores_have_room_for_their_log,
+)
 from tests.manifests.policies import (
     POLICIES,
     Policy,
     certificates_prove_roles,
     gateways_find_their_workers,
     images_have_versions,
-    limits_are_set,
     names_are_settings,
     no_tokens_and_no_links,
     nobody_has_privileges,
@@ -22,8 +26,8 @@ from tests.manifests.policies import (
     ports_are_where_settings_say,
     probes_are_set,
     starts_are_waited_for,
-    stores_have_room_for_their_log,
     targets_have_no_labels_of_metrics,
+    the_namespace_is_restricted,
     there_is_time_to_drain,
 )
 from tests.manifests.rendering import (
@@ -83,6 +87,17 @@ def container(document: Document) -> Document:
     return first
 
 
+def temporary(document: Document) -> Document:
+    found: Document
+    (found,) = (volume["emptyDir"] for volume in pod(document)["volumes"] if volume["name"] == "tmp")
+    return found
+
+
+def labels(document: Document) -> dict[str, str]:
+    found: dict[str, str] = document["metadata"]["labels"]
+    return found
+
+
 def env(document: Document, name: str, value: str | None) -> None:
     entries = container(document)["env"]
     entries[:] = [entry for entry in entries if entry["name"] != name]
@@ -101,7 +116,7 @@ def option(document: Document, name: str, value: str) -> None:
 
 
 Mutation = Callable[[Document], Any]
-STORE = ("StatefulSet", "redis")
+STORE, NAMESPACE = ("StatefulSet", "redis"), ("Namespace", "slipstream")
 GATEWAY, VERIFIER, DRAFTER = ("Deployment", "gateway"), ("Deployment", "verifier"), ("Deployment", "drafter-model")
 MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     (names_are_settings, GATEWAY, lambda d: env(d, "GATEWAY_VERIFIER", "verifier:50071")),
@@ -131,6 +146,10 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     (images_have_versions, GATEWAY, lambda d: container(d).update(image="slipstream/gateway:latest")),
     (images_have_versions, GATEWAY, lambda d: container(d).update(image="registry:5000/gateway")),
     (limits_are_set, ("Deployment", "jaeger"), lambda d: container(d)["resources"]["limits"].pop("memory")),
+    (limits_are_set, GATEWAY, lambda d: container(d)["resources"]["requests"].pop("ephemeral-storage")),
+    (disks_have_room_for_what_is_written, GATEWAY, lambda d: temporary(d).update(sizeLimit="2Gi")),
+    (the_namespace_is_restricted, NAMESPACE, lambda d: labels(d).pop("pod-security.kubernetes.io/audit")),
+    (the_namespace_is_restricted, NAMESPACE, lambda d: labels(d).pop("pod-security.kubernetes.io/enforce-version")),
     (probes_are_set, GATEWAY, lambda d: container(d).pop("readinessProbe")),
     (probes_are_set, GATEWAY, lambda d: container(d)["livenessProbe"]["grpc"].pop("service")),
     (probes_are_set, GATEWAY, lambda d: container(d)["readinessProbe"]["grpc"].update(port=50051)),

@@ -92,6 +92,7 @@ def test_every_metric_is_in_a_dashboard_or_a_rule() -> None:
         metric.name for metric in DECLARED if not {metric.name, metric.name + "_bucket", metric.name + "_sum"} & shown
     }
     assert hidden == {metric.name for metric in DECLARED if metric.name.startswith("vllm:")} | {
+        "slipstream_spans_total",
         "slipstream_verifier_committed_tokens_total",
     }
 

@@ -1,25 +1,14 @@
-"""Names of spans, clocks that disagree, who is sampled, and where spans go."""
+"""Names of spans, clocks that disagree, and who is sampled."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-from slipstream.errors import InvalidArgument
 from slipstream.telemetry import spans
-from slipstream.telemetry.exporting import tracing_from_env
-from slipstream.telemetry.reading import from_folder
-from slipstream.telemetry.tracing import CLOSE_S, Clocks, Span, Trace, Tracing
+from slipstream.telemetry.tracing import Clocks, Span, Trace, Tracing
 from slipstream.v1 import types_pb2
 
 numbers = st.integers(0, 2**32 - 1)
@@ -55,6 +44,7 @@ def begun(tracing: Tracing, carrier: dict[str, str] | None = None) -> Trace:
     return trace
 
 
+@settings(deadline=None)  # the first one looks at the machine for its resource
 @given(st.tuples(numbers, numbers), st.tuples(numbers, numbers), numbers)
 def test_every_process_calls_a_round_and_a_draft_the_same(
     one: tuple[int, int], other: tuple[int, int], number: int
@@ -180,137 +170,3 @@ def test_a_span_never_ends_before_it_begins_and_leaves_out_what_is_not_there() -
     assert span.start_time == span.end_time
     assert dict(span.attributes or {}) == {spans.TOKENS: 3}
     assert span.parent == trace.root
-
-
-@pytest.mark.parametrize(
-    ("settings", "count"),
-    [
-        ({}, 0),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, 1),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, 1),
-        ({"OTEL_TRACES_EXPORTER": "otlp"}, 1),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"}, 0),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}, 0),
-        ({"SLIPSTREAM_TRACE_FOLDER": "here"}, 1),
-        ({"SLIPSTREAM_TRACE_FOLDER": "here", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, 2),
-    ],
-)
-async def test_tracing_is_off_until_it_is_told_where_to(
-    settings: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    async with tracing_from_env("slipstream-gateway") as tracing:
-        assert len(tracing.processors if tracing is not None else ()) == count
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("OTEL_TRACES_EXPORTER", "zipkin", "zipkin"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc"),
-        ("SLIPSTREAM_TRACE_FOLDER", "/dev/null/x", "written"),
-        ("SLIPSTREAM_TRACE_FOLDR", "x", "no such setting"),
-        ("OTEL_BSP_SCHEDULE_DELAY", "abc", "OTEL_BSP_SCHEDULE_DELAY.*'abc'"),
-        ("OTEL_BSP_SCHEDULE_DELAY", "-5", "OTEL_BSP_SCHEDULE_DELAY.*positive"),
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "OTEL_BSP_MAX_QUEUE_SIZE.*positive"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "OTEL_EXPORTER_OTLP_TIMEOUT.*'soon'"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip", "OTEL_EXPORTER_OTLP_COMPRESSION.*zip"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:4317", "OTEL_EXPORTER_OTLP_ENDPOINT.*IPv6"),
-    ],
-)
-async def test_what_cannot_be_is_refused_at_the_start(
-    name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidArgument, match=says):
-        async with tracing_from_env("slipstream-gateway"):
-            pass
-
-
-async def test_files_hold_every_span_for_whoever_reads_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SLIPSTREAM_TRACE_FOLDER", str(tmp_path))
-    async with tracing_from_env("slipstream-verifier") as tracing:
-        assert tracing is not None
-        trace, other = begun(tracing), begun(tracing)
-        for each in (trace, other):
-            each.emit(Span(spans.VERIFY, 1.0, 1.5, {spans.DRAFTED: 3, spans.WIRE: 0.25}, links=[tracing.step(9)]))
-    [span] = from_folder(tmp_path, trace.id)
-    assert (span.service, span.name, span.parent_id) == (
-        "slipstream-verifier",
-        spans.VERIFY,
-        f"{trace.root.span_id:016x}",
-    )
-    assert span.attributes == {spans.DRAFTED: 3, spans.WIRE: 0.25}
-    assert (span.began_ns, span.ended_ns) == (trace.at(1.0), trace.at(1.5))
-    assert [link[1] for link in span.links] == [f"{9:016x}"]
-
-
-class Stuck(SpanProcessor):
-    """As the library's is on a collector that does not answer."""
-
-    def __init__(self) -> None:
-        self.released = threading.Event()
-
-    def shutdown(self) -> None:
-        self.released.wait(60)
-
-
-def test_the_end_waits_no_longer_than_it_may() -> None:
-    stuck: Sequence[Stuck] = (Stuck(), Stuck())
-    took = []
-    for _ in range(3):
-        began = time.monotonic()
-        Tracing("a", stuck).close(0.2)
-        took.append(time.monotonic() - began)
-    assert 0.2 <= min(took) < 0.3  # a machine that stalls does so once
-    for each in stuck:
-        each.released.set()
-
-
-DEAD = """
-import asyncio, time
-from slipstream.telemetry.exporting import tracing_from_env
-from slipstream.telemetry.tracing import Span
-
-async def main():
-    async with tracing_from_env("slipstream-gateway") as tracing:
-        trace = tracing.begin("generate", {})
-        busy = time.process_time()
-        for number in range(20_000):
-            trace.emit(Span("commit", 0.0, 1.0, {"slipstream.tokens": number}))
-        print(time.process_time() - busy)
-        await asyncio.sleep(0.3)
-        closing = time.monotonic()
-    print(time.monotonic() - closing)
-    print(time.monotonic(), flush=True)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("answers", [False, True])
-def test_a_dead_collector_blocks_nobody(answers: bool) -> None:
-    """Nobody at the port, or somebody who takes the connection and never says a word."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        if answers:
-            listener.listen()
-        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "GRPC_VERBOSITY": "NONE", "PATH": ""}
-        tries = []
-        while len(tries) < 3 and not (tries and within(*tries[-1])):  # a machine that stalls does so once
-            done = subprocess.run(
-                [sys.executable, "-c", DEAD], env=environment, capture_output=True, text=True, timeout=60, check=True
-            )
-            busy_s, closing_s, closed = map(float, done.stdout.split())
-            tries.append((busy_s, closing_s, time.monotonic() - closed))
-    assert within(*tries[-1]), tries
-
-
-def within(busy_s: float, closing_s: float, ending_s: float) -> bool:
-    """Spans beyond the queue are dropped, nobody waits for room. A process that ends does so in a second, and the
-    interpreter's own end waits for nobody either; with the library's defaults it was 28 s."""
-    return busy_s < 20_000 * 500e-6 and closing_s < CLOSE_S + 0.5 and ending_s < 1.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.verdict import remarkable
@@ -43,6 +43,15 @@ def test_jaeger_writes_where_it_reads() -> None:
     assert stores == {known["extensions"]["jaeger_query"]["storage"]["traces"]}
 
 
+def test_jaegers_page_is_for_this_machine_alone_unless_a_container_says_otherwise() -> None:
+    query = configuration("jaeger/jaeger.yaml")["extensions"]["jaeger_query"]
+    assert query["http"]["endpoint"] == "${env:JAEGER_LISTEN_HOST:-127.0.0.1}:16686"
+    assert query["grpc"]["endpoint"].startswith("127.0.0.1:")
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["jaeger"]
+    assert compose["environment"]["JAEGER_LISTEN_HOST"] == "0.0.0.0"
+    assert compose["ports"] == ["127.0.0.1:16686:16686"]
+
+
 def test_the_collector_sends_to_a_port_that_jaeger_listens_on() -> None:
     [(_, port)] = [configuration("otel/collector.yaml")["exporters"]["otlp"]["endpoint"].rstrip("}").rsplit(":", 1)]
     assert configuration("jaeger/jaeger.yaml")["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].endswith(port)
@@ -72,6 +81,7 @@ requests = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(requests, st.integers(9_990, 10_010), st.booleans())
 @example({spans.ROLLED_BACK: 48, spans.ROLLED_BACK_PERCENT: 75}, 0, False)
 @example({spans.REHOMED: 1}, 0, False)
