@@ -14,10 +14,9 @@ import typer
 
 from slipstream import wire
 from slipstream.asking import complete
-from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls
+from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls, explained
 from slipstream.completion import Completion
 from slipstream.door import Door
-from slipstream.errors import SlipstreamError
 from slipstream.structure import Structure
 from slipstream.v1 import gateway_pb2, types_pb2
 
@@ -64,42 +63,40 @@ def generate(
         raise typer.BadParameter("--logprobs are printed with --json alone.")
     completion = Completion()
     try:
-        sampling = gateway_pb2.SamplingOptions(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            acceptance=wire.rule_number(acceptance),
-        )
-        request = gateway_pb2.GenerateRequest(
-            model=model,
-            prompt=prompt,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=stop or [],
-            ignore_eos=ignore_eos,
-            speculation=gateway_pb2.SpeculationOptions(
-                disabled=no_speculation, max_draft_tokens=max_draft_tokens, drafters=drafter or []
-            ),
-            workload=workload,
-            cache_salt=cache_salt,
-            priority=priority,
-            prediction=_prediction(prediction, prediction_file),
-            structured_output=_structure(json_schema, regex, grammar, json_object),
-            logprobs=logprobs is not None,
-            top_logprobs=logprobs or 0,
-        )
-        parent = _traceparent() if trace else ""
-        doors = [Door(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
-        asyncio.run(_run(doors, request, completion, echo=not as_json))
+        with explained("generate"):
+            sampling = gateway_pb2.SamplingOptions(
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                seed=seed,
+                acceptance=wire.rule_number(acceptance),
+            )
+            request = gateway_pb2.GenerateRequest(
+                model=model,
+                prompt=prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop=stop or [],
+                ignore_eos=ignore_eos,
+                speculation=gateway_pb2.SpeculationOptions(
+                    disabled=no_speculation, max_draft_tokens=max_draft_tokens, drafters=drafter or []
+                ),
+                workload=workload,
+                cache_salt=cache_salt,
+                priority=priority,
+                prediction=_prediction(prediction, prediction_file),
+                structured_output=_structure(json_schema, regex, grammar, json_object),
+                logprobs=logprobs is not None,
+                top_logprobs=logprobs or 0,
+            )
+            parent = _traceparent() if trace else ""
+            doors = [Door(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
+            asyncio.run(_run(doors, request, completion, echo=not as_json))
     except ValueError as error:  # protobuf's own range checks: too large a number
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
         _stopped(completion)
-    except SlipstreamError as error:
-        typer.echo(f"slipstream generate: {error.message} [{error.reason}]", err=True)
-        raise typer.Exit(1) from error
     typer.echo(json.dumps(completion.report()) if as_json else "")
     if trace:
         told = f"slipstream trace {completion.trace_id}" if completion.trace_id else "this gateway traces nothing"
