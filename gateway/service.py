@@ -10,8 +10,8 @@ import grpc
 
 from gateway.admission import check_name
 from gateway.outcome import finished_of, output_of
-from gateway.session import Stage
 from gateway.sessions import Sessions
+from gateway.stage import Stage
 from gateway.story import Event
 from gateway.tenant import asked_of, check_operator
 from gateway.tokenizer import Tokenizer

@@ -17,7 +17,8 @@ from gateway.known import Known
 from gateway.outcome import output_of, rolled_back, suspended
 from gateway.plan import Plan
 from gateway.scribe import Scribe
-from gateway.session import Session, Stage
+from gateway.session import Session
+from gateway.stage import Stage
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
 from gateway.story import Story
