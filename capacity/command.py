@@ -14,7 +14,8 @@ from capacity import report
 from capacity.measuring import measured
 from capacity.scenario import Scenario, Slo, read
 from capacity.sizing import compare
-from slipstream.errors import InvalidArgument, SlipstreamError
+from slipstream.cli.options import explained
+from slipstream.errors import InvalidArgument
 from slipstream.interpreter import tune
 
 
@@ -35,7 +36,7 @@ def plan(
     measure_s: Annotated[float, typer.Option(help="For --measure: seconds.", min=0.1)] = 20.0,
 ) -> None:
     """Replicas of each role, latencies and cost for a traffic, against co-located speculation and none."""
-    try:
+    with explained("plan"):
         if measure:
             typer.echo(json.dumps(measured(measure, dtype, quantisation, device, measure_s)))
             return
@@ -45,9 +46,6 @@ def plan(
         given = _changed(read(scenario), rate, delay_ms, acceptance)
         given = replace(given, slo=_asked(given.slo, tpot_p95_ms, ttft_p95_ms))
         _tell(given, exact=not quick, day=day, as_json=as_json)
-    except SlipstreamError as error:
-        typer.echo(f"slipstream plan: {error.message}", err=True)
-        raise typer.Exit(1) from error
 
 
 def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:

@@ -13,7 +13,8 @@ from gateway.log import SessionLog
 from gateway.outcome import output_of
 from gateway.plan import Plan
 from gateway.rounds import Ledger
-from gateway.session import Session, Stage
+from gateway.session import Session
+from gateway.stage import Stage
 from gateway.store.record import Record
 from slipstream.errors import Aborted
 

@@ -18,8 +18,8 @@ from gateway.readings import Parts, meter
 from gateway.routing import Router
 from gateway.scribe import Scribe
 from gateway.service import GatewayService
-from gateway.session import Stage
 from gateway.sessions import Chance, Sessions
+from gateway.stage import Stage
 from gateway.store import SessionStore
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore

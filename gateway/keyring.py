@@ -22,14 +22,13 @@ from gateway.attempts import Attempts
 from gateway.tenant import Limits, Tenant, called_by
 from slipstream.callers import service_of
 from slipstream.complaint import Complaint
-from slipstream.credentials import digest
+from slipstream.credentials import KEY_NAME, digest
 from slipstream.errors import InvalidArgument, Unauthenticated
 from slipstream.server import HEALTH
 from slipstream.statuses import Context
 
 log = logging.getLogger(__name__)
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SCHEME = "Bearer "
 MAX_KEY_CHARACTERS = 256
 LEAST_PRIORITY = -(2**31)
@@ -122,7 +121,7 @@ class Keyring:
 
 def _entry(name: str, fields: Any) -> tuple[bytes, Limits]:
     """Raises InvalidArgument that names the key and its fault, and never what might be a secret."""
-    if not NAME.fullmatch(name):
+    if not KEY_NAME.fullmatch(name):
         raise InvalidArgument("an API key's name has 1 to 64 of the characters A-Z a-z 0-9 _ -.")
     if not isinstance(fields, dict) or not re.fullmatch("[0-9a-f]{64}", str(fields.get("sha256"))):
         raise InvalidArgument(f"API key {name} has no sha256 of 64 hex digits; see `slipstream key`.")

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import grpc
 from prometheus_client import Histogram
 
 from gateway.drafters import pool_of
 from gateway.plan import Plan
 from gateway.sums import MOST_DRAFTERS, Sums
-from slipstream.errors import Aborted, Internal, SlipstreamError
+from slipstream.errors import UNSERVED, Aborted, Internal, SlipstreamError
 from slipstream.telemetry import metrics
 from slipstream.telemetry.current import exemplar
 from slipstream.telemetry.labels import Names
@@ -27,15 +26,6 @@ log = logging.getLogger(__name__)
 
 MOST_MODELS, MOST_WORKLOADS, MOST_METHODS, MOST_REASONS = 16, 16, 16, 64
 WELL = ("stop", "length")
-_OURS = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-    }
-)
-"""Statuses of a refusal that say something of the service, and not of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +99,7 @@ class Meters:
         try:
             yield
         except SlipstreamError as error:
-            if error.code in _OURS and not error.reason.startswith("KEY_"):
+            if error.code in UNSERVED and not error.reason.startswith("KEY_"):
                 self.refused += 1
             raise
 
@@ -143,7 +133,7 @@ def outcome_of(error: SlipstreamError) -> str:
         return "failed"
     if isinstance(error, Aborted):  # rolled back or taken over, as some client wanted it
         return "fenced"
-    return "unavailable" if error.code in _OURS else "invalid"
+    return "unavailable" if error.code in UNSERVED else "invalid"
 
 
 def _told(outcome: str, ledger: Ledger) -> dict[str, object]:

@@ -10,8 +10,8 @@ import grpc
 
 from gateway.admission import check_name
 from gateway.outcome import finished_of, output_of
-from gateway.session import Stage
 from gateway.sessions import Sessions
+from gateway.stage import Stage
 from gateway.story import Event
 from gateway.tenant import asked_of, check_operator
 from gateway.tokenizer import Tokenizer
@@ -21,6 +21,12 @@ from slipstream.telemetry import spans
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
+FIELDS: dict[type[Event], str] = {
+    gateway_pb2.Started: "started",
+    gateway_pb2.Delta: "delta",
+    gateway_pb2.Finished: "finished",
+}
+"""Of GenerateResponse and of ResumeResponse."""
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
@@ -100,4 +106,4 @@ async def _tell(
         async for event in events:
             if trace is not None:
                 trace.saw(event)
-            await context.write(response(**{type(event).__name__.lower(): event}))
+            await context.write(response(**{FIELDS[type(event)]: event}))

@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from structlog.contextvars import bind_contextvars
 
 from gateway.affinity import beginnings
-from gateway.config import GatewayConfig
 from gateway.crew import Crew
 from gateway.log import SessionLog
-from gateway.meters import Meters, outcome_of
+from gateway.meters import outcome_of
 from gateway.plan import Plan
 from gateway.rounds import Ledger
-from gateway.routing import Router
 from gateway.seat import End, Seat
+from gateway.stage import Stage
 from gateway.story import Story
 from gateway.tracing import session_trace
-from gateway.trial import Trial
 from gateway.verifiers import Verifier
 from slipstream import wire
 from slipstream.errors import Aborted, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_CANCELLED,
@@ -34,19 +30,6 @@ from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_UNSPECIFIED,
     FinishReason,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What all sessions share."""
-
-    config: GatewayConfig
-    router: Router
-    meters: Meters = field(default_factory=Meters)
-    tracing: Tracing | None = None
-    """None: no request is traced."""
-    trial: Trial | None = None
-    """Where an experiment runs."""
 
 
 class Session:

@@ -17,7 +17,8 @@ from gateway.known import Known
 from gateway.outcome import output_of, rolled_back, suspended
 from gateway.plan import Plan
 from gateway.scribe import Scribe
-from gateway.session import Session, Stage
+from gateway.session import Session
+from gateway.stage import Stage
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
 from gateway.story import Story
@@ -26,11 +27,10 @@ from gateway.tokenizer import Tokenizer
 from gateway.transcript import Transcript, number_only
 from slipstream.errors import FailedPrecondition, Internal, OutOfRange, SlipstreamError
 from slipstream.v1 import gateway_pb2, types_pb2
+from slipstream.wire import MAX_ID_CHARACTERS
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-MAX_ID_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ class Sessions:
 
     async def read(self, name: str) -> Record:
         """With all that was shown here. Raises NotFound for a session that never was, has expired, or is another's."""
-        if not 1 <= len(name) <= MAX_ID_LENGTH:
-            raise refusal("MISSING", name[:MAX_ID_LENGTH], 0, 0)
+        if not 1 <= len(name) <= MAX_ID_CHARACTERS:
+            raise refusal("MISSING", name[:MAX_ID_CHARACTERS], 0, 0)
         await self._claims.written(name)
         record = await self._claims.store.read(name)
         asked_of(record)

@@ -16,22 +16,10 @@ from gateway.story import Event as Said
 from gateway.sums import MISSES
 from gateway.verdict import remarkable
 from slipstream.completion import FINISH_REASONS, TRACE_ID
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SERVER_ERRORS, SlipstreamError
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-
-OURS = frozenset(
-    {
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DATA_LOSS,
-    }
-)
-"""Statuses that are a server's errors, as OpenTelemetry's conventions have it; the others are its caller's."""
 
 MOST_EVENTS = 128
 
@@ -133,7 +121,7 @@ class Request:
         else:
             status, reason = grpc.StatusCode.INTERNAL, type(error).__name__
         self._attributes |= {spans.STATUS: status.name, spans.ERROR: reason}
-        self._error = status in OURS
+        self._error = status in SERVER_ERRORS
 
     def end(self) -> bool:
         """Whether there is a span of it."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 
 PREFIX = "slipstream-"
 """So that scanners for secrets in repositories and logs can know one."""
 KEY_BYTES = 32
+KEY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What a key, and the tenant whose it is, may be called."""
 
 
 def new_key() -> str:

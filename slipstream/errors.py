@@ -30,6 +30,22 @@ DRAINING = "DRAINING"
 KV_TOO_SMALL = "KV_TOO_SMALL"
 """The one reason of RESOURCE_EXHAUSTED that does not pass with time."""
 
+# Whose fault a status is. Traces follow OpenTelemetry's conventions, by which whoever asks for more than there is room
+# for has made the error; to the operator's objectives that is one more request that the service did not serve.
+SERVER_ERRORS = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+"""Statuses of which a span says that its server failed."""
+UNSERVED = SERVER_ERRORS | {grpc.StatusCode.RESOURCE_EXHAUSTED}
+"""Statuses of a request that say something of the service, and not of the request."""
+
 
 class SlipstreamError(Exception):
     """The root; never raised itself."""

@@ -12,6 +12,8 @@ from slipstream.structure import Structure
 from slipstream.v1 import types_pb2
 
 MAX_FAILURE_CHARACTERS = 1024
+MAX_ID_CHARACTERS = 64
+"""Of a session."""
 MAX_LABEL_BYTES = 64
 """Of a workload and a cache salt."""
 _MOST_MICROSECONDS = 2**32 - 1

@@ -23,8 +23,8 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
     """Raises InvalidArgument with a sentence that says what to change."""
     if request.key.epoch != epoch or epoch < 1:
         raise InvalidArgument("the key's epoch must be the command's, and epochs start at 1.")
-    if not 1 <= len(request.key.id) <= 64:
-        raise InvalidArgument("a session id has 1 to 64 characters.")
+    if not 1 <= len(request.key.id) <= wire.MAX_ID_CHARACTERS:
+        raise InvalidArgument(f"a session id has 1 to {wire.MAX_ID_CHARACTERS} characters.")
     if max(len(request.workload.encode()), len(request.cache_salt.encode())) > wire.MAX_LABEL_BYTES:
         raise InvalidArgument(f"workload and cache_salt have at most {wire.MAX_LABEL_BYTES} bytes each.")
     wire.check_bias(request.sampling.logit_bias)

@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.options import ApiKey, Ca, Server, Tls
+from slipstream.cli.options import ApiKey, Ca, Server, Tls, explained
 from slipstream.door import Door
-from slipstream.errors import SlipstreamError
 from slipstream.load import run_load
 from slipstream.v1 import gateway_pb2
 
@@ -54,12 +53,9 @@ def bench(
             for index, text in enumerate(texts)
         ]
 
-    try:
+    with explained("bench"):
         for _ in range(repeats):
             for plain in (True, False):
                 load = asyncio.run(run_load(Door(server, api_key, tls, ca), requests(plain), concurrency))
                 figures = {name: value and float(f"{value:.5g}") for name, value in load.report().items()}
                 typer.echo(json.dumps({"speculation": not plain, "concurrency": concurrency} | figures))
-    except SlipstreamError as error:
-        typer.echo(f"slipstream bench: {error.message} [{error.reason}]", err=True)
-        raise typer.Exit(1) from error

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import grpc
 import typer
 
-from slipstream.cli.options import ApiKey, Ca, Servers, Tls
+from slipstream.cli.options import ApiKey, Ca, Servers, Tls, explained
 from slipstream.cli.session import doors_of, talk
 from slipstream.client import parsed
 from slipstream.comparison import Line, Prices, compare, number, reached, shadows, uneven, watched
@@ -47,9 +47,8 @@ def compare_arms(
     servers = list(dict.fromkeys(server or []))
     experiment = asyncio.run(talk("compare", doors_of(servers, api_key, tls, ca), ask))
     if not any(arm.samples for arm in experiment.arms):
-        error = FailedPrecondition("no session of the experiment has finished yet.", reason="NO_SESSIONS")
-        typer.echo(f"slipstream compare: {error.message} [{error.reason}]", err=True)
-        raise typer.Exit(1)
+        with explained("compare"):
+            raise FailedPrecondition("no session of the experiment has finished yet.", reason="NO_SESSIONS")
     if as_json:
         typer.echo(json.dumps(_report(experiment, prices, confidence)))
     else:

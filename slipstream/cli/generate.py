@@ -15,10 +15,9 @@ import typer
 
 from slipstream import wire
 from slipstream.asking import complete
-from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls
+from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls, explained
 from slipstream.completion import Completion
 from slipstream.door import Door
-from slipstream.errors import SlipstreamError
 from slipstream.structure import Structure
 from slipstream.v1 import gateway_pb2, types_pb2
 
@@ -99,14 +98,12 @@ def generate(
 def _refusals_told(completion: Completion) -> Iterator[None]:
     """What goes wrong ends the process with a sentence."""
     try:
-        yield
+        with explained("generate"):
+            yield
     except ValueError as error:  # protobuf's own range checks: too large a number
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
         _stopped(completion)
-    except SlipstreamError as error:
-        typer.echo(f"slipstream generate: {error.message} [{error.reason}]", err=True)
-        raise typer.Exit(1) from error
 
 
 def _traceparent() -> str:

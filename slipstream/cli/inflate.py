@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.options import explained
+
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
@@ -25,19 +27,15 @@ def inflate(
 
     from slipstream.engine.inflate import inflate as write_inflated
     from slipstream.engine.proportions import Request
-    from slipstream.errors import SlipstreamError
 
     console = Console(stderr=True)
-    try:
+    with explained("inflate"):
         request = Request(parse_count(parameters), hidden, layers, seed)
         with Progress(console=console, disable=not console.is_terminal) as bar:
             task = bar.add_task(f"inflating {checkpoint.name}")
             shape = write_inflated(
                 checkpoint, out, request, lambda done, total: bar.update(task, completed=done, total=total)
             )
-    except SlipstreamError as error:
-        typer.echo(f"slipstream inflate: {error.message}", err=True)
-        raise typer.Exit(1) from error
     console.print(
         f"{out}: {shape.parameters() / 1e6:.0f} M parameters, hidden {shape.hidden}, {shape.layers} layers, "
         f"{shape.heads}/{shape.kv_heads} heads, MLP {shape.feed_forward}",

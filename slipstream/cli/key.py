@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
 
-from slipstream.credentials import digest, new_key
+from slipstream.credentials import KEY_NAME, digest, new_key
 
 
 def key(
@@ -21,7 +20,7 @@ def key(
     operator: Annotated[bool, typer.Option("--operator", help="It may ask for what concerns all.")] = False,
 ) -> None:
     """Print a line for the file of GATEWAY_API_KEYS, and on standard error the key, which is kept nowhere."""
-    if not re.fullmatch("[A-Za-z0-9_-]{1,64}", name):
+    if not KEY_NAME.fullmatch(name):
         raise typer.BadParameter("a name has 1 to 64 letters, digits, _ and -.")
     made = new_key()
     limits = {

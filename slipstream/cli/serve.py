@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 
 from slipstream.callers import DRAFTER, VERIFIER
+from slipstream.cli.options import explained
 from slipstream.client import dialling, parsed
 from slipstream.engine.cores import available_cores
-from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
+from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.interpreter import ALLOCATOR
 from slipstream.pairing import share_vocabulary
 from slipstream.process import END_WITH_PARENT
@@ -270,8 +271,5 @@ def serve(
         traces,
         metrics,
     )
-    try:
+    with explained("serve"):
         asyncio.run(run(fleet, listen, store))
-    except SlipstreamError as error:
-        typer.echo(f"slipstream serve: {error.message}", err=True)
-        raise typer.Exit(1) from error

@@ -12,11 +12,10 @@ import grpc
 import typer
 
 from slipstream.asking import Patience, resume
-from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls
+from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls, explained
 from slipstream.client import error_of, parsed
 from slipstream.completion import Completion
 from slipstream.door import Door
-from slipstream.errors import SlipstreamError
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 T = TypeVar("T")
@@ -87,16 +86,13 @@ def doors_of(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) ->
 
 async def talk(command: str, doors: Sequence[Door], talk: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]) -> T:
     """Ends the process with one sentence where the gateway refuses."""
-    async with AsyncExitStack() as stack:
-        try:
+    with explained(command):
+        async with AsyncExitStack() as stack:
             lines = [await stack.enter_async_context(door.channel()) for door in doors]
-            return await talk(lines)
-        except SlipstreamError as error:
-            failure = error
-        except grpc.aio.AioRpcError as error:
-            failure = error_of(error)
-    typer.echo(f"slipstream {command}: {failure.message} [{failure.reason}]", err=True)
-    raise typer.Exit(1)
+            try:
+                return await talk(lines)
+            except grpc.aio.AioRpcError as error:
+                raise error_of(error) from error
 
 
 def _say(text: str) -> None:

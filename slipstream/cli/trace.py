@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from slipstream.errors import SlipstreamError
+from slipstream.cli.options import explained
 from slipstream.telemetry.reading import ReadSpan, from_folder, from_jaeger_at, to_jaeger
 
 
@@ -27,12 +27,9 @@ def trace(
     chosen = parse_rounds(rounds)
     if words and chosen is not None:
         raise typer.BadParameter("an export holds the whole trace; --rounds is for the waterfall.")
-    try:
+    with explained("trace"):
         spans = from_jaeger_at(jaeger, trace_id) if jaeger else from_folder(traces, trace_id)
         typer.echo(json.dumps(to_jaeger(spans))) if words else show(spans, chosen)
-    except SlipstreamError as error:
-        typer.echo(f"slipstream trace: {error.message} [{error.reason}]", err=True)
-        raise typer.Exit(1) from error
 
 
 def show(spans: list[ReadSpan], rounds: range | None) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.options import explained
 from slipstream.interpreter import ALLOCATOR
 
 
@@ -38,7 +39,6 @@ def train(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from slipstream.errors import SlipstreamError
     from slipstream.training.corpus import read_corpus
     from slipstream.training.session import Places, TrainingSession
     from slipstream.training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, Stage
@@ -57,12 +57,9 @@ def train(
     disable_progress_bar()
     lengths = f"{_length('', minutes, steps)} {_length('draft-', draft_minutes, draft_steps)}"
     command = f"slipstream train {lengths} --seed {seed}" + (f" --start {start.name}" if start else "")
-    try:
+    with explained("train"):
         session = TrainingSession(settings, read_corpus(corpus), Places(out, cache, resume, start))
         found = session.run(command).evaluation
-    except SlipstreamError as error:
-        typer.echo(f"slipstream train: {error.message}", err=True)
-        raise typer.Exit(1) from error
     typer.echo(
         f"{out}: held-out loss {found.target_loss:.3f} / {found.draft_loss:.3f} nats per token, "
         f"greedy agreement {found.greedy_agreement:.3f}, 1 - TV {found.overlap:.3f}, coupled {found.coupled:.3f}"

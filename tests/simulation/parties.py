@@ -19,8 +19,8 @@ from gateway.gateway import drained, written
 from gateway.meters import Meters
 from gateway.scribe import Scribe
 from gateway.service import GatewayService
-from gateway.session import Stage
 from gateway.sessions import Chance, Sessions
+from gateway.stage import Stage
 from gateway.tokenizer import Tokenizer
 from slipstream import wire
 from slipstream.client import Dial

@@ -78,6 +78,17 @@ def test_a_file_that_was_away_comes_back_as_it_was(tmp_path: Path, caplog: pytes
     assert [told.levelno for told in caplog.records] == [logging.ERROR, logging.INFO]
 
 
+def test_what_makes_no_sense_is_read_once_however_many_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, reads, read = tmp_path / "keys.toml", [], Path.read_bytes
+    file.write_text(line("alice"))
+    keyring = Keyring(str(file))
+    file.write_text("alice = nonsense")
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path) or read(path))
+    for _ in range(3):
+        assert opens(keyring, "alice") and not opens(keyring, "stranger")
+    assert reads == [file]
+
+
 @pytest.mark.parametrize(
     ("limit", "value", "wanted"),
     [
