@@ -11,6 +11,7 @@ from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.exceptions import RedisError
 
 from gateway.store.address import Address, parse, refusal
 
@@ -30,9 +31,13 @@ def connect(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S, sentinel_passwor
     """
     address = parse(url)
     try:
-        return _client(address, reply_timeout_s, sentinel_password)
-    except ValueError as error:  # of the options behind the address
+        client = _client(address, reply_timeout_s, sentinel_password)
+        if isinstance(client, Redis):
+            # Opens nothing; else the first request would find out.
+            client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError, RedisError) as error:  # of the options behind the address
         raise refusal(str(error)) from error
+    return client
 
 
 async def close(client: Client) -> None:

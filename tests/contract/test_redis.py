@@ -131,7 +131,7 @@ async def test_a_cluster_holds_sessions_on_all_its_nodes_and_misses_those_of_a_d
         async with connected(f"redis+cluster://{HOST}:{nodes[0].port},{HOST}:{nodes[1].port}") as client:
             first, second = (RedisStore(client, owner=owner, ttl_s=60, lease_s=0) for owner in "ab")
             for tokens in range(16):
-                made = record()
+                made = _numbered(tokens)  # by chance alone one node of the three might get none
                 await first.create(made)
                 await first.append(made.id, 1, 3, [7, tokens])
                 await first.truncate(made.id, 2, 4)
@@ -289,7 +289,13 @@ async def test_a_server_that_asks_for_a_password_behind_tls(tmp_path: Path) -> N
     await network.close()
 
 
-@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
-def test_options_that_cannot_be_read_are_refused(scheme: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"GATEWAY_STORE.*socket_timeout"):
-        connect(f"{scheme}://localhost:6379?socket_timeout=soon")
+@pytest.mark.parametrize("scheme", ["redis://a", "redis+cluster://a", "redis+sentinel://a/main"])
+@pytest.mark.parametrize("option", ["socket_timeout=soon", "colour=red"])
+def test_options_that_cannot_be_read_are_refused(scheme: str, option: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"GATEWAY_STORE.*{option.partition('=')[0]}"):
+        connect(f"{scheme}?{option}")
+
+
+def test_options_of_tls_that_cannot_be_read_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"GATEWAY_STORE.*odd"):
+        connect("rediss://a?ssl_cert_reqs=odd")
