@@ -13,7 +13,7 @@ import pytest
 from slipstream.client import channel
 from slipstream.errors import NotFound
 from slipstream.telemetry import spans as names
-from slipstream.telemetry.reading import Told, from_folder
+from slipstream.telemetry.reading import ReadSpan, from_folder
 from slipstream.v1 import gateway_pb2_grpc
 from tests.chaos.cluster import Cluster, asking
 from tests.chaos.faults import FAULTS, PAIRS
@@ -99,7 +99,7 @@ async def test_a_trace_is_whole_though_its_verifier_was_killed(system: Cluster) 
         assert draft.parent_id in known or draft.attributes[names.LENGTH] > beyond[0].attributes[names.LENGTH]
 
 
-async def whole(folder: Path, trace_id: str) -> list[Told]:
+async def whole(folder: Path, trace_id: str) -> list[ReadSpan]:
     """Once the request's own span and a verifier's last one are written."""
     while True:
         with contextlib.suppress(NotFound):
