@@ -141,7 +141,9 @@ def loop() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(steps=st.lists(STEPS, min_size=10, max_size=25))
 def test_both_stores_do_what_a_plain_model_does(
     loop: asyncio.Runner, redis_url: str, steps: list[tuple[Any, ...]]

@@ -162,7 +162,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.integers(0, 2), max_size=40))
 def test_gateways_samples_merge_into_what_one_gateway_would_have_kept(owners: list[int]) -> None:
     names = [f"s{number}" for number in range(len(owners))]
