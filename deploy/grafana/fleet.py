@@ -1,0 +1,133 @@
+"""What runs, how busy it is, and what it costs."""
+
+from __future__ import annotations
+
+from deploy.grafana.panels import Dashboard, Panel, Query
+from deploy.grafana.queries import rate, ratio, times
+
+FLEET = Dashboard(
+    "fleet",
+    "Slipstream: fleet and capacity",
+    (
+        (
+            Panel(
+                "Verifiers: busy",
+                (
+                    Query("slipstream:verifier_busy:ratio_rate5m", "{{instance}}"),
+                    Query("slipstream:bubble:ratio_rate5m", "bubble {{job}}"),
+                ),
+                "Share of time in steps, and of time held back for candidates.",
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Drafters: busy",
+                (Query("slipstream:drafter_busy:ratio_rate5m", "{{instance}}"),),
+                "Share of time in passes: near 1 while there is any session, for they guess ahead.",
+                "percentunit",
+                most=1,
+            ),
+        ),
+        (
+            times("Step of the target", "slipstream_verifier_step_seconds", "Duration.", ""),
+            Panel(
+                "A step holds",
+                (
+                    Query(
+                        ratio(
+                            "slipstream_verifier_step_sessions_sum", "slipstream_verifier_step_sessions_count", "", ""
+                        ),
+                        "sessions",
+                    ),
+                    Query(
+                        ratio("slipstream_verifier_step_tokens_sum", "slipstream_verifier_step_tokens_count", "", ""),
+                        "tokens",
+                    ),
+                ),
+                "On average.",
+            ),
+            times("Pass of the draft model", "slipstream_drafter_pass_seconds", "Duration.", ""),
+            Panel(
+                "A pass holds",
+                (
+                    Query(
+                        ratio("slipstream_drafter_pass_sessions_sum", "slipstream_drafter_pass_sessions_count", "", ""),
+                        "sessions",
+                    ),
+                    Query(
+                        ratio("slipstream_drafter_pass_tokens_sum", "slipstream_drafter_pass_tokens_count", "", ""),
+                        "tokens",
+                    ),
+                ),
+                "On average.",
+            ),
+        ),
+        (
+            Panel(
+                "KV memory",
+                (Query("slipstream:kv_used:ratio", "{{instance}}"),),
+                "Blocks in use. Full is no fault while nobody waits or gives way.",
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Sessions and who waits",
+                (
+                    Query("slipstream_verifier_sessions", "{{instance}}"),
+                    Query("slipstream_verifier_waiting_sessions", "{{instance}} waiting"),
+                    Query(rate("slipstream_preemptions_total"), "preemptions / s"),
+                ),
+                "Of verifiers.",
+            ),
+            Panel(
+                "Prefix tokens found",
+                (
+                    Query(
+                        ratio("slipstream_prefix_tokens_found_total", "slipstream_prefix_tokens_sought_total", "", "")
+                    ),
+                ),
+                "Of the tokens of sessions that got KV, those whose KV was there.",
+                "percentunit",
+                most=1,
+            ),
+        ),
+        (
+            Panel(
+                "Sessions of drafters",
+                (
+                    Query("slipstream_drafter_sessions", "{{instance}}"),
+                    Query("slipstream:drafter_needed:rate5m", "{{instance}} in need"),
+                ),
+                "That they guess for, and how many of them need it at a time: what drafters are scaled by.",
+            ),
+            Panel(
+                "Workers that answer",
+                (Query("max by (role, worker) (slipstream_workers)", "{{role}} {{worker}}"),),
+                "As gateways see them.",
+            ),
+            Panel(
+                "Between roles",
+                (Query(rate("slipstream_link_bytes_total", "peer, direction"), "{{direction}}, peer is a {{peer}}"),),
+                "Frames; each byte is seen at both ends.",
+                "Bps",
+            ),
+        ),
+        (
+            Panel(
+                "Cost / hour",
+                (Query("max by (role) (slipstream_cost_per_hour)", "{{role}}s"),),
+                "Configured prices of the workers that answer.",
+            ),
+            Panel(
+                "Cost of a million tokens",
+                (Query("slipstream:cost_per_million_tokens:1h"),),
+                "Over the last hour.",
+            ),
+            Panel(
+                "Re-homings / s",
+                (Query(rate("slipstream_rehomings_total")),),
+                "Sessions opened again after the loss of a verifier's stream.",
+            ),
+        ),
+    ),
+)
