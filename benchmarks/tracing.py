@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import linecache
+import math
 import os
 import random
 import statistics
@@ -50,6 +51,10 @@ WARM_STEPS, TURNS, STEPS = 60, 14, 40
 SHARES = {"off": 0.0, "1 %": 0.01, "100 %": 1.0}
 AIMS = {"off": 0.005, "1 %": 0.01, "100 %": 0.05}
 """Most that a step may become longer, as a share of its pass."""
+
+MEDIAN_ERROR = 1.2533 / 1.349
+"""Of many values that are nearly normal the median's standard error, as a share of their middle half over the root of
+their number."""
 
 Block = dict[str, float]
 """Of one way: `gap` in ms (the median), `loop` and `beside` in ms of CPU a step."""
@@ -201,6 +206,7 @@ def row(way: str, turns: list[dict[str, Block]], asked: float) -> Row:
         "traced": way,
         "step longer by %": round(middle, 3),
         "middle half": f"{low:.2f} to {high:.2f}",
+        "standard error": round(MEDIAN_ERROR * (high - low) / math.sqrt(len(turns)), 2),
         "loop, more CPU ms / step": loop_ms,
         "exporter, more CPU ms / step": beside_ms,
         "spans / step": spans,
