@@ -132,7 +132,7 @@ class Router:
             and not drafter.draining
             and (drafter.pool in drafting.among if drafting.among else not drafter.reserved)
             and (drafting.predicted or drafter.method != PREDICTS)
-            and (not drafting.need_trust or believed(drafter))
+            and (not drafting.need_trust or (drafter.trusted and drafter.method == DRAWS))
         ]
 
     def watching(self, target: types_pb2.ModelInfo, names: Collection[str]) -> list[Drafter]:

@@ -57,8 +57,8 @@ def _split(text: str) -> SplitResult:
         split = urlsplit(text)
         if split.scheme in SINGLE:
             _ = split.port  # raises for what is none
-    except ValueError as error:
-        raise refusal(str(error)) from error
+    except ValueError:  # whose words may quote a part of the password
+        raise refusal("host or port cannot be read; a password's / @ : and # must be escaped") from None
     return split
 
 

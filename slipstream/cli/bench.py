@@ -25,9 +25,9 @@ def bench(
     concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 4,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the first request; the others count up.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the first request; the others count up.", min=0)] = 0,
     repeats: Annotated[int, typer.Option(help="Pairs of runs.", min=1)] = 3,
-    max_draft_tokens: Annotated[int | None, typer.Option(help="Most candidates in one round.")] = None,
+    max_draft_tokens: Annotated[int | None, typer.Option(help="Most candidates in one round.", min=0)] = None,
     workload: Annotated[str, typer.Option(help="Kind of work: acceptance and rules are kept apart by it.")] = "",
 ) -> None:
     """Run the prompts with and without speculation, in turn, and print one JSON line for each run."""

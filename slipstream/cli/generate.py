@@ -87,11 +87,12 @@ def generate(
         )
         parent = _traceparent() if trace else ""
         doors = [Door(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
-        asyncio.run(_run(doors, request, completion, echo=not as_json))
-    typer.echo(json.dumps(completion.report()) if as_json else "")
-    if trace:
-        told = f"slipstream trace {completion.trace_id}" if completion.trace_id else "the gateway did not trace it"
-        typer.echo(told, err=True)
+        try:
+            asyncio.run(_run(doors, request, completion, echo=not as_json))
+            typer.echo(json.dumps(completion.report()) if as_json else "")
+        finally:
+            if trace:
+                _tell_trace(completion)
 
 
 @contextmanager
@@ -104,6 +105,14 @@ def _refusals_told(completion: Completion) -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
         _stopped(completion)
+
+
+def _tell_trace(completion: Completion) -> None:
+    """Of a text that its client gave up nobody said whether it is traced."""
+    if completion.trace_id:
+        typer.echo(f"slipstream trace {completion.trace_id}", err=True)
+    elif completion.finished.reason:
+        typer.echo("the gateway did not trace it", err=True)
 
 
 def _traceparent() -> str:

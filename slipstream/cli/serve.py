@@ -28,7 +28,8 @@ READY = "ready grpc="
 DRAFTERS = ("model", "ngram", "suffix", "prediction")
 OWN_CORPUS = {"CORPUS_TOKENS": "100000", "CORPUS_SHARED": "true"}
 """On one's own machine everybody may know what everybody wrote."""
-END_GRACE_S = 10.0
+END_GRACE_S = 25.0
+"""Longer than a gateway lets its sessions finish: killed before, it could tell neither its clients nor a trace why."""
 RESTART_S = 1.0
 SOMEWHERE = "127.0.0.1:1"
 """Of workers that have no address yet."""

@@ -244,6 +244,12 @@ def test_addresses_that_cannot_be_read_are_refused(text: str) -> None:
         parse(text)
 
 
+def test_a_password_that_is_not_escaped_is_not_quoted() -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        parse("redis://:hunter2/x@host:6379/0")
+    assert "hunter2" not in refusal.value.message and refusal.value.__cause__ is None
+
+
 @pytest.mark.parametrize(
     "url",
     ["rediss://me:secret@a:1/2", "rediss+sentinel://me:secret@a:1/main/2", "rediss+cluster://me:secret@a:1"],

@@ -49,3 +49,9 @@ def test_a_request_is_traced_if_its_client_wants_it(server: str, traces: Path) -
     assert sum(span.attributes[spans.TOKENS] for span in trace if span.name == spans.ROUND) == 12
     printed = CliRunner().invoke(app, ["trace", trace_id, "--traces", str(traces)])
     assert all(name in printed.output for name in ("generate", "prefill", "round 0", "draft model", "verify", "commit"))
+
+
+def test_a_request_that_is_refused_is_traced_too(server: str) -> None:
+    done = CliRunner().invoke(app, ["generate", "x", "--server", server, "--drafter", "nobody", "--trace"])
+    assert done.exit_code == 1
+    assert "NO_DRAFTER" in done.stderr and "slipstream trace " in done.stderr
