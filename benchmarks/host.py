@@ -21,7 +21,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.plan_check import DRAFT, DRAFT_MODEL, TARGET, TARGET_MODEL, Load, request
-from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS
+from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS, started
 from benchmarks.records import Row, write
 from benchmarks.virtual import VOCABULARY
 from slipstream.asking import complete
@@ -61,9 +61,7 @@ async def serving() -> AsyncIterator[System]:
 
         async def start(module: str, prefix: str, settings: Mapping[str, str]) -> tuple[Role, str]:
             here = {f"{prefix}LISTEN": ANYWHERE, f"{prefix}METRICS_LISTEN": ANYWHERE, f"{prefix}LOG_LEVEL": "error"}
-            role = Role(module, dict(settings) | here)
-            stack.push_async_callback(role.end)
-            return role, await role.start()
+            return await started(stack, module, dict(settings) | here)
 
         drafter, drafts = await start("drafter_svc", "DRAFTER_", EMULATED_DRAFTER | {"DRAFTER_MODEL": DRAFT_MODEL})
         verifier, verifies = await start("verifier_svc", "VERIFIER_", {"VERIFIER_MODEL": TARGET_MODEL})

@@ -25,7 +25,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from benchmarks.processes import ANYWHERE, MODELS
+from benchmarks.processes import ANYWHERE, MODELS, started
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role
 from slipstream.client import channel
@@ -84,24 +84,18 @@ def _advised(error: grpc.aio.AioRpcError) -> bool:
 @asynccontextmanager
 async def system(gateways: int) -> AsyncIterator[System]:
     async with AsyncExitStack() as stack:
-
-        async def start(module: str, settings: dict[str, str]) -> tuple[Role, str]:
-            role = Role(module, settings)
-            stack.push_async_callback(role.end)
-            return role, await role.start()
-
         emulated = {"VERIFIER_MODEL": f"emulated:base_ms={1e3 * PASS_S}", "VERIFIER_MEASURE_S": "0"}
-        verifier, decides = await start("verifier_svc", emulated | {"VERIFIER_LISTEN": ANYWHERE})
+        verifier, decides = await started(stack, "verifier_svc", emulated | {"VERIFIER_LISTEN": ANYWHERE})
         settings = {
             "GATEWAY_LISTEN": ANYWHERE,
             "GATEWAY_TOKENIZER": str(MODELS / "target"),
             "GATEWAY_MAX_SESSIONS": str(SESSIONS // gateways),
             "GATEWAY_VERIFIERS": decides,
         }
-        started = [await start("gateway", settings) for _ in range(gateways)]
-        lines = [await stack.enter_async_context(channel(address)) for _, address in started]
+        fronts = [await started(stack, "gateway", settings) for _ in range(gateways)]
+        lines = [await stack.enter_async_context(channel(address)) for _, address in fronts]
         stubs = [gateway_pb2_grpc.GatewayServiceStub(line) for line in lines]
-        yield System([role for role, _ in started], verifier, stubs)
+        yield System([role for role, _ in fronts], verifier, stubs)
 
 
 async def steady(running: System, part: Part, number: int, until: float) -> float:

@@ -45,6 +45,13 @@ async def serving(
         await fleet.stop()
 
 
+async def started(stack: AsyncExitStack, module: str, settings: Mapping[str, str]) -> tuple[Role, str]:
+    """One role as a process of its own, which ends with the stack, and the address it serves at."""
+    role = Role(module, settings)
+    stack.push_async_callback(role.end)
+    return role, await role.start()
+
+
 @dataclass(frozen=True, slots=True)
 class Far:
     """A system whose drafter stands at the end of a long line. Models as `slipstream.engine.opening` names them."""
@@ -67,9 +74,9 @@ class Far:
         async with AsyncExitStack() as stack:
 
             async def start(module: str, prefix: str, more: Mapping[str, str]) -> str:
-                role = Role(module, {k: v for k, v in here.items() if k.startswith(prefix)} | dict(more))
-                stack.push_async_callback(role.end)
-                return await role.start()
+                own = {name: value for name, value in here.items() if name.startswith(prefix)}
+                _, address = await started(stack, module, own | dict(more))
+                return address
 
             drafter = await start("drafter_svc", "DRAFTER_", {"DRAFTER_MODEL": self.draft})
             line = {"LINE_TO": drafter, "LINE_DELAY_MS": str(self.delay_ms)}

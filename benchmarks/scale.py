@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS, cpu_s
+from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS, cpu_s, started
 from benchmarks.records import Row, write
 from slipstream.asking import complete
 from slipstream.cli.serve import Role
@@ -49,10 +49,10 @@ async def fleet() -> AsyncIterator[Fleet]:
 
         async def start(name: str, module: str, settings: dict[str, str]) -> str:
             prefix = name.upper() + "_"
-            role = Role(module, {prefix + key: value for key, value in settings.items()})
-            stack.push_async_callback(role.end)
+            own = {"LISTEN": ANYWHERE, "MAX_SESSIONS": "4096"} | settings
+            role, address = await started(stack, module, {prefix + key: value for key, value in own.items()})
             roles[name].append(role)
-            return await role.start({f"{prefix}LISTEN": ANYWHERE, f"{prefix}MAX_SESSIONS": "4096"})
+            return address
 
         emulated = {key.removeprefix("DRAFTER_"): value for key, value in EMULATED_DRAFTER.items()} | {"MODEL": DRAFT}
         workers = [start("verifier", "verifier_svc", {"MODEL": TARGET, "MEASURE_S": "0"}) for _ in range(VERIFIERS)]

@@ -11,20 +11,18 @@ is all of a process's threads, the exporter's included.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import statistics
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from benchmarks.processes import ANYWHERE, MODELS, cpu_s
+from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS, cpu_s, started
 from benchmarks.records import Row, write
 from benchmarks.tracing import collector
 from slipstream.asking import complete
-from slipstream.cli.serve import Role
 from slipstream.completion import Completion
-from slipstream.door import Door
+from slipstream.door import Door, sampled_parent
 from slipstream.v1 import gateway_pb2
 
 TARGET = "emulated:vocabulary=512&base_ms=20"
@@ -57,7 +55,7 @@ class System:
         return Block(cpu_ms, statistics.median(1e3 * (each.tpot_s or 0.0) for each in done))
 
     async def _ask(self, number: int, traced: bool) -> Completion:
-        parent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01" if traced else ""
+        parent = sampled_parent() if traced else ""
         request = gateway_pb2.GenerateRequest(
             prompt_token_ids=gateway_pb2.TokenIds(token_ids=[number, 8, 9]),
             max_tokens=TOKENS,
@@ -78,14 +76,13 @@ async def serving(spans: str) -> AsyncIterator[System]:
         roles: dict[str, int] = {}
 
         async def start(module: str, prefix: str, **settings: str) -> str:
-            own = {f"{prefix}{name}": value for name, value in settings.items()}
-            role = Role(module, traced | own | {f"{prefix}LISTEN": ANYWHERE, f"{prefix}LOG_LEVEL": "error"})
-            stack.push_async_callback(role.end)
-            address = await role.start()
+            own = {"LISTEN": ANYWHERE, "LOG_LEVEL": "error"} | settings
+            named = {prefix + name: value for name, value in own.items()}
+            role, address = await started(stack, module, traced | EMULATED_DRAFTER | named)
             roles[prefix.strip("_").lower()] = role.process.pid
             return address
 
-        drafter = await start("drafter_svc", "DRAFTER_", MODEL=DRAFT, SHARPNESS="1", KV_TOKENS="1000000")
+        drafter = await start("drafter_svc", "DRAFTER_", MODEL=DRAFT)
         verifier = await start("verifier_svc", "VERIFIER_", MODEL=TARGET)
         knows = {"VERIFIERS": verifier, "DRAFTERS": f"model={drafter}", "TOKENIZER": str(MODELS / "target")}
         yield System(await start("gateway", "GATEWAY_", **knows), roles)

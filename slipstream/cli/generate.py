@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -17,7 +16,7 @@ from slipstream import wire
 from slipstream.asking import complete
 from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls, explained
 from slipstream.completion import Completion
-from slipstream.door import Door
+from slipstream.door import Door, sampled_parent
 from slipstream.structure import Structure
 from slipstream.v1 import gateway_pb2, types_pb2
 
@@ -85,7 +84,7 @@ def generate(
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
         )
-        parent = _traceparent() if trace else ""
+        parent = sampled_parent() if trace else ""
         doors = [Door(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
         try:
             asyncio.run(_run(doors, request, completion, echo=not as_json))
@@ -113,11 +112,6 @@ def _tell_trace(completion: Completion) -> None:
         typer.echo(f"slipstream trace {completion.trace_id}", err=True)
     elif completion.finished.reason:
         typer.echo("the gateway did not trace it", err=True)
-
-
-def _traceparent() -> str:
-    """Of a span that is nobody's, so that whoever hears it samples the request."""
-    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
 
 
 def _prediction(text: str | None, file: Path | None) -> gateway_pb2.Prediction | None:
