@@ -19,6 +19,7 @@ from slipstream import links, wire
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.outbox import Outbox, Traffic, check_count
 from slipstream.pairing import share_vocabulary
+from slipstream.telemetry.logs import session_of
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
 
@@ -89,12 +90,8 @@ class Peer:
             except SlipstreamError as error:
                 self._refuse(command.session, command.epoch, error)
             except Exception as error:  # one bad command costs one session, never the stream
-                log.error("a command failed", exc_info=error, extra={"session": self._name(command)})
+                log.error("a command failed", exc_info=error, extra={"session": session_of(command, self._sessions)})
                 self._refuse(command.session, command.epoch, Internal("the drafter failed; open the session again."))
-
-    def _name(self, command: drafter_pb2.DraftCommand) -> str:
-        known = self._sessions.get(command.session)
-        return command.open.key.id if command.HasField("open") else known.id if known is not None else ""
 
     def leave(self) -> None:
         for session in self._sessions.values():

@@ -9,16 +9,16 @@ import typing
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from drafter_svc.config import DrafterConfig
-from gateway.config import GatewayConfig
+import drafter_svc.config
+import gateway.config
+import verifier_svc.config
 from slipstream.telemetry.exporting import TraceConfig
 from slipstream.tls import TlsConfig
-from verifier_svc.config import VerifierConfig
 
 CONFIGS: Mapping[str, tuple[str, type]] = {
-    "Gateway": ("GATEWAY_", GatewayConfig),
-    "Verifier": ("VERIFIER_", VerifierConfig),
-    "Drafter": ("DRAFTER_", DrafterConfig),
+    "Gateway": (gateway.config.PREFIX, gateway.config.GatewayConfig),
+    "Verifier": (verifier_svc.config.PREFIX, verifier_svc.config.VerifierConfig),
+    "Drafter": (drafter_svc.config.PREFIX, drafter_svc.config.DrafterConfig),
     "Certificates, of every role": ("SLIPSTREAM_TLS_", TlsConfig),
     "Traces, of every role": ("SLIPSTREAM_TRACE_", TraceConfig),
 }

@@ -26,6 +26,7 @@ from slipstream.errors import (
 from slipstream.grammar import Grammar, Grammars
 from slipstream.outbox import Outbox, Traffic, check_count
 from slipstream.sampling import Sampling
+from slipstream.telemetry.logs import session_of
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
@@ -144,12 +145,8 @@ class Peer:
         except SlipstreamError as error:
             self._fail(command, error)
         except Exception as error:  # one bad command costs one session, never the stream
-            log.error("a command failed", exc_info=error, extra={"session": self._name(command)})
+            log.error("a command failed", exc_info=error, extra={"session": session_of(command, self._sessions)})
             self._fail(command, Internal("the verifier failed on this session's command."))
-
-    def _name(self, command: verifier_pb2.DecodeCommand) -> str:
-        known = self._sessions.get(command.session)
-        return command.open.key.id if command.HasField("open") else known.id if known is not None else ""
 
     def _apply(self, command: verifier_pb2.DecodeCommand) -> None:
         kind = command.WhichOneof("command")

@@ -46,8 +46,8 @@ def compare_arms(
 
     servers = list(dict.fromkeys(server or []))
     experiment = asyncio.run(talk("compare", doors_of(servers, api_key, tls, ca), ask))
-    if not any(arm.samples for arm in experiment.arms):
-        with explained("compare"):
+    with explained("compare"):
+        if not any(arm.samples for arm in experiment.arms):
             raise FailedPrecondition("no session of the experiment has finished yet.", reason="NO_SESSIONS")
     if as_json:
         typer.echo(json.dumps(_report(experiment, prices, confidence)))

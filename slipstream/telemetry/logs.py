@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import structlog
 
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "json", "text")
+
+
+class Named(Protocol):
+    """A session, as far as logs care."""
+
+    id: str
+
+
+def session_of(command: Any, known: Mapping[int, Named]) -> str:
+    """The name of the session that a command on a stream between services is for; empty where it is not known."""
+    if command.HasField("open"):
+        name: str = command.open.key.id
+        return name
+    session = known.get(command.session)
+    return "" if session is None else session.id
 
 
 def check(level: str, format: str) -> None:
