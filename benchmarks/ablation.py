@@ -27,11 +27,11 @@ from benchmarks.processes import ANYWHERE, MODELS
 from benchmarks.prompts import request, without_loops
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role
+from slipstream.client.load_generator import run_load
 from slipstream.engine.engine import Engine
-from slipstream.engine.step import Segment
-from slipstream.load import run_load
+from slipstream.engine.segment import Segment
 from verifier_svc.config import VerifierConfig
-from verifier_svc.target import open_target
+from verifier_svc.execution.target import open_target
 from verifier_svc.verifier import Parts, running
 
 PASS_S = 0.060

@@ -25,18 +25,18 @@ import torch
 from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.engine import coupling
-from slipstream.engine.buckets import Buckets
-from slipstream.engine.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.cuda_graphs.buckets import Buckets
+from slipstream.engine.cuda_graphs.flex import BLOCK_SIZE, FlexKernel, width
+from slipstream.engine.cuda_graphs.graphs import Acceleration, CudaRecorder
 from slipstream.engine.devices import activate, find_device
-from slipstream.engine.flex import BLOCK_SIZE, FlexKernel, width
-from slipstream.engine.graphs import Acceleration, CudaRecorder
-from slipstream.engine.inflate import inflate
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.proportions import Request
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
-from slipstream.vocabulary import load_tokenizer
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.sampler import coupled_sampling
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import PackedEngine
+from slipstream.tokenizer.vocabulary import load_tokenizer
+from training.inflate.inflate import inflate
+from training.inflate.proportions import Request
 
 SIZES = {"1B": 1_000_000_000, "8B": 8_000_000_000}
 Ways = dict[str, Acceleration | None]
@@ -154,7 +154,7 @@ class Writer:
         while len(text) < len(prompt) + tokens:
             guesses = self._guess(draft, text)
             segment = Segment(target, text[target.length :], guesses, list(range(-1, len(guesses) - 1)))
-            said = coupling.likeliest(self.target.forward([segment]))
+            said = coupled_sampling.likeliest(self.target.forward([segment]))
             right = next((at for at, guess in enumerate(guesses) if said[at] != guess), len(guesses))
             self.target.keep(segment, list(range(right)))
             text += said[: right + 1]
@@ -173,7 +173,7 @@ class Writer:
 
     @staticmethod
     def _likeliest(engine: PackedEngine, segment: Segment, guesses: list[int]) -> list[int]:
-        token = coupling.likeliest(engine.forward([segment]))
+        token = coupled_sampling.likeliest(engine.forward([segment]))
         engine.keep(segment, [])
         guesses += token
         return token

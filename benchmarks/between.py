@@ -24,20 +24,20 @@ from typing import Any
 import torch
 
 from benchmarks.records import Row, write
-from slipstream import wire
-from slipstream.candidates import CandidateTree
-from slipstream.engine.emulated import EmulatedEngine
-from slipstream.engine.opening import open_engine
-from slipstream.engine.step import Segment
-from slipstream.engine.thread import ModelThread
-from slipstream.frame import Frame
-from slipstream.interpreter import tune
-from slipstream.sampling import Sampling
-from verifier_svc.curve import BUCKETS, CostCurve
-from verifier_svc.drafters import Drafters
-from verifier_svc.planner import Limits, Planner
-from verifier_svc.scheduler import Scheduler
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.factory import open_engine
+from slipstream.engine.model_thread import ModelThread
+from slipstream.engine.segment import Segment
+from slipstream.rpc import proto_conversion
+from slipstream.runtime_tuning import tune
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.frame import Frame
+from slipstream.speculation.sampling_params import Sampling
+from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.scheduling.planner import Limits, Planner
+from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Session
+from verifier_svc.sources.drafter_pool import Drafters
 
 AIM_S = 0.001
 PASS_S = 0.005
@@ -64,7 +64,7 @@ class Between:
     def __init__(self, thread: ModelThread | InlineThread, sessions: int, nodes: int, pass_s: float) -> None:
         engine = open_engine(f"emulated:vocabulary=4096&base_ms={1e3 * pass_s}", kv_tokens=sessions * LENGTH)
         assert isinstance(engine, EmulatedEngine)
-        drafters = Drafters(wire.model_to_wire(engine.model), 0.02)
+        drafters = Drafters(proto_conversion.model_to_wire(engine.model), 0.02)
         curve = CostCurve()
         for size in BUCKETS:
             curve.record(size, sessions, [PASS_S])

@@ -21,8 +21,8 @@ from capacity.mode import Mode, colocated, disaggregated, plain
 from capacity.scenario import Scenario, read
 from capacity.sizing import most_rate, plan
 from capacity.stationary import Cells
-from slipstream.engine.emulation import LinearCost
-from slipstream.interpreter import tune
+from slipstream.engine.emulated.model import LinearCost
+from slipstream.runtime_tuning import tune
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "plan"
 RATIOS = ((1, 4), (1, 2), (1, 1), (2, 1))

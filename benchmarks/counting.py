@@ -17,15 +17,15 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from benchmarks.records import Row, write
-from drafter_svc.tally import Tally as Passes
-from gateway.meters import Meters
-from gateway.readings import Parts, meter
-from gateway.rounds import Ledger
+from drafter_svc.step_stats import Tally as Passes
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
-from slipstream.outbox import Traffic
+from gateway.telemetry.metrics_source import Parts, meter
+from gateway.telemetry.request_metrics import Meters
+from gateway.telemetry.request_stats import Ledger
+from slipstream.rpc.send_queue import Traffic
 from slipstream.v1 import verifier_pb2
-from verifier_svc.tally import Tally
+from verifier_svc.scheduling.step_stats import Tally
 
 DEPTHS = (1, 2, 3, 4, 5, 2, 3, 1)
 ROUND = verifier_pb2.Round(

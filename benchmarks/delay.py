@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from benchmarks.processes import INFLATED, MODELS, Far, inflate, serving
 from benchmarks.prompts import without_loops
 from benchmarks.records import Row, write
-from slipstream.load import Load, run_load
+from slipstream.client.load_generator import Load, run_load
+from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
-from slipstream.vocabulary import load_tokenizer
 
 DELAYS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 EMULATED = (

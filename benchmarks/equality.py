@@ -10,7 +10,7 @@ import sys
 
 from benchmarks.processes import MODELS, serving
 from benchmarks.prompts import held_out, request
-from slipstream.load import Load, run_load
+from slipstream.client.load_generator import Load, run_load
 
 TOKENS = 32
 CONCURRENCY = 16

@@ -30,14 +30,14 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from benchmarks.processes import INFLATED, MODELS, inflate
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.engine.checkpoint import load_checkpoint
-from slipstream.engine.cores import threads_for
-from slipstream.engine.kv import KVStore
-from slipstream.engine.linear import Linear
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.plan import Read, visible
-from slipstream.engine.step import Segment
-from slipstream.vocabulary import load_tokenizer
+from slipstream.engine.attention.plan import Read, visible
+from slipstream.engine.cpu_cores import threads_for
+from slipstream.engine.kvcache.store import KVStore
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.linear import Linear
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import PackedEngine
+from slipstream.tokenizer.vocabulary import load_tokenizer
 
 CONTEXT = 256
 SIZES = (1, 2, 4, 8, 16)

@@ -20,8 +20,8 @@ from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER
 from benchmarks.records import Row, write
 from benchmarks.virtual import open_request
 from slipstream.cli.serve import Role
-from slipstream.client import channel
-from slipstream.interpreter import tune
+from slipstream.rpc.channel import channel
+from slipstream.runtime_tuning import tune
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import running

@@ -18,11 +18,11 @@ from typing import Any
 import grpc
 
 from benchmarks.processes import cpu_s
-from slipstream import links, wire
-from slipstream.client import channel
 from slipstream.errors import SlipstreamError
-from slipstream.outbox import Outbox
-from slipstream.server import Server
+from slipstream.rpc import multiplexed_stream, proto_conversion
+from slipstream.rpc.channel import channel
+from slipstream.rpc.send_queue import Outbox
+from slipstream.rpc.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 
 SESSIONS = (1, 32, 256)
@@ -43,7 +43,9 @@ class Echo(drafter_pb2_grpc.DrafterServiceServicer):
             for command in request.commands:
                 outbox.put(answer(command))
 
-        await links.serve(requests, context, outbox, receive, lambda c: drafter_pb2.DraftResponse(candidates=c))
+        await multiplexed_stream.serve(
+            requests, context, outbox, receive, lambda c: drafter_pb2.DraftResponse(candidates=c)
+        )
 
 
 def answer(command: drafter_pb2.DraftCommand) -> types_pb2.Candidates:
@@ -54,7 +56,7 @@ def answer(command: drafter_pb2.DraftCommand) -> types_pb2.Candidates:
         generation=1,
         first_node=1,
         token_ids=[11, 12, 13, 14],
-        confidences=wire.confidences_to_wire([-0.1, -0.2, -0.3, -0.4]),
+        confidences=proto_conversion.confidences_to_wire([-0.1, -0.2, -0.3, -0.4]),
     )
 
 
@@ -83,7 +85,7 @@ class Rounds:
 
     async def run(
         self,
-        link: links.Link[drafter_pb2.DraftCommand, drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
+        link: multiplexed_stream.Link[drafter_pb2.DraftCommand, drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
         seconds: float,
     ) -> None:
         until = time.perf_counter() + seconds
@@ -100,7 +102,7 @@ class Rounds:
 async def measure(address: str, pid: int, sessions: int) -> None:
     async with channel(address) as line:
         rounds = Rounds(sessions)
-        link: links.Link[Any, Any, Any] = links.Link(
+        link: multiplexed_stream.Link[Any, Any, Any] = multiplexed_stream.Link(
             drafter_pb2_grpc.DrafterServiceStub(line).Draft, lambda c: drafter_pb2.DraftRequest(commands=c), rounds
         )
         running = asyncio.create_task(link.run())

@@ -14,7 +14,7 @@ import sys
 from benchmarks.processes import INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import held_out, request
 from benchmarks.records import Row, write
-from slipstream.load import Load, run_load
+from slipstream.client.load_generator import Load, run_load
 from slipstream.v1 import gateway_pb2
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)

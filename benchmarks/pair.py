@@ -14,7 +14,7 @@ import sys
 
 from benchmarks.processes import INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import request, without_loops
-from slipstream.load import Load, run_load
+from slipstream.client.load_generator import Load, run_load
 
 PROMPTS = 4
 TOKENS = 64

@@ -25,9 +25,9 @@ from capacity.cell import Cell, Outcome, Simulation, way_s
 from capacity.drafting import Drafting
 from capacity.guessing import Acceptance
 from capacity.step import Verifying
-from slipstream.asking import complete
-from slipstream.client import channel
-from slipstream.engine.emulation import LinearCost
+from slipstream.client.client import complete
+from slipstream.engine.emulated.model import LinearCost
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 TARGET, DRAFT = LinearCost(0.030, 0.0002, 0.0, 32), LinearCost(0.004)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from benchmarks.processes import MODELS, serving
 from benchmarks.prompts import held_out, request, without_loops
 from benchmarks.records import Row, write
-from slipstream.load import Load, run_load
+from slipstream.client.load_generator import Load, run_load
 
 TOKENS = 96
 CONCURRENCY = 2

@@ -54,7 +54,7 @@ async def started(stack: AsyncExitStack, module: str, settings: Mapping[str, str
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """A system whose drafter stands at the end of a long line. Models as `slipstream.engine.opening` names them."""
+    """A system whose drafter stands at the end of a long line. Models as `slipstream.engine.factory` names them."""
 
     target: str
     draft: str

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 import secrets
 
-from slipstream.load import run_load
-from slipstream.training.corpus import read_corpus
+from slipstream.client.load_generator import run_load
 from slipstream.v1 import gateway_pb2
+from training.corpus import read_corpus
 
 DISTINCT = 0.6
 

@@ -24,14 +24,14 @@ import torch
 from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import DISTINCT, distinct_share, held_out
 from benchmarks.records import Row, write
-from slipstream.engine import coupling
-from slipstream.engine.checkpoint import load_checkpoint
-from slipstream.engine.forward import LibraryForward
-from slipstream.engine.inflate import inflate
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.proportions import Request
-from slipstream.engine.step import Segment
-from slipstream.vocabulary import load_tokenizer
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.forward import LibraryForward
+from slipstream.engine.sampler import coupled_sampling
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import PackedEngine
+from slipstream.tokenizer.vocabulary import load_tokenizer
+from training.inflate.inflate import inflate
+from training.inflate.proportions import Request
 
 CHOICES = (("", "float32"), ("", "bfloat16"), ("int8", "bfloat16"), ("int4", "bfloat16"), ("int8-dynamic", "float32"))
 SIZES = (1, 4, 16)
@@ -59,7 +59,7 @@ def write_texts(engine: PackedEngine, prompts: list[list[int]], greedy: bool) ->
         segments = [Segment(sequence, tokens) for sequence, tokens in zip(sequences, pending, strict=True)]
         logits = engine.forward(segments)
         places = [len(text.prompt) + len(text.tokens) for text in texts]
-        tokens, _ = coupling.choose(logits, [greedy] * len(texts), [text.seed for text in texts], places)
+        tokens, _ = coupled_sampling.choose(logits, [greedy] * len(texts), [text.seed for text in texts], places)
         pending = [[token] for token in tokens.tolist()]
         for segment, text, token in zip(segments, texts, pending, strict=True):
             engine.keep(segment, [])
@@ -96,7 +96,7 @@ def guesses(engine: PackedEngine, text: Text) -> list[int]:
         segment = Segment(sequence, [last], nodes, list(range(-1, len(nodes) - 1)))
         logits = engine.forward([segment])
         places = [len(text.prompt) + at + row for row in range(len(logits))]
-        best, _ = coupling.rank(logits, [text.greedy] * len(places), [text.seed] * len(places), places, 1)
+        best, _ = coupled_sampling.rank(logits, [text.greedy] * len(places), [text.seed] * len(places), places, 1)
         found += best[:, 0].tolist()
         engine.keep(segment, list(range(len(nodes))))
         last = text.tokens[at + WALK - 1]

@@ -18,13 +18,13 @@ import torch
 
 from benchmarks.processes import MODELS
 from benchmarks.records import Row, write
-from slipstream.engine.broadcast import MAGIC, Kind, Step, encode_step
-from slipstream.engine.checkpoint import load_checkpoint
-from slipstream.engine.group import LEADER, Place
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.parallel import FollowingEngine, LeadingEngine, Line, Patience, join
-from slipstream.engine.spread import Spread
-from slipstream.engine.step import Segment
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.segment import Segment
+from slipstream.engine.tensor_parallel.broadcast import MAGIC, Kind, Step, encode_step
+from slipstream.engine.tensor_parallel.group import LEADER, Place
+from slipstream.engine.tensor_parallel.parallel import FollowingEngine, LeadingEngine, Line, Patience, join
+from slipstream.engine.tensor_parallel.spread import Spread
+from slipstream.engine.torch_engine import PackedEngine
 
 REPEATS = 30
 CONTEXT, NODES, PROMPT = 128, 8, 512

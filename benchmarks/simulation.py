@@ -39,9 +39,9 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers import Proposer
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.proposers.opening import open_proposer
-from slipstream.engine.opening import open_engine
+from slipstream.engine.factory import open_engine
 from slipstream.errors import Internal
-from slipstream.selection import ROOT
+from slipstream.speculation.selection import ROOT
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 SIZES = (0, 4, 8, 16, 32)

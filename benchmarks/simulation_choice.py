@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from benchmarks.simulation_texts import Key, Text
 from benchmarks.simulation_trees import Grown
-from slipstream.candidates import CandidateTree
-from slipstream.frame import Limits
-from slipstream.selection import ROOT, Selection
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.frame import Limits
+from slipstream.speculation.selection import ROOT, Selection
 from verifier_svc.acceptance.coupled import coupled
-from verifier_svc.acceptance.verdict import Verdict
-from verifier_svc.calibration import Calibration
+from verifier_svc.acceptance.result import Verdict
+from verifier_svc.estimators.calibration import Calibration
 
 MOST = 32
 """Nodes of the largest choice; smaller ones are its head."""

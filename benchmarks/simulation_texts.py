@@ -13,12 +13,12 @@ import torch
 
 from benchmarks.prompts import DISTINCT, distinct_share, held_out
 from slipstream.engine.engine import Engine
-from slipstream.engine.step import Segment
-from slipstream.sampling import Sampling
-from slipstream.selection import Selection
-from slipstream.vocabulary import load_tokenizer
+from slipstream.engine.segment import Segment
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import Selection
+from slipstream.tokenizer.vocabulary import load_tokenizer
 from verifier_svc.acceptance.judge import Case, judge
-from verifier_svc.acceptance.verdict import Broken, Verdict
+from verifier_svc.acceptance.result import Broken, Verdict
 
 LOOKAHEAD = 32
 """Tokens generated behind those that count, so that the last rounds are not cut short."""

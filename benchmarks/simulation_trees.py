@@ -15,7 +15,7 @@ from drafter_svc.proposers import Guess, Proposer, Turn
 from drafter_svc.session import Policy, Session
 from drafter_svc.tree import Node
 from slipstream.errors import SlipstreamError
-from slipstream.frame import Frame
+from slipstream.speculation.frame import Frame
 
 _LEAST = math.log(1e-4)
 """Path probability of a guess that no choice would ever reach."""

@@ -21,12 +21,12 @@ import torch
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS
 from benchmarks.prompts import held_out, request
 from slipstream.cli.serve import Role
+from slipstream.client.load_generator import run_load
 from slipstream.engine.engine import Engine
-from slipstream.engine.step import Segment
-from slipstream.interpreter import tune
-from slipstream.load import run_load
+from slipstream.engine.segment import Segment
+from slipstream.runtime_tuning import tune
 from verifier_svc.config import VerifierConfig
-from verifier_svc.scheduler import Scheduler
+from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.verifier import running
 
 SESSIONS = (1, 8, 32)

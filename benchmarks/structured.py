@@ -18,12 +18,12 @@ import time
 from benchmarks.processes import MODELS, serving
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream import wire
-from slipstream.grammar import Grammars
-from slipstream.load import Load, run_load
-from slipstream.structure import Structure
+from slipstream.client.load_generator import Load, run_load
+from slipstream.rpc import proto_conversion
+from slipstream.tokenizer.grammar import Grammars
+from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.vocabulary import eos_token_ids, fingerprint, load_tokenizer
 from slipstream.v1 import gateway_pb2
-from slipstream.vocabulary import eos_token_ids, fingerprint, load_tokenizer
 
 TOKENS = 96
 CONCURRENCY = 2
@@ -57,7 +57,7 @@ async def run(server: str, structure: Structure | None, prompts: list[str], temp
         gateway_pb2.GenerateRequest(
             prompt=prompt,
             max_tokens=TOKENS,
-            structured_output=wire.structure_to_wire(structure),
+            structured_output=proto_conversion.structure_to_wire(structure),
             sampling=gateway_pb2.SamplingOptions(temperature=temperature, seed=seed),
             speculation=gateway_pb2.SpeculationOptions(disabled=not on),
         )

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from slipstream.config import from_env
 from slipstream.process import run, until_signal
 from verifier_svc.config import VerifierConfig
-from verifier_svc.curve import CostCurve
-from verifier_svc.drafters import Drafters
-from verifier_svc.planner import Limits, Plan, Planner
+from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.scheduling.planner import Limits, Plan, Planner
+from verifier_svc.sources.drafter_pool import Drafters
 from verifier_svc.verifier import Parts, running
 
 ANSWER_TIMEOUT_S = 1.0

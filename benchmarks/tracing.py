@@ -38,8 +38,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from benchmarks.between import SOURCE, Between, InlineThread, running
 from benchmarks.records import Row, write
-from slipstream.engine.thread import ModelThread
-from slipstream.interpreter import tune
+from slipstream.engine.model_thread import ModelThread
+from slipstream.runtime_tuning import tune
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2
 from verifier_svc.session import Session

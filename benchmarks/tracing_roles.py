@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS, cpu_s, started
 from benchmarks.records import Row, write
 from benchmarks.tracing import collector
-from slipstream.asking import complete
-from slipstream.completion import Completion
-from slipstream.door import Door, sampled_parent
+from slipstream.client.client import complete
+from slipstream.client.completion import Completion
+from slipstream.client.gateway_endpoint import Door, sampled_parent
 from slipstream.v1 import gateway_pb2
 
 TARGET = "emulated:vocabulary=512&base_ms=20"

@@ -34,12 +34,12 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers import Proposer, Turn, translated, translation
 from drafter_svc.proposers.opening import open_proposer
 from drafter_svc.session import Policy, Session
-from slipstream.engine import coupling
 from slipstream.engine.engine import Engine
-from slipstream.engine.opening import open_engine
-from slipstream.engine.step import Segment
-from slipstream.sampling import Sampling
-from slipstream.vocabulary import load_tokenizer
+from slipstream.engine.factory import open_engine
+from slipstream.engine.sampler import coupled_sampling
+from slipstream.engine.segment import Segment
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.tokenizer.vocabulary import load_tokenizer
 
 TARGET = str(MODELS / "target")
 TEMPERATURES = (0.0, 1.0)
@@ -93,7 +93,7 @@ def _continued(target: Engine, prompt: list[int], sampling: Sampling, count: int
         segment = Segment(sequence, pending)
         output = target.forward([segment]) / (sampling.temperature or 1.0)
         target.keep(segment, [])
-        choice, _ = coupling.choose(output, [sampling.greedy], [sampling.seed], [len(tokens)])
+        choice, _ = coupled_sampling.choose(output, [sampling.greedy], [sampling.seed], [len(tokens)])
         pending = choice.tolist()
         tokens += pending
     target.close(sequence)

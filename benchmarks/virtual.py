@@ -22,19 +22,19 @@ from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.scheduler import Scheduler as DraftScheduler
-from slipstream import wire
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulation import LinearCost
-from slipstream.grammar import Grammars
+from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.rpc import proto_conversion
+from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc import service as verifier_service
-from verifier_svc.curve import BUCKETS, CostCurve
-from verifier_svc.drafter import Drafter
-from verifier_svc.drafters import Drafters
-from verifier_svc.planner import Limits, Planner
-from verifier_svc.price import LEVELS
-from verifier_svc.scheduler import Scheduler
+from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.scheduling.planner import Limits, Planner
+from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.sources.drafter_link import Drafter
+from verifier_svc.sources.drafter_pool import Drafters
+from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 VOCABULARY = 512
 BLOCKS, BLOCK_SIZE = 1 << 15, 32
@@ -115,7 +115,7 @@ class Outcome:
     steps: int
     draft_steps: int
     needed: float
-    """Sessions that need the drafter at a time, on average (`drafter_svc.tally`)."""
+    """Sessions that need the drafter at a time, on average (`drafter_svc.step_stats`)."""
     candidate_bytes: int
     rounds: list[verifier_pb2.Round]
 
@@ -198,10 +198,10 @@ async def system(world: World) -> AsyncIterator[System]:
     )
     proposer = ModelProposer(draft, width=world.width, max_nodes=world.max_nodes, proposal_tokens=32)
     drafting = DraftScheduler(proposer, draft_thread, 512, world.expand, loop.time)  # type: ignore[arg-type]
-    bounds = drafter_service.Bounds(wire.model_to_wire(draft.model), 4096, world.max_nodes)
+    bounds = drafter_service.Bounds(proto_conversion.model_to_wire(draft.model), 4096, world.max_nodes)
 
     target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
-    model = wire.model_to_wire(target.model)
+    model = proto_conversion.model_to_wire(target.model)
     drafters = Drafters(model, world.min_path_probability, loop.time)
     planner = world.planner(drafters, Limits(512, 256, 0.25), _curve(world.target), loop.time)
     verifying = Scheduler(target, target_thread, drafters, planner, loop.time)  # type: ignore[arg-type]

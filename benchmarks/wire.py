@@ -15,10 +15,10 @@ from benchmarks.processes import ANYWHERE, MODELS
 from benchmarks.prompts import held_out, request
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role
-from slipstream.load import run_load
+from slipstream.client.load_generator import run_load
 from slipstream.v1 import drafter_pb2
 from verifier_svc.config import VerifierConfig
-from verifier_svc.drafter import Drafter
+from verifier_svc.sources.drafter_link import Drafter
 from verifier_svc.verifier import running
 
 SESSIONS = (1, 8, 32)

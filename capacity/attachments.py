@@ -1,11 +1,11 @@
-"""What a simulated verifier awaits of its drafters: that part of `verifier_svc.attachment`."""
+"""What a simulated verifier awaits of its drafters: that part of `verifier_svc.sources.attachment`."""
 
 from __future__ import annotations
 
 from capacity.agenda import Agenda
 from capacity.drafting import Drafter
 from capacity.session import Session
-from verifier_svc.pace import Delays, Pace
+from verifier_svc.wait_policy.arrival_times import Delays, Pace
 
 
 class Attachments:

@@ -75,7 +75,7 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 class Simulation:
-    """Sessions go to the least loaded verifier and the least loaded drafter, as in `gateway.routing`."""
+    """Sessions go to the least loaded verifier and the least loaded drafter, as in `gateway.routing.router`."""
 
     def __init__(self, cell: Cell, seed: int = 0) -> None:
         self._cell = cell

@@ -8,7 +8,7 @@ from capacity.cost import over
 from capacity.guessing import Tree
 from capacity.session import Session
 from capacity.step import Verifying
-from verifier_svc.budget import Offer, allot
+from verifier_svc.scheduling.budget import Offer, allot
 
 MOST_NODES = 128
 """Of a tree."""

@@ -16,7 +16,7 @@ from capacity.scenario import Scenario, Slo, read
 from capacity.sizing import compare
 from slipstream.cli.options import explained
 from slipstream.errors import InvalidArgument
-from slipstream.interpreter import tune
+from slipstream.runtime_tuning import tune
 
 
 def plan(

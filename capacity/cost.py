@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from slipstream.engine.emulation import LinearCost
+from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import InvalidArgument
 
 

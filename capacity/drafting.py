@@ -9,8 +9,8 @@ from capacity.agenda import Agenda
 from capacity.cost import Cost
 from capacity.guessing import Guess
 from capacity.session import Session
-from verifier_svc.allowance import AHEAD
-from verifier_svc.price import PAUSE
+from verifier_svc.sources.flow_control import AHEAD
+from verifier_svc.wait_policy.draft_threshold import PAUSE
 
 ROUND, PROMPTS, PASS_NODES = 16, 4, 64
 """See `drafter_svc.scheduler`, which a plan does not import; a test compares them."""
@@ -47,7 +47,8 @@ class Drafter:
         self._listeners: dict[Session, Listener] = {}
         self._busy = self._awake = False
         self.busy_s = self.needed_s = 0.0
-        """In passes; and of each session in them by the chance that its text needs the guess (`drafter_svc.tally`)."""
+        """In passes; and of each session in them by the chance that its text needs the guess
+        (`drafter_svc.step_stats`)."""
         self.passes = 0
 
     @property

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from slipstream.engine.emulation import ALTERNATIVES
-from slipstream.frame import Limits
-from verifier_svc.price import LEVELS
+from slipstream.engine.emulated.model import ALTERNATIVES
+from slipstream.speculation.frame import Limits
+from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 NOWHERE = -1
 """Rank of a token that is none of the guesses."""

@@ -8,12 +8,12 @@ STEP_TOKENS = 512
 
 
 def measured(model: str, dtype: str, quantisation: str, device: str, seconds: float) -> Mapping[str, Sequence[object]]:
-    """What `Table` is made of; `model` as `slipstream.engine.opening` names it, a target or a draft model."""
+    """What `Table` is made of; `model` as `slipstream.engine.factory` names it, a target or a draft model."""
     # Loads torch, which a plan does without.
-    from slipstream.engine.opening import open_engine
-    from slipstream.engine.spread import Spread
-    from verifier_svc.curve import BUCKETS, CostCurve
-    from verifier_svc.measurement import SESSIONS, measure
+    from slipstream.engine.factory import open_engine
+    from slipstream.engine.tensor_parallel.spread import Spread
+    from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+    from verifier_svc.estimators.cost_measurement import SESSIONS, measure
 
     curve = CostCurve()
     engine = open_engine(model, dtype, quantisation=quantisation, spread=Spread(device=device))

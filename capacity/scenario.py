@@ -20,9 +20,9 @@ from capacity.cost import Cost, read_cost
 from capacity.drafting import Drafting
 from capacity.guessing import Acceptance
 from capacity.step import Verifying
-from slipstream.comparison import Prices
-from slipstream.engine.emulation import ALTERNATIVES
+from slipstream.engine.emulated.model import ALTERNATIVES
 from slipstream.errors import InvalidArgument, NotFound
+from slipstream.experiments.comparison import Prices
 
 Kind = TypeVar("Kind")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from capacity.guessing import Tree
-from verifier_svc.pace import Delays
+from verifier_svc.wait_policy.arrival_times import Delays
 
 if TYPE_CHECKING:
     from capacity.drafting import Drafter
@@ -37,7 +37,7 @@ class Session:
     version: int = 0
     """Of the candidates that have arrived."""
     since: float = 0.0
-    """When candidates began to be awaited (`verifier_svc.attachment`)."""
+    """When candidates began to be awaited (`verifier_svc.sources.attachment`)."""
     fresh: bool = True
     delays: Delays = field(default_factory=Delays)
 

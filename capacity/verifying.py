@@ -1,7 +1,8 @@
 """A simulated verifier: batched steps over its sessions, planned by the very rules of the real one.
 
 Budget, patience, pace and prefill are `verifier_svc`'s own; what is written again here in small is what
-`verifier_svc.planner` and `verifier_svc.scheduler` put around them. Acceptance is known, so there is no calibration.
+`verifier_svc.scheduling.planner` and `verifier_svc.scheduling.scheduler` put around them. Acceptance is known, so there
+is no calibration.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from capacity.drafting import Drafter
 from capacity.guessing import Guess
 from capacity.session import Session
 from capacity.step import Step, Verifying
-from slipstream.selection import ROOT
-from verifier_svc.budget import Offer, allot
-from verifier_svc.pace import Delays
-from verifier_svc.patience import Patience
-from verifier_svc.prefill import chunks
-from verifier_svc.price import LEVELS, PAUSE
-from verifier_svc.promise import Hope
+from slipstream.speculation.selection import ROOT
+from verifier_svc.scheduling.budget import Offer, allot
+from verifier_svc.scheduling.prefill import chunks
+from verifier_svc.wait_policy.arrival_gain import Hope
+from verifier_svc.wait_policy.arrival_times import Delays
+from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
+from verifier_svc.wait_policy.wait_policy import Patience
 
 
 class Verifier:

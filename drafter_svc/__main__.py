@@ -7,11 +7,11 @@ import logging
 from drafter_svc.config import PREFIX, DrafterConfig
 from drafter_svc.drafter import running
 from slipstream.config import from_env
-from slipstream.interpreter import tune
 from slipstream.process import run, until_signal
+from slipstream.rpc.tls import certificates_from_env
+from slipstream.runtime_tuning import tune
 from slipstream.telemetry import logs
-from slipstream.telemetry.exporting import tracing_from_env
-from slipstream.tls import certificates_from_env
+from slipstream.telemetry.span_exporters import tracing_from_env
 
 log = logging.getLogger("drafter_svc")  # run as a program, the module has no name of its own
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
-from slipstream.proposal import MAX_TOKENS
+from slipstream.speculation.draft_distribution import MAX_TOKENS
 from slipstream.telemetry import logs
 
 PREFIX = "DRAFTER_"
@@ -15,7 +15,7 @@ PREFIX = "DRAFTER_"
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
     model: str = ""
-    """For the method `model`: a local folder, a hub id, or `emulated:` with settings (`slipstream.engine.opening`)."""
+    """For the method `model`: a local folder, a hub id, or `emulated:` with settings (`slipstream.engine.factory`)."""
     method: str = "model"
     """`model`, or without one: `ngram` (prompt lookup), `suffix` (suffix automaton), `prediction` (what the
     client expects)."""
@@ -28,13 +28,14 @@ class DrafterConfig:
     dtype: str = "auto"
     """Of weights and KV: `auto` (the checkpoint's own), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
-    """Of the weights: empty, or one of `slipstream.engine.quantisation`."""
+    """Of the weights: empty, or one of `slipstream.engine.models.quantisation`."""
     lean: bool = True
-    """Without the library's modelling code where `slipstream.engine.lean` can do without it; False: always with it."""
+    """Without the library's modelling code where `slipstream.engine.models.lean_selection` can do without it; False:
+    always with it."""
     device: str = "auto"
     """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     threads: int = 1
-    """Of torch; 0: as many as this process has cores for itself (`slipstream.engine.cores`)."""
+    """Of torch; 0: as many as this process has cores for itself (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024

@@ -8,20 +8,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from drafter_svc.config import DrafterConfig
+from drafter_svc.metrics_source import meter
 from drafter_svc.proposers import Proposer
 from drafter_svc.proposers.opening import open_proposer
-from drafter_svc.readings import meter
 from drafter_svc.scheduler import Scheduler
 from drafter_svc.service import Bounds, DrafterService
-from slipstream.callers import between_roles
-from slipstream.engine.cores import threads_for
-from slipstream.engine.thread import ModelThread
-from slipstream.server import Server
-from slipstream.telemetry.endpoint import exposing
+from slipstream.engine.cpu_cores import threads_for
+from slipstream.engine.model_thread import ModelThread
+from slipstream.rpc.role_authorization import between_roles
+from slipstream.rpc.server import Server
+from slipstream.rpc.tls import Certificates
+from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.tracing import Tracing
-from slipstream.tls import Certificates
 from slipstream.v1 import types_pb2, worker_pb2
-from slipstream.worker import Identity, WorkerService
 
 Opening = Callable[[DrafterConfig], tuple[types_pb2.ModelInfo, Proposer]]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from drafter_svc.scheduler import Scheduler
-from slipstream.outbox import Traffic
-from slipstream.server import Server
+from slipstream.rpc.send_queue import Traffic
+from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.meter import Meter, spans_of
+from slipstream.telemetry.metrics_collector import Meter, spans_of
 from slipstream.telemetry.tracing import Tracing
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from drafter_svc.proposers import Answer, Proposer, Turn
+from drafter_svc.send_policy import join, tell
 from drafter_svc.session import Session
-from drafter_svc.tally import Tally
-from drafter_svc.telling import join, tell
+from drafter_svc.step_stats import Tally
 from drafter_svc.tree import Node
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import Internal, SlipstreamError
 
 log = logging.getLogger(__name__)

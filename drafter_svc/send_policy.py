@@ -19,7 +19,7 @@ from drafter_svc.session import DEEPEST, NEVER, Session
 from drafter_svc.tree import UNTOLD, Node
 
 URGENT = 0.2
-"""A step waits for a candidate only if its path is likelier than about this (`verifier_svc.waiting`)."""
+"""A step waits for a candidate only if its path is likelier than about this (`verifier_svc.wait_policy.wait_time`)."""
 TOGETHER_S = 0.004
 """So long less urgent candidates may wait for others: a fraction of any verifier's pass."""
 

@@ -15,12 +15,12 @@ from drafter_svc.scheduler import Scheduler, Subscriber
 from drafter_svc.session import Policy, Session
 from drafter_svc.tracing import SessionTrace
 from drafter_svc.tree import ROOT, Node
-from slipstream import links, wire
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
-from slipstream.outbox import Outbox, Traffic, check_count
-from slipstream.pairing import share_vocabulary
+from slipstream.rpc import multiplexed_stream, proto_conversion
+from slipstream.rpc.send_queue import Outbox, Traffic, check_count
 from slipstream.telemetry.logs import session_of
 from slipstream.telemetry.tracing import Tracing
+from slipstream.tokenizer.pairing import share_vocabulary
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     ) -> None:
         peer = Peer(self._scheduler, self._bounds)
         try:
-            await links.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
+            await multiplexed_stream.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
         finally:
             peer.leave()
 
@@ -130,7 +130,7 @@ class Peer:
             return
         self._check(request)
         tokens = self._tokens(request.prefix.token_ids)
-        sampling = wire.sampling_from_wire(request.sampling)
+        sampling = proto_conversion.sampling_from_wire(request.sampling)
         if not sampling.coupled and not self._bounds.draws:
             raise FailedPrecondition(
                 f"drafter {self._bounds.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
@@ -138,7 +138,7 @@ class Peer:
                 reason="NO_DISTRIBUTION",
             )
         prediction = tuple(request.prediction_token_ids)
-        structure = wire.structure_from_wire(request.structured_output)
+        structure = proto_conversion.structure_from_wire(request.structured_output)
         max_length = min(request.max_length, self._bounds.model.max_length)
         asked = (prediction, request.cache_salt, structure, max_length)
         if known is not None and (known.prediction, known.cache_salt, known.structure, known.max_length) != asked:
@@ -192,7 +192,7 @@ class Peer:
             raise InvalidArgument("the prefix must hold the prompt and be shorter than max_length.")
         if length >= mine.max_length:
             raise ResourceExhausted(f"the draft model holds {mine.max_length} tokens; decode without it.")
-        wire.check_bias(request.sampling.logit_bias)
+        proto_conversion.check_bias(request.sampling.logit_bias)
         self._tokens(request.sampling.logit_bias)
         _check_hints(request)
 
@@ -215,7 +215,7 @@ class Peer:
             generation=session.tree.generation,
             first_node=nodes[0].number,
             token_ids=[node.token for node in nodes],
-            confidences=wire.confidences_to_wire(node.log_prob for node in nodes),
+            confidences=proto_conversion.confidences_to_wire(node.log_prob for node in nodes),
         )
         parents = [node.parent.number if node.parent is not None else ROOT for node in nodes]
         if any(parent != node.number - 1 for parent, node in zip(parents, nodes, strict=True)):
@@ -234,7 +234,9 @@ class Peer:
         session = self._sessions.pop(number, None)
         if session is not None:
             self._scheduler.remove(session)
-        self._say(drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=wire.failure_to_wire(error)))
+        self._say(
+            drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=proto_conversion.failure_to_wire(error))
+        )
 
     def _say(self, reply: Reply) -> None:
         with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream
@@ -248,5 +250,5 @@ def _check_hints(request: drafter_pb2.DraftOpen) -> None:
         raise InvalidArgument(f"the prediction has more tokens than the target's {target.max_length}; shorten it.")
     if prediction and max(prediction) >= target.vocabulary_size:
         raise InvalidArgument(f"the prediction names a token outside the vocabulary of {target.vocabulary_size}.")
-    if len(request.cache_salt.encode()) > wire.MAX_LABEL_BYTES:
-        raise InvalidArgument(f"a cache salt has at most {wire.MAX_LABEL_BYTES} bytes.")
+    if len(request.cache_salt.encode()) > proto_conversion.MAX_LABEL_BYTES:
+        raise InvalidArgument(f"a cache salt has at most {proto_conversion.MAX_LABEL_BYTES} bytes.")

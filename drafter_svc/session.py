@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from drafter_svc.tracing import SessionTrace
 from drafter_svc.tree import DraftTree, Node
-from slipstream import noise
-from slipstream.engine.sequence import Sequence
+from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.errors import OutOfRange
-from slipstream.frame import Limits
-from slipstream.grammar import Cursor, Grammar
-from slipstream.noise import Purpose
-from slipstream.prefix import common_prefix
-from slipstream.sampling import Sampling
-from slipstream.structure import Structure
+from slipstream.speculation import noise
+from slipstream.speculation.common_prefix import common_prefix
+from slipstream.speculation.frame import Limits
+from slipstream.speculation.noise import Purpose
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.tokenizer.grammar import Cursor, Grammar
+from slipstream.tokenizer.structured_output import Structure
 
 NEVER = 1e-9
 """A path probability below which nothing is worth a guess, whatever the policy says."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.trace import SpanContext
 
 from drafter_svc.tree import DraftTree, Node
-from slipstream import wire
+from slipstream.rpc import proto_conversion
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Span, Trace, Value
 from slipstream.v1 import types_pb2
@@ -44,7 +44,7 @@ class SessionTrace:
         """Candidates go out. Marks them, so that their verifier knows where they come from."""
         now = self._trace.now()
         candidates.mark.length = self._length
-        candidates.mark.held_us = wire.microseconds(now - self._since_s)
+        candidates.mark.held_us = proto_conversion.microseconds(now - self._since_s)
         self._happened(now, now)
         self._told += len(candidates.token_ids)
         self._bytes += candidates.ByteSize()

@@ -1,9 +1,9 @@
 """A drafter's own candidate tree: what it guessed beyond the committed prefix, and where it is worth guessing on.
 
-The mirror of `slipstream.candidates`, seen from the sender. It holds more than the verifier is told: guesses stay
-untold until they are worth their bytes. A node gets its number, which names it on the wire, when it is told, after
-its parent. Numbers count within a generation and are kept while commits move the root along told nodes; a commit that
-leaves them starts the next generation: from nothing, or from an untold guess and what hangs below it.
+The mirror of `slipstream.speculation.candidate_tree`, seen from the sender. It holds more than the verifier is told:
+guesses stay untold until they are worth their bytes. A node gets its number, which names it on the wire, when it is
+told, after its parent. Numbers count within a generation and are kept while commits move the root along told nodes; a
+commit that leaves them starts the next generation: from nothing, or from an untold guess and what hangs below it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from slipstream.proposal import Proposal
+from slipstream.speculation.draft_distribution import Proposal
 
 ROOT = 0
 """Number of the generation's root."""

@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from slipstream.asking import complete
-from slipstream.client import channel
-from slipstream.completion import Completion
+from slipstream.client.client import complete
+from slipstream.client.completion import Completion
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2
 
 ROOT = Path(__file__).resolve().parents[1]

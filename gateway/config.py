@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gateway.discovery import by_name
-from gateway.drafters import REPLICA
-from gateway.experiment import Experiment
-from gateway.experiment import parse as parse_experiment
-from gateway.rules import Rule, parse
+from gateway.experiments.experiment import Experiment
+from gateway.experiments.experiment import parse as parse_experiment
+from gateway.requests.rules import Rule, parse
+from gateway.routing.discovery import by_name
+from gateway.routing.drafters import REPLICA
 from gateway.store.address import parse as parse_store
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
@@ -40,7 +40,7 @@ class GatewayConfig:
     tls_folder: str = ""
     """tls.crt and tls.key that clients see; empty: the service's own (`SLIPSTREAM_TLS_FOLDER`), if there are any."""
     api_keys: str = ""
-    """A file of hashed API keys (`gateway.keyring`); empty: whoever reaches the port may use it."""
+    """A file of hashed API keys (`gateway.auth.api_keys`); empty: whoever reaches the port may use it."""
     failed_keys_per_minute: int = 60
     """Wrong API keys that one address may try; 0 is without limit."""
     drafters: tuple[str, ...] = ()
@@ -72,10 +72,10 @@ class GatewayConfig:
     credit_tokens: int = 512
     """Output tokens a verifier may be ahead of a session's client."""
     rules: str = ""
-    """Which requests speculate, with whom and how far, by workload, salt and lengths: see `gateway.rules`."""
+    """Which requests speculate, with whom and how far, by workload, salt and lengths: see `gateway.requests.rules`."""
     experiment: str = ""
     """How sessions that leave the choice to the server are split between drafters, by weight: see
-    `gateway.experiment`."""
+    `gateway.experiments.experiment`."""
     experiment_name: str = "experiment"
     """Another name deals the sessions anew."""
     max_prompt_bytes: int = 1_048_576

@@ -10,33 +10,33 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from gateway.api.grpc_service import GatewayService
+from gateway.auth.api_keys import Keyring
 from gateway.config import GatewayConfig
-from gateway.discovery import Resolve, resolve
-from gateway.keyring import Keyring
-from gateway.meters import Meters, Objectives
-from gateway.readings import Parts, meter
-from gateway.routing import Router
-from gateway.scribe import Scribe
-from gateway.service import GatewayService
-from gateway.sessions import Chance, Sessions
-from gateway.stage import Stage
+from gateway.experiments.trial import Trial
+from gateway.routing.configured_workers import Workers
+from gateway.routing.discovery import Resolve, resolve
+from gateway.routing.router import Router
+from gateway.sessions.context import Stage
+from gateway.sessions.registry import Chance, Sessions
 from gateway.store import SessionStore
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
-from gateway.tokenizer import Tokenizer
-from gateway.trial import Trial
-from gateway.workers import Workers
-from slipstream.client import MAX_MESSAGE_BYTES, Dial, dialling
+from gateway.store.write_behind import Scribe
+from gateway.telemetry.metrics_source import Parts, meter
+from gateway.telemetry.request_metrics import Meters, Objectives
+from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import Unavailable
-from slipstream.interpreter import tune
-from slipstream.outbox import Traffic
 from slipstream.process import until_signal
-from slipstream.server import Access, Server
-from slipstream.telemetry.endpoint import exposing
-from slipstream.telemetry.exporting import tracing_from_env
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES, Dial, dialling
+from slipstream.rpc.send_queue import Traffic
+from slipstream.rpc.server import Access, Server
+from slipstream.rpc.tls import Certificates, certificates_from_env, server_credentials
+from slipstream.runtime_tuning import tune
+from slipstream.telemetry.metrics_server import exposing
+from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.tracing import Tracing
-from slipstream.tls import Certificates, certificates_from_env, server_credentials
-from slipstream.vocabulary import load_tokenizer
+from slipstream.tokenizer.vocabulary import load_tokenizer
 
 BESIDES_BYTES = 1 << 20
 """Of a request, for all that is neither prompt nor prediction."""

@@ -1,4 +1,5 @@
-"""One tree of exceptions. Every one maps to one gRPC status code, in one interceptor (`slipstream.statuses`).
+"""One tree of exceptions. Every one maps to one gRPC status code, in one interceptor
+(`slipstream.rpc.status_interceptor`).
 
     SlipstreamError
     ├── InvalidArgument      the request can never work; its sender must change it

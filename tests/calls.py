@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from gateway.store.memory import Memory, MemoryStore
-from slipstream.client import error_of
+from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2
 from tests.front import Answer, Front, Setting
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from slipstream.engine.quantisation import hush
+from slipstream.engine.models.quantisation import hush
 from tests.redis_server import redis_server
 
 hush()

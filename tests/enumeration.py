@@ -10,10 +10,10 @@ from functools import cache
 
 import numpy as np
 
-from slipstream.noise import Purpose
-from slipstream.proposal import Proposal
-from slipstream.selection import Selection
-from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.noise import Purpose
+from slipstream.speculation.selection import Selection
+from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
 
 Path = tuple[int, ...]
 Target = Callable[[Path], FloatArray]

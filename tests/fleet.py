@@ -15,16 +15,16 @@ import torch
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
 from drafter_svc.proposers.model import ModelProposer
-from slipstream import wire
-from slipstream.client import channel
-from slipstream.engine.emulated import EmulatedEngine
+from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.engine import Engine
-from slipstream.engine.opening import open_engine
-from slipstream.engine.step import Segment
-from slipstream.grammar import Grammars
-from slipstream.sampling import Sampling
-from slipstream.structure import Structure
+from slipstream.engine.factory import open_engine
+from slipstream.engine.segment import Segment
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.channel import channel
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.telemetry.tracing import Tracing
+from slipstream.tokenizer.grammar import Grammars
+from slipstream.tokenizer.structured_output import Structure
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.loopback import ANY
 from verifier_svc.config import VerifierConfig
@@ -51,7 +51,7 @@ async def drafter(
         proposal_tokens=config.proposal_tokens,
         grammars=grammars,
     )
-    opening = (wire.model_to_wire(engine.model), proposer)
+    opening = (proto_conversion.model_to_wire(engine.model), proposer)
     async with drafter_running(config, lambda _: opening, tracing=tracing) as running:
         yield running.address
 
@@ -148,13 +148,13 @@ def opening(
     return verifier_pb2.DecodeOpen(
         key=types_pb2.SessionKey(id=session_id, epoch=epoch),
         prefix=types_pb2.Prefix(token_ids=[*prompt, *(output or [])], prompt_length=len(prompt)),
-        sampling=wire.sampling_to_wire(sampling or Sampling(temperature=0.0)),
+        sampling=proto_conversion.sampling_to_wire(sampling or Sampling(temperature=0.0)),
         max_length=len(prompt) + tokens,
         stop_token_ids=stop or [],
         policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),
         drafters=addresses,
         credit=credit,
-        structured_output=wire.structure_to_wire(structure),
+        structured_output=proto_conversion.structure_to_wire(structure),
         top_logprobs=top_logprobs,
     )
 

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 
 from gateway.config import GatewayConfig
 from gateway.gateway import Gateway, World, running
-from gateway.sessions import Chance
+from gateway.sessions.registry import Chance
 from gateway.store import SessionStore
 from gateway.store.memory import Memory, MemoryStore
-from slipstream.client import channel, error_of
+from slipstream.rpc.channel import channel, error_of
+from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
-from slipstream.vocabulary import load_tokenizer
 from tests.scripted_verifier import ScriptedVerifier, served, served_drafter
 from tests.toy_tokenizer import toy_model
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.server import Register
+from slipstream.rpc.server import Register
 
 GARBAGE = b"\xff"
 

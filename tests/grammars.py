@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from slipstream.grammar import Cursor, Grammar, Grammars, Mask
-from slipstream.structure import Structure
-from slipstream.vocabulary import fingerprint, load_tokenizer
+from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, Mask
+from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 
 TARGET = str(Path(__file__).resolve().parents[1] / "models/target")
 VOCABULARY, END = 4096, 0

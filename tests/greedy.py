@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.step import Segment
+from slipstream.engine.segment import Segment
 
 
 def greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
+from slipstream.rpc.worker_service import Identity, WorkerService
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
-from slipstream.worker import Identity, WorkerService
 
 Command = drafter_pb2.DraftCommand
 Responses = Iterable[drafter_pb2.DraftResponse | Exception]

@@ -12,11 +12,11 @@ from unittest import mock
 
 import numpy as np
 
-from slipstream import noise
-from slipstream.noise import Purpose
+from slipstream.speculation import noise
+from slipstream.speculation.noise import Purpose
 from tests.enumeration import Outcomes, Path
 from verifier_svc.acceptance.rejection import KeyedChance
-from verifier_svc.acceptance.verdict import FloatArray
+from verifier_svc.acceptance.result import FloatArray
 
 
 class Noise(Outcomes):

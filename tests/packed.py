@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import PackedEngine
 from tests.checkpoints import VOCABULARY, WINDOW
 
 TOLERANCE = 1e-4

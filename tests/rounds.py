@@ -17,20 +17,21 @@ from drafter_svc.proposers.model import Place, siblings
 from drafter_svc.service import Bounds, Peer, Reply
 from drafter_svc.session import Session as Drafting
 from drafter_svc.tree import Node
-from slipstream import noise, wire
-from slipstream.candidates import CandidateTree
-from slipstream.engine.history import History
-from slipstream.noise import Purpose
-from slipstream.sampling import Sampling
-from slipstream.selection import Selection
+from slipstream.engine.sampler.token_history import History
+from slipstream.rpc import proto_conversion
+from slipstream.speculation import noise
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.noise import Purpose
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import Selection
 from slipstream.v1 import drafter_pb2, types_pb2
 from tests.enumeration import Draft, Law, Path, Target
 from tests.keyed import Noise, kept
 from verifier_svc.acceptance.judge import RULES, Case
-from verifier_svc.acceptance.verdict import Verdict
-from verifier_svc.planner import drawn
-from verifier_svc.reading import read
+from verifier_svc.acceptance.result import Verdict
+from verifier_svc.scheduling.planner import drawn
 from verifier_svc.session import Session
+from verifier_svc.sources.frame_reader import read
 
 PROMPT = [0, 1]
 LIMIT = 60
@@ -221,7 +222,7 @@ class Run:
         self._say(
             open=drafter_pb2.DraftOpen(
                 prefix=types_pb2.Prefix(token_ids=self.session.tokens, prompt_length=len(PROMPT)),
-                sampling=wire.sampling_to_wire(self.session.sampling),
+                sampling=proto_conversion.sampling_to_wire(self.session.sampling),
                 policy=drafter_pb2.DraftPolicy(max_nodes=100, min_path_probability=self._world.least),
                 max_length=LIMIT,
             )

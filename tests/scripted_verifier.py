@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 
-from slipstream import links, wire
 from slipstream.errors import SlipstreamError
-from slipstream.outbox import Outbox
-from slipstream.server import Server
+from slipstream.rpc import multiplexed_stream, proto_conversion
+from slipstream.rpc.send_queue import Outbox
+from slipstream.rpc.server import Server
+from slipstream.rpc.worker_service import Identity, WorkerService
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
-from slipstream.worker import Identity, WorkerService
 from tests.loopback import ANY
 
 Reply = verifier_pb2.Round | verifier_pb2.SessionEnd
@@ -76,7 +76,9 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         async with asyncio.TaskGroup() as tasks:
             driver = tasks.create_task(self._drive(outbox))
             try:
-                await links.serve(requests, context, outbox, lambda request: self._receive(request, outbox), pack)
+                await multiplexed_stream.serve(
+                    requests, context, outbox, lambda request: self._receive(request, outbox), pack
+                )
             finally:
                 for key in [key for key, session in self.sessions.items() if session.outbox is outbox]:
                     del self.sessions[key]
@@ -101,7 +103,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     def _open(self, command: verifier_pb2.DecodeCommand, outbox: Outbox[Reply]) -> None:
         request = command.open
         if self.refuse is not None:
-            failure = wire.failure_to_wire(self.refuse)
+            failure = proto_conversion.failure_to_wire(self.refuse)
             reason = verifier_pb2.FINISH_REASON_ERROR
             outbox.put(
                 verifier_pb2.SessionEnd(session=command.session, epoch=command.epoch, reason=reason, failure=failure)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slipstream.engine.flex import Call
+from slipstream.engine.cuda_graphs.flex import Call
 
 WAITS = {"_local_scalar_dense", "item", "is_nonzero", "equal"}
 WAITS |= {"nonzero", "nonzero_numpy", "masked_select", "unique_dim", "_unique2"}

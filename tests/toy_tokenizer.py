@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from slipstream.v1 import types_pb2
-from slipstream.vocabulary import fingerprint, load_tokenizer
 
 END = "<eos>"
 

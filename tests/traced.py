@@ -11,12 +11,12 @@ import grpc
 
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
-from gateway.sessions import Chance
+from gateway.sessions.registry import Chance
 from gateway.store import SessionStore
 from gateway.store.memory import MemoryStore
-from slipstream.client import channel
-from slipstream.engine.opening import open_engine
+from slipstream.engine.factory import open_engine
 from slipstream.errors import Internal
+from slipstream.rpc.channel import channel
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import torch
 
-from slipstream.engine.quantisation import hush
+from slipstream.engine.models.quantisation import hush
 
 hush()
 
-from slipstream.engine.checkpoint import load_checkpoint  # noqa: E402
-from slipstream.engine.group import LEADER, Group, GroupLost, Place  # noqa: E402
-from slipstream.engine.packed import PackedEngine  # noqa: E402
-from slipstream.engine.parallel import FollowingEngine, LeadingEngine  # noqa: E402
-from slipstream.engine.spread import Spread  # noqa: E402
-from slipstream.engine.step import Segment  # noqa: E402
+from slipstream.engine.models.checkpoint import load_checkpoint  # noqa: E402
+from slipstream.engine.segment import Segment  # noqa: E402
+from slipstream.engine.tensor_parallel.group import LEADER, Group, GroupLost, Place  # noqa: E402
+from slipstream.engine.tensor_parallel.parallel import FollowingEngine, LeadingEngine  # noqa: E402
+from slipstream.engine.tensor_parallel.spread import Spread  # noqa: E402
+from slipstream.engine.torch_engine import PackedEngine  # noqa: E402
 from slipstream.errors import FailedPrecondition  # noqa: E402
 from tests.checkpoints import VOCABULARY  # noqa: E402
 

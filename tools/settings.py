@@ -12,8 +12,8 @@ from itertools import pairwise
 import drafter_svc.config
 import gateway.config
 import verifier_svc.config
-from slipstream.telemetry.exporting import TraceConfig
-from slipstream.tls import TlsConfig
+from slipstream.rpc.tls import TlsConfig
+from slipstream.telemetry.span_exporters import TraceConfig
 
 CONFIGS: Mapping[str, tuple[str, type]] = {
     "Gateway": (gateway.config.PREFIX, gateway.config.GatewayConfig),
@@ -27,8 +27,8 @@ TOP = """# Settings
 
 Every service reads environment variables and nothing else; a variable that begins with a role's prefix and is none of
 these stops the service with a sentence that lists them. Lists are separated by commas; of truth values `true` and
-`false`, `1` and `0`, `yes` and `no` are known. Names in the last column such as `gateway.rules` are modules, whose
-first lines say more.
+`false`, `1` and `0`, `yes` and `no` are known. Names in the last column such as `gateway.requests.rules` are modules,
+whose first lines say more.
 
 Beside these: the standard `OTEL_*` (`docs/tracing.md`); `HF_HOME`, `HF_HUB_OFFLINE` and `HF_TOKEN` as the hub's library
 reads them; `OMP_NUM_THREADS`, which `*_THREADS` overrides for torch; and for clients `SLIPSTREAM_API_KEY`.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.training.checkpoint import Position
-from slipstream.training.corpus import Corpus
-from slipstream.training.evaluate import Evaluation
-from slipstream.training.settings import Settings, Stage
+from training.checkpoint import Position
+from training.corpus import Corpus
+from training.evaluate import Evaluation
+from training.settings import Settings, Stage
 
 CARD = """\
 # A small trained pair

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from slipstream.training.settings import Shape
-from slipstream.training.vocabulary import END_OF_TEXT_ID
+from training.settings import Shape
+from training.vocabulary import END_OF_TEXT_ID
 
 
 def build_llama(shape: Shape, vocabulary: int, seed: int) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from slipstream.training.network import Network
-from slipstream.training.settings import Optimisation
+from training.network import Network
+from training.settings import Optimisation
 
 
 class Optimiser:

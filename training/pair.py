@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from slipstream.engine.folder import replacing
-from slipstream.training.vocabulary import save_vocabulary
+from training.folder import replacing
+from training.vocabulary import save_vocabulary
 
 
 def save_model(model: Any, tokenizer: Tokenizer, folder: Path, context: int) -> None:

@@ -11,18 +11,18 @@ import torch
 from tokenizers import Tokenizer
 
 from slipstream.errors import InvalidArgument
-from slipstream.training.card import Record, write_card
-from slipstream.training.checkpoint import Position
-from slipstream.training.corpus import Corpus
-from slipstream.training.evaluate import evaluate
-from slipstream.training.growth import grow
-from slipstream.training.loss import Teacher, head_loss
-from slipstream.training.network import Network, build_llama
-from slipstream.training.pair import save_model
-from slipstream.training.settings import Settings, Stage
-from slipstream.training.trainer import Keeping, LossFunction, Trainer
-from slipstream.training.vocabulary import train_vocabulary
-from slipstream.training.windows import encode_stream
+from training.card import Record, write_card
+from training.checkpoint import Position
+from training.corpus import Corpus
+from training.evaluate import evaluate
+from training.growth import grow
+from training.loss import Teacher, head_loss
+from training.network import Network, build_llama
+from training.pair import save_model
+from training.settings import Settings, Stage
+from training.trainer import Keeping, LossFunction, Trainer
+from training.vocabulary import train_vocabulary
+from training.windows import encode_stream
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream.training.checkpoint import Checkpoint, Position
-from slipstream.training.network import Network
-from slipstream.training.optimiser import Optimiser
-from slipstream.training.progress import TrainingProgress
-from slipstream.training.settings import Stage
-from slipstream.training.windows import Windows
+from training.checkpoint import Checkpoint, Position
+from training.network import Network
+from training.optimiser import Optimiser
+from training.progress import TrainingProgress
+from training.settings import Stage
+from training.windows import Windows
 
 # Mean loss in nats per position of one batch, tokens int64 [B, T + 1].
 LossFunction = Callable[[Network, torch.Tensor], torch.Tensor]

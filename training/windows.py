@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer
 
 from slipstream.errors import InvalidArgument
-from slipstream.training.corpus import Document
-from slipstream.training.vocabulary import END_OF_TEXT_ID
+from training.corpus import Document
+from training.vocabulary import END_OF_TEXT_ID
 
 
 def encode_stream(tokenizer: Tokenizer, documents: Iterable[Document], seed: int) -> npt.NDArray[np.int64]:

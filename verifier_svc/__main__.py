@@ -6,14 +6,14 @@ import asyncio
 import logging
 
 from slipstream.config import from_env
-from slipstream.engine.group import LEADER, Place
-from slipstream.interpreter import tune
+from slipstream.engine.tensor_parallel.group import LEADER, Place
 from slipstream.process import explained, run, until_signal
+from slipstream.rpc.tls import certificates_from_env
+from slipstream.runtime_tuning import tune
 from slipstream.telemetry import logs
-from slipstream.telemetry.exporting import tracing_from_env
-from slipstream.tls import certificates_from_env
+from slipstream.telemetry.span_exporters import tracing_from_env
 from verifier_svc.config import PREFIX, VerifierConfig
-from verifier_svc.target import follow
+from verifier_svc.execution.target import follow
 from verifier_svc.verifier import Parts, running
 
 log = logging.getLogger("verifier_svc")  # run as a program, the module has no name of its own

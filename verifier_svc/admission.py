@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream import wire
 from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, ResourceExhausted
-from slipstream.logprobs import MOST_TOP
-from slipstream.sampling import Sampling
+from slipstream.rpc import proto_conversion
+from slipstream.speculation.logprobs import MOST_TOP
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.places import Places
+from verifier_svc.sources.address_allowlist import Places
 
 MAX_STOP_TOKENS = 4096
 """The client's and the model's own."""
@@ -23,11 +23,11 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
     """Raises InvalidArgument with a sentence that says what to change."""
     if request.key.epoch != epoch or epoch < 1:
         raise InvalidArgument("the key's epoch must be the command's, and epochs start at 1.")
-    if not 1 <= len(request.key.id) <= wire.MAX_ID_CHARACTERS:
-        raise InvalidArgument(f"a session id has 1 to {wire.MAX_ID_CHARACTERS} characters.")
-    if max(len(request.workload.encode()), len(request.cache_salt.encode())) > wire.MAX_LABEL_BYTES:
-        raise InvalidArgument(f"workload and cache_salt have at most {wire.MAX_LABEL_BYTES} bytes each.")
-    wire.check_bias(request.sampling.logit_bias)
+    if not 1 <= len(request.key.id) <= proto_conversion.MAX_ID_CHARACTERS:
+        raise InvalidArgument(f"a session id has 1 to {proto_conversion.MAX_ID_CHARACTERS} characters.")
+    if max(len(request.workload.encode()), len(request.cache_salt.encode())) > proto_conversion.MAX_LABEL_BYTES:
+        raise InvalidArgument(f"workload and cache_salt have at most {proto_conversion.MAX_LABEL_BYTES} bytes each.")
+    proto_conversion.check_bias(request.sampling.logit_bias)
     if len(request.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidArgument(f"a session has at most {MAX_STOP_TOKENS} stop tokens.")
     _check_tokens(request, model)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
 from slipstream.telemetry import logs
-from verifier_svc.places import Places
-from verifier_svc.price import LEVELS
+from verifier_svc.sources.address_allowlist import Places
+from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 PREFIX = "VERIFIER_"
 
@@ -16,7 +16,7 @@ PREFIX = "VERIFIER_"
 @dataclass(frozen=True, slots=True)
 class VerifierConfig:
     model: str
-    """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.opening`)."""
+    """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.factory`)."""
     listen: str = "127.0.0.1:50071"
     """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
@@ -24,13 +24,15 @@ class VerifierConfig:
     dtype: str = "auto"
     """Of weights and KV: `auto` (the checkpoint's own), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
-    """Of the weights: empty, or one of `slipstream.engine.quantisation` that is fit for targets."""
+    """Of the weights: empty, or one of `slipstream.engine.models.quantisation` that is fit for targets."""
     lean: bool = True
-    """Without the library's modelling code where `slipstream.engine.lean` can do without it; False: always with it."""
+    """Without the library's modelling code where `slipstream.engine.models.lean_selection` can do without it; False:
+    always with it."""
     device: str = "auto"
     """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     device_map: str = ""
-    """For a target larger than one device, in one process: `slipstream.engine.spread`. Empty under `torchrun`."""
+    """For a target larger than one device, in one process: `slipstream.engine.tensor_parallel.spread`. Empty under
+    `torchrun`."""
     device_memory: tuple[str, ...] = ()
     """For an automatic `device_map`: the most weights a device may get, as `0=20GiB,cpu=60GiB`."""
     offload_folder: str = ""
@@ -40,7 +42,7 @@ class VerifierConfig:
     group_start_s: float = 600.0
     """So long one rank may take longer than another to load its part."""
     threads: int = 1
-    """Of torch; 0: as many as this process has cores for itself (`slipstream.engine.cores`)."""
+    """Of torch; 0: as many as this process has cores for itself (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
@@ -52,7 +54,8 @@ class VerifierConfig:
     prefill_tokens: int = 256
     """Most prompt tokens of one pass while other sessions decode, so that a long prompt does not stall them."""
     min_path_probability: float = LEVELS[0]
-    """The least that drafters are told (`verifier_svc.price`): no path less likely is worth its bytes."""
+    """The least that drafters are told (`verifier_svc.wait_policy.draft_threshold`): no path less likely is worth
+    its bytes."""
     max_wait_s: float = 0.25
     """The longest a step may wait for candidates, however much they promise."""
     measure_s: float = 3.0
@@ -60,7 +63,8 @@ class VerifierConfig:
     silence_s: float = 3.0
     """A drafter that owes a step and gives no sign of life for so long is given up."""
     drafters_allowed: tuple[str, ...] = ()
-    """HOST:PORT patterns (`verifier_svc.places`) of the drafters that gateways may name; none: any address."""
+    """HOST:PORT patterns (`verifier_svc.sources.address_allowlist`) of the drafters that gateways may name; none:
+    any address."""
     grace_s: float = 5.0
     """How long running sessions may go on after SIGTERM; their gateways take the rest elsewhere."""
     metrics_listen: str = ""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.errors import Internal, SlipstreamError
-from slipstream.grammar import Grammar, Grammars
-from slipstream.structure import Structure
+from slipstream.tokenizer.grammar import Grammar, Grammars
+from slipstream.tokenizer.structured_output import Structure
 from slipstream.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)

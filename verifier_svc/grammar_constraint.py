@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipstream.errors import FailedPrecondition
-from slipstream.grammar import Cursor, Grammar, Mask
+from slipstream.tokenizer.grammar import Cursor, Grammar, Mask
 
 MOST_FAILURES = 8
 """Of candidates on which the library gave up: it starts again from the beginning each time."""

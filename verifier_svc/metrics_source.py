@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from slipstream.engine.engine import Engine
-from slipstream.outbox import Traffic
-from slipstream.server import Server
+from slipstream.rpc.send_queue import Traffic
+from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.meter import Meter, Values, spans_of
+from slipstream.telemetry.metrics_collector import Meter, Values, spans_of
 from slipstream.telemetry.tracing import Tracing
-from verifier_svc.drafters import Drafters
-from verifier_svc.scheduler import Scheduler
+from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.sources.drafter_pool import Drafters
 
 
 def meter(

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from slipstream import links, wire
-from slipstream.candidates import CandidateTree
-from slipstream.engine.history import History
+from slipstream.engine.sampler.token_history import History
 from slipstream.errors import (
     DRAINING,
     Aborted,
@@ -23,19 +21,21 @@ from slipstream.errors import (
     SlipstreamError,
     Unavailable,
 )
-from slipstream.grammar import Grammar, Grammars
-from slipstream.outbox import Outbox, Traffic, check_count
-from slipstream.sampling import Sampling
+from slipstream.rpc import multiplexed_stream, proto_conversion
+from slipstream.rpc.send_queue import Outbox, Traffic, check_count
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.telemetry.logs import session_of
 from slipstream.telemetry.tracing import Tracing
+from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
-from verifier_svc.compiling import Compiling, Listener
-from verifier_svc.constraint import Constraint
-from verifier_svc.drafters import Drafters
-from verifier_svc.places import Places
-from verifier_svc.scheduler import Scheduler
+from verifier_svc.grammar_compilation import Compiling, Listener
+from verifier_svc.grammar_constraint import Constraint
+from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Reply, Rewind, Session
+from verifier_svc.sources.address_allowlist import Places
+from verifier_svc.sources.drafter_pool import Drafters
 from verifier_svc.tracing import SessionTrace
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> None:
         peer = Peer(self)
         try:
-            await links.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
+            await multiplexed_stream.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
         finally:
             peer.leave()
 
@@ -184,9 +184,9 @@ class Peer:
         check_room(request.max_length, self._service.bounds.kv_tokens)
         if len(self._service.scheduler) >= self._service.bounds.max_sessions:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
-        sampling = wire.sampling_from_wire(request.sampling)
+        sampling = proto_conversion.sampling_from_wire(request.sampling)
         check_trust(sampling, request.drafters)
-        structure = wire.structure_from_wire(request.structured_output)
+        structure = proto_conversion.structure_from_wire(request.structured_output)
         if structure is not None and grammar is None:
             self._compiling.start(command, structure)
             return
@@ -266,7 +266,7 @@ class Peer:
                 session=command.session,
                 epoch=command.epoch,
                 reason=verifier_pb2.FINISH_REASON_ERROR,
-                failure=wire.failure_to_wire(error),
+                failure=proto_conversion.failure_to_wire(error),
             )
         )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.candidates import CandidateTree
-from slipstream.engine.history import History
-from slipstream.engine.sequence import Sequence
-from slipstream.sampling import Sampling
-from slipstream.selection import Selection
-from slipstream.structure import Structure
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.sampler.token_history import History
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import Selection
+from slipstream.tokenizer.structured_output import Structure
 from slipstream.v1 import verifier_pb2
-from verifier_svc.constraint import Constraint
+from verifier_svc.grammar_constraint import Constraint
 from verifier_svc.tracing import SessionTrace
 
 MOST_SOURCES = 64
@@ -76,7 +76,7 @@ class Session:
     computed: int = 0
     """Leading committed tokens whose KV is in `sequence`."""
     sequence: Sequence | None = None
-    """None while it waits for room (`verifier_svc.memory`)."""
+    """None while it waits for room (`verifier_svc.scheduling.kv_admission`)."""
     entered: bool = False
     """Whether it ever had one."""
     in_step: bool = False
@@ -93,7 +93,7 @@ class Session:
     top_logprobs: int | None = None
     """Of how many likeliest tokens the gateway wants log-probabilities with each token's own; None: not even that."""
     served: bool = True
-    """False: a double, on which a shadow's candidates are scored (`verifier_svc.shadow`); it is in no step."""
+    """False: a double, on which a shadow's candidates are scored (`verifier_svc.sources.shadow`); it is in no step."""
     offer: Offered | None = None
     """What the planner made of the tree the last time it looked."""
     trace: SessionTrace | None = None

@@ -13,9 +13,9 @@ from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
 from slipstream.v1 import types_pb2
 
 if TYPE_CHECKING:
-    from verifier_svc.planner import Plan
-    from verifier_svc.result import Result, Timing
-    from verifier_svc.step import Turn
+    from verifier_svc.execution.embedded import Turn
+    from verifier_svc.scheduling.planner import Plan
+    from verifier_svc.scheduling.step_result import Result, Timing
 
 
 MOST_TOLD = 64

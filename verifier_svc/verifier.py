@@ -7,30 +7,30 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from slipstream import wire
-from slipstream.callers import DRAFTER, between_roles
-from slipstream.client import dialling
-from slipstream.engine.cores import threads_for
+from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
-from slipstream.engine.heartbeat import leading
-from slipstream.engine.thread import ModelThread
-from slipstream.grammar import Grammars
-from slipstream.server import Server
-from slipstream.telemetry.endpoint import exposing
+from slipstream.engine.model_thread import ModelThread
+from slipstream.engine.tensor_parallel.heartbeat import leading
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.channel import dialling
+from slipstream.rpc.role_authorization import DRAFTER, between_roles
+from slipstream.rpc.server import Server
+from slipstream.rpc.tls import Certificates
+from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.tracing import Tracing
-from slipstream.tls import Certificates
+from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import worker_pb2
-from slipstream.worker import Identity, WorkerService
 from verifier_svc.config import VerifierConfig
-from verifier_svc.curve import CostCurve
-from verifier_svc.drafters import Drafters
-from verifier_svc.measurement import measure
-from verifier_svc.places import Places
-from verifier_svc.planner import Limits, Planner
-from verifier_svc.readings import meter
-from verifier_svc.scheduler import Scheduler
+from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.estimators.cost_measurement import measure
+from verifier_svc.execution.target import open_target
+from verifier_svc.metrics_source import meter
+from verifier_svc.scheduling.planner import Limits, Planner
+from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import Bounds, VerifierService
-from verifier_svc.target import open_target
+from verifier_svc.sources.address_allowlist import Places
+from verifier_svc.sources.drafter_pool import Drafters
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
 async def _serving(
     config: VerifierConfig, parts: Parts, engine: Engine, thread: ModelThread
 ) -> AsyncIterator[Verifier]:
-    model = wire.model_to_wire(engine.model)
+    model = proto_conversion.model_to_wire(engine.model)
     dial = dialling(DRAFTER, parts.certificates)
     drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
     curve = CostCurve()

@@ -8,7 +8,7 @@ from typing import Protocol
 from drafter_svc.session import Session
 from drafter_svc.tree import Node
 from slipstream.errors import SlipstreamError
-from slipstream.proposal import Proposal
+from slipstream.speculation.draft_distribution import Proposal
 
 
 @dataclass(frozen=True, slots=True)

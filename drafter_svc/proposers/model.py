@@ -15,13 +15,13 @@ import torch
 from drafter_svc.proposers import Answer, Guess, Turn
 from drafter_svc.session import Session
 from drafter_svc.tree import Node
-from slipstream.engine import coupling, logits, proposal
 from slipstream.engine.engine import Engine
-from slipstream.engine.history import History
-from slipstream.engine.step import Segment
+from slipstream.engine.sampler import coupled_sampling, draft_distribution, logits_processor
+from slipstream.engine.sampler.token_history import History
+from slipstream.engine.segment import Segment
 from slipstream.errors import Internal, SlipstreamError
-from slipstream.grammar import Grammars, Mask
-from slipstream.proposal import Proposal
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.tokenizer.grammar import Grammars, Mask
 
 
 class ModelProposer:
@@ -92,7 +92,7 @@ class ModelProposer:
 
     def _choose(self, places: list[Place], rows: torch.Tensor, answers: list[Answer]) -> None:
         """Guesses below every place from its log q, float32 [places, V], unprocessed."""
-        processed = logits.process(rows, [replace(place.context, mask=self._mask(place)) for place in places])
+        processed = logits_processor.process(rows, [replace(place.context, mask=self._mask(place)) for place in places])
         for coupled in (True, False):
             chosen = [i for i, place in enumerate(places) if place.coupled == coupled]
             if chosen:
@@ -122,7 +122,7 @@ class ModelProposer:
         samplings = [place.turn.session.sampling for place in places]
         greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
         positions = [place.position for place in places]
-        tokens, confidences = coupling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
+        tokens, confidences = coupled_sampling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
         rows = zip(places, tokens.tolist(), confidences.tolist(), strict=True)
         return [
             [Guess(place.start, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]
@@ -135,12 +135,12 @@ class ModelProposer:
         The session's stream is read while its loop may move it on: then the nodes of these places are dead, and so is
         what was drawn for them.
         """
-        ids, weights = proposal.quantise(processed, self._proposal_tokens)
+        ids, weights = draft_distribution.quantise(processed, self._proposal_tokens)
         sessions = [place.turn.session for place in places]
         weights[[session.sampling.greedy for session in sessions], 1:] = 0  # p is one-hot: so be q
         streams, nodes = [session.stream for session in sessions], [place.start.number for place in places]
-        tokens = proposal.draw(ids, weights, streams, nodes, self._width).tolist()
-        rows = zip(places, tokens, proposal.pack(ids, weights), strict=True)
+        tokens = draft_distribution.draw(ids, weights, streams, nodes, self._width).tolist()
+        rows = zip(places, tokens, draft_distribution.pack(ids, weights), strict=True)
         return [[] if q is None else siblings(place, drawn, q) for place, drawn, q in rows]
 
 
@@ -173,14 +173,14 @@ class Place:
         return [*self._committed, *self.turn.path(self.node)]
 
     @property
-    def context(self) -> logits.Row:
+    def context(self) -> logits_processor.Row:
         """What the row of logits stands for; only penalties need the tokens before it."""
         session = self.turn.session
         if not session.sampling.penalised:
-            return logits.Row(session.sampling)
+            return logits_processor.Row(session.sampling)
         history = History(session.tokens[: session.prompt_length])
         history.append(self._committed)
-        return logits.Row(session.sampling, history, tuple(self.turn.path(self.node)))
+        return logits_processor.Row(session.sampling, history, tuple(self.turn.path(self.node)))
 
     @property
     def _committed(self) -> list[int]:

@@ -14,11 +14,11 @@ from drafter_svc.proposers.corpus import Corpora
 from drafter_svc.proposers.lookup import Growth, LookupProposer, NgramText, SuffixText, Text
 from drafter_svc.proposers.prediction import PredictionText
 from drafter_svc.session import Session
-from slipstream import wire
 from slipstream.errors import InvalidArgument, NotFound
-from slipstream.grammar import Grammars
+from slipstream.rpc import proto_conversion
+from slipstream.tokenizer.grammar import Grammars
+from slipstream.tokenizer.vocabulary import eos_token_ids, fingerprint, load_tokenizer
 from slipstream.v1 import types_pb2
-from slipstream.vocabulary import eos_token_ids, fingerprint, load_tokenizer
 
 if TYPE_CHECKING:  # lookups need no torch
     from slipstream.engine.engine import Engine
@@ -54,8 +54,8 @@ def open_proposer(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]
 def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
     # Imported here: lookups need no torch.
     from drafter_svc.proposers.model import ModelProposer
-    from slipstream.engine.opening import open_engine
-    from slipstream.engine.spread import Spread
+    from slipstream.engine.factory import open_engine
+    from slipstream.engine.tensor_parallel.spread import Spread
 
     spread = Spread(device=config.device)
     engine = open_engine(config.model, config.dtype, config.kv_tokens, config.quantisation, config.lean, spread)
@@ -73,7 +73,7 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
         sharpness=config.sharpness,
         grammars=grammars,
     )
-    return wire.model_to_wire(engine.model), proposer
+    return proto_conversion.model_to_wire(engine.model), proposer
 
 
 def _translated(config: DrafterConfig, engine: Engine, tokenizer: Tokenizer) -> tuple[types_pb2.ModelInfo, Proposer]:
@@ -94,7 +94,7 @@ def _translated(config: DrafterConfig, engine: Engine, tokenizer: Tokenizer) -> 
         sharpness=config.sharpness,
     )
     model = replace(engine.model, fingerprint=announced, vocabulary_size=target.size)
-    return wire.model_to_wire(model), proposer
+    return proto_conversion.model_to_wire(model), proposer
 
 
 def _ends(name: str) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from slipstream.decoders import byte_level, byte_token, chain, plain_token
-from slipstream.middle import Middle
+from slipstream.tokenizer.byte_decoder import byte_level, byte_token, chain, plain_token
+from slipstream.tokenizer.mid_text_decoding import Middle
 
 _BROKEN = re.compile("([\udc80-\udcff]+)")
 """Bytes that are no UTF-8, as `surrogateescape` shows them."""

@@ -20,10 +20,10 @@ from drafter_svc.proposers.model import ModelProposer, Place
 from drafter_svc.proposers.translation import DraftText, Translation
 from drafter_svc.session import Session
 from slipstream.engine.engine import Engine
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.segment import Segment
 from slipstream.errors import ResourceExhausted, SlipstreamError
-from slipstream.prefix import common_prefix
+from slipstream.speculation.common_prefix import common_prefix
 
 HEALED = 2
 """Last draft tokens of a place that may turn out to be spelled otherwise."""

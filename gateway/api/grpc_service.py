@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc
 
-from gateway.admission import check_name
-from gateway.outcome import finished_of, output_of
-from gateway.sessions import Sessions
-from gateway.stage import Stage
-from gateway.story import Event
-from gateway.tenant import asked_of, check_operator
-from gateway.tokenizer import Tokenizer
-from gateway.tracing import Request, traced
+from gateway.auth.tenant import asked_of, check_operator
+from gateway.requests.validation import check_name
+from gateway.sessions.context import Stage
+from gateway.sessions.outcome import finished_of, output_of
+from gateway.sessions.output_stream import Event
+from gateway.sessions.registry import Sessions
+from gateway.telemetry.tracing import Request, traced
+from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import NotFound
 from slipstream.telemetry import spans
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2

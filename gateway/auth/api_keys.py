@@ -2,8 +2,8 @@
 
     alice = { sha256 = "64 hex digits", sessions = 8, tokens_per_minute = 100000 }
 
-The fields besides `sha256` are those of `gateway.tenant.Limits`; `slipstream key alice` makes a key and its line. A key
-that is taken out of the file opens nothing any more; what runs already ends by itself.
+The fields besides `sha256` are those of `gateway.auth.tenant.Limits`; `slipstream key alice` makes a key and its line.
+A key that is taken out of the file opens nothing any more; what runs already ends by itself.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gateway.attempts import Attempts
-from gateway.tenant import Limits, Tenant, called_by
-from slipstream.callers import service_of
-from slipstream.complaint import Complaint
-from slipstream.credentials import KEY_NAME, digest
+from gateway.auth.failed_attempts import Attempts
+from gateway.auth.tenant import Limits, Tenant, called_by
+from slipstream.client.api_key import KEY_NAME, digest
 from slipstream.errors import InvalidArgument, Unauthenticated
-from slipstream.server import HEALTH
-from slipstream.statuses import Context
+from slipstream.rpc.role_authorization import service_of
+from slipstream.rpc.server import HEALTH
+from slipstream.rpc.status_interceptor import Context
+from slipstream.telemetry.log_once import Complaint
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from gateway.bucket import Bucket
+from gateway.auth.rate_limit import Bucket
 from slipstream.errors import ResourceExhausted
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Who calls, and what they may: the limits of one API key, and which sessions are theirs.
 
-The interceptor that knows the key (`gateway.keyring`) names the caller of each RPC; everything that asks runs in the
-same task. Without keys everybody is the one tenant OPEN, whose name is empty.
+The interceptor that knows the key (`gateway.auth.api_keys`) names the caller of each RPC; everything that asks runs in
+the same task. Without keys everybody is the one tenant OPEN, whose name is empty.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from gateway.bucket import Bucket
+from gateway.auth.rate_limit import Bucket
 from gateway.store.record import Record, refusal
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2

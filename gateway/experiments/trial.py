@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from gateway.drafters import pool_of
-from gateway.experiment import Arm, Experiment
+from gateway.experiments.experiment import Arm, Experiment
+from gateway.routing.drafters import pool_of
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 KEPT = 2048

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.routing import Drafting
-from slipstream import wire
-from slipstream.sampling import Sampling
-from slipstream.structure import Structure
+from gateway.routing.router import Drafting
+from slipstream.rpc import proto_conversion
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.tokenizer.structured_output import Structure
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 
@@ -48,7 +48,7 @@ class Plan:
 
     def params(self) -> bytes:
         """What the record keeps of it: the request that would ask for exactly this."""
-        sampling = wire.sampling_to_wire(self.sampling)
+        sampling = proto_conversion.sampling_to_wire(self.sampling)
         options = {field.name: value for field, value in sampling.ListFields() if field.name != "logit_bias"}
         zeros = {"temperature": 0.0, "seed": 0}  # set, although proto3 does not list them
         request = gateway_pb2.GenerateRequest(
@@ -66,7 +66,7 @@ class Plan:
             workload=self.workload,
             cache_salt=self.cache_salt,
             priority=self.priority,
-            structured_output=wire.structure_to_wire(self.structure),
+            structured_output=proto_conversion.structure_to_wire(self.structure),
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
             owner=self.owner,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.errors import InvalidArgument
-from slipstream.wire import MAX_LABEL_BYTES
+from slipstream.rpc.proto_conversion import MAX_LABEL_BYTES
 
 SETTING = "GATEWAY_RULES"
 ANY = "any"

@@ -6,18 +6,18 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gateway.auth.tenant import Tenant, caller
 from gateway.config import GatewayConfig
-from gateway.experiment import Arm, Experiment
-from gateway.plan import Plan
-from gateway.routing import Drafting, Router
-from gateway.rules import NO_RULE, Case, Rule, choose
-from gateway.tenant import Tenant, caller
-from gateway.tokenizer import Tokenizer
-from slipstream import wire
+from gateway.experiments.experiment import Arm, Experiment
+from gateway.requests.resolved_request import Plan
+from gateway.requests.rules import NO_RULE, Case, Rule, choose
+from gateway.routing.router import Drafting, Router
+from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
-from slipstream.logprobs import MOST_TOP
-from slipstream.sampling import Sampling
-from slipstream.structure import Structure
+from slipstream.rpc import proto_conversion
+from slipstream.speculation.logprobs import MOST_TOP
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.tokenizer.structured_output import Structure
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Admission:
         self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo, ends: tuple[int, ...]
     ) -> Structure | None:
         """Looked at as a whole, so that whatever is wrong with it is said before anything else is spent."""
-        structure = wire.structure_from_wire(request.structured_output)
+        structure = proto_conversion.structure_from_wire(request.structured_output)
         if structure is None:
             return None
         if not set(model.eos_token_ids) <= set(ends):
@@ -188,14 +188,14 @@ class Admission:
     def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> Sampling:
         set_fields = {field.name: value for field, value in options.ListFields()}
         given = {name: set_fields[name] for name in set_fields if name not in ("logit_bias", "acceptance", "seed")}
-        wire.check_bias(options.logit_bias)
+        proto_conversion.check_bias(options.logit_bias)
         if options.logit_bias:
             _check_tokens("logit_bias", max(options.logit_bias), model)
         return Sampling(
             **given,
             logit_bias=dict(options.logit_bias),
             seed=options.seed if options.HasField("seed") else self._random_bits(64),
-            acceptance=wire.rule_name(options.acceptance),
+            acceptance=proto_conversion.rule_name(options.acceptance),
         )
 
     def _max_tokens(self, request: gateway_pb2.GenerateRequest, tenant: Tenant) -> int:
@@ -257,9 +257,9 @@ def _top_logprobs(request: gateway_pb2.GenerateRequest) -> int | None:
 def _check_labels(request: gateway_pb2.GenerateRequest) -> None:
     for name in ("workload", "cache_salt"):
         size = len(getattr(request, name).encode())
-        if size > wire.MAX_LABEL_BYTES:
+        if size > proto_conversion.MAX_LABEL_BYTES:
             raise InvalidArgument(
-                f"{name} has {size} bytes; send at most {wire.MAX_LABEL_BYTES}.", reason="LABEL_TOO_LONG"
+                f"{name} has {size} bytes; send at most {proto_conversion.MAX_LABEL_BYTES}.", reason="LABEL_TOO_LONG"
             )
 
 

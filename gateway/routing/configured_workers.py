@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.breaker import Tolerance
 from gateway.config import GatewayConfig
-from gateway.discovery import Discovery, by_name
-from gateway.drafters import Drafter, pool_of, replica
-from gateway.experiment import Experiment
-from gateway.meters import Meters
-from gateway.routing import Router
-from gateway.verifiers import Verifier
-from slipstream.callers import DRAFTER, VERIFIER
-from slipstream.client import Dial
-from slipstream.outbox import Traffic
+from gateway.experiments.experiment import Experiment
+from gateway.routing.breaker import Tolerance
+from gateway.routing.discovery import Discovery, by_name
+from gateway.routing.drafters import Drafter, pool_of, replica
+from gateway.routing.router import Router
+from gateway.routing.verifiers import Verifier
+from gateway.telemetry.request_metrics import Meters
+from slipstream.rpc.channel import Dial
+from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
+from slipstream.rpc.send_queue import Traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
-from slipstream.complaint import Complaint
 from slipstream.errors import InvalidArgument
+from slipstream.telemetry.log_once import Complaint
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import grpc
 
-from gateway.breaker import Breaker, Tolerance
-from gateway.presence import Presence
-from slipstream.pairing import share_vocabulary
+from gateway.routing.breaker import Breaker, Tolerance
+from gateway.routing.worker_watch import Presence
+from slipstream.tokenizer.pairing import share_vocabulary
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 REPLICA = "@"
@@ -46,7 +46,7 @@ class Drafter:
         self.address = address
         self.trusted = trusted
         self.reserved = False
-        """Whether it serves only those who name it: it is a shadow (`gateway.experiment`)."""
+        """Whether it serves only those who name it: it is a shadow (`gateway.experiments.experiment`)."""
         self._channel = channel
         self._presence = Presence(address, channel, changed)
         self.breaker = Breaker(tolerance)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from gateway.affinity import Affinity
-from gateway.breaker import State
-from gateway.discovery import Discovery
-from gateway.drafters import Drafter, unreached_yet
-from gateway.verifiers import Verifier
+from gateway.routing.breaker import State
+from gateway.routing.discovery import Discovery
+from gateway.routing.drafters import Drafter, unreached_yet
+from gateway.routing.prefix_affinity import Affinity
+from gateway.routing.verifiers import Verifier
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2
 

@@ -7,15 +7,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from gateway.presence import Presence
-from gateway.seat import Seat, lost
-from slipstream.client import Dial
-from slipstream.complaint import Complaint
+from gateway.routing.worker_watch import Presence
+from gateway.sessions.verifier_session import Seat, lost
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.links import Link
-from slipstream.outbox import Traffic
+from slipstream.rpc.channel import Dial
+from slipstream.rpc.multiplexed_stream import Link
+from slipstream.rpc.send_queue import Traffic
+from slipstream.telemetry.log_once import Complaint
+from slipstream.tokenizer.vocabulary import EMULATED
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
-from slipstream.vocabulary import EMULATED
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import grpc
 
-from slipstream.client import HANDSHAKE, error_of, parsed
-from slipstream.complaint import Complaint
 from slipstream.errors import SlipstreamError
+from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
+from slipstream.telemetry.log_once import Complaint
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)

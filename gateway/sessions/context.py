@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.config import GatewayConfig
-from gateway.meters import Meters
-from gateway.routing import Router
-from gateway.trial import Trial
+from gateway.experiments.trial import Trial
+from gateway.routing.router import Router
+from gateway.telemetry.request_metrics import Meters
 from slipstream.telemetry.tracing import Tracing
 
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.breaker import State
-from gateway.drafters import Drafter
-from gateway.plan import Plan
-from gateway.routing import Router, best_of_each, method, pool
-from gateway.seat import News
+from gateway.requests.resolved_request import Plan
+from gateway.routing.breaker import State
+from gateway.routing.drafters import Drafter
+from gateway.routing.router import Router, best_of_each, method, pool
+from gateway.sessions.verifier_session import News
 from slipstream.errors import LINK_LOST
 from slipstream.v1 import verifier_pb2
 

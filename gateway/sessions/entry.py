@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from gateway.log import SessionLog
-from gateway.outcome import finished_of, rolled_back
-from gateway.session import Session
+from gateway.sessions.outcome import finished_of, rolled_back
+from gateway.sessions.output_stream import Story
+from gateway.sessions.run import Session
 from gateway.store.record import Record
-from gateway.story import Story
+from gateway.store.session_log import SessionLog
 
 
 @dataclass(slots=True, eq=False)

@@ -7,15 +7,15 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gateway.claims import Claims
-from gateway.known import Known
-from gateway.log import SessionLog
-from gateway.outcome import output_of
-from gateway.plan import Plan
-from gateway.rounds import Ledger
-from gateway.session import Session
-from gateway.stage import Stage
+from gateway.requests.resolved_request import Plan
+from gateway.sessions.context import Stage
+from gateway.sessions.entry import Known
+from gateway.sessions.outcome import output_of
+from gateway.sessions.ownership import Claims
+from gateway.sessions.run import Session
 from gateway.store.record import Record
+from gateway.store.session_log import SessionLog
+from gateway.telemetry.request_stats import Ledger
 from slipstream.errors import Aborted
 
 POLL_S = 0.2

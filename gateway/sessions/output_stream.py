@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from gateway.outcome import rolled_back
-from gateway.transcript import Transcript
+from gateway.sessions.outcome import rolled_back
+from gateway.text.transcript import Transcript
 from slipstream.errors import OutOfRange, SlipstreamError
 from slipstream.v1 import gateway_pb2, types_pb2
 

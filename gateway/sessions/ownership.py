@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from gateway.log import SessionLog
-from gateway.outcome import cancelled, rolled_back
-from gateway.scribe import Scribe
+from gateway.sessions.outcome import cancelled, rolled_back
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
+from gateway.store.session_log import SessionLog
+from gateway.store.write_behind import Scribe
 from slipstream.errors import SlipstreamError
 
 

@@ -10,24 +10,24 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gateway.admission import Admission, RandomBits
-from gateway.claims import Claims
-from gateway.feed import Feed
-from gateway.known import Known
-from gateway.outcome import output_of, rolled_back, suspended
-from gateway.plan import Plan
-from gateway.scribe import Scribe
-from gateway.session import Session
-from gateway.stage import Stage
+from gateway.auth.tenant import Grant, asked_of, caller, request_of
+from gateway.requests.resolved_request import Plan
+from gateway.requests.validation import Admission, RandomBits
+from gateway.sessions.context import Stage
+from gateway.sessions.entry import Known
+from gateway.sessions.outcome import output_of, rolled_back, suspended
+from gateway.sessions.output_source import Feed
+from gateway.sessions.output_stream import Story
+from gateway.sessions.ownership import Claims
+from gateway.sessions.run import Session
 from gateway.store import SessionStore
 from gateway.store.record import Record, refusal
-from gateway.story import Story
-from gateway.tenant import Grant, asked_of, caller, request_of
-from gateway.tokenizer import Tokenizer
-from gateway.transcript import Transcript, number_only
+from gateway.store.write_behind import Scribe
+from gateway.text.tokenizer import Tokenizer
+from gateway.text.transcript import Transcript, number_only
 from slipstream.errors import FailedPrecondition, Internal, OutOfRange, SlipstreamError
+from slipstream.rpc.proto_conversion import MAX_ID_CHARACTERS
 from slipstream.v1 import gateway_pb2, types_pb2
-from slipstream.wire import MAX_ID_CHARACTERS
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 
 from structlog.contextvars import bind_contextvars
 
-from gateway.affinity import beginnings
-from gateway.crew import Crew
-from gateway.log import SessionLog
-from gateway.meters import outcome_of
-from gateway.plan import Plan
-from gateway.rounds import Ledger
-from gateway.seat import End, Seat
-from gateway.stage import Stage
-from gateway.story import Story
-from gateway.tracing import session_trace
-from gateway.verifiers import Verifier
-from slipstream import wire
+from gateway.requests.resolved_request import Plan
+from gateway.routing.prefix_affinity import beginnings
+from gateway.routing.verifiers import Verifier
+from gateway.sessions.context import Stage
+from gateway.sessions.drafter_assignment import Crew
+from gateway.sessions.output_stream import Story
+from gateway.sessions.verifier_session import End, Seat
+from gateway.store.session_log import SessionLog
+from gateway.telemetry.request_metrics import outcome_of
+from gateway.telemetry.request_stats import Ledger
+from gateway.telemetry.tracing import session_trace
 from slipstream.errors import Aborted, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.rpc import proto_conversion
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_CANCELLED,
@@ -266,7 +266,7 @@ class Session:
         return verifier_pb2.DecodeOpen(
             key=types_pb2.SessionKey(id=self.id, epoch=self._log.epoch),
             prefix=types_pb2.Prefix(token_ids=[*plan.prompt, *self._story.tokens], prompt_length=len(plan.prompt)),
-            sampling=wire.sampling_to_wire(plan.sampling),
+            sampling=proto_conversion.sampling_to_wire(plan.sampling),
             max_length=plan.max_length,
             stop_token_ids=plan.stop_token_ids,
             policy=verifier_pb2.DecodePolicy(max_draft_tokens=plan.max_draft_tokens),
@@ -276,7 +276,7 @@ class Session:
             cache_salt=plan.salt,
             workload=plan.workload,
             priority=plan.priority,
-            structured_output=wire.structure_to_wire(plan.structure),
+            structured_output=proto_conversion.structure_to_wire(plan.structure),
             top_logprobs=plan.top_logprobs,
             trace=None if self._trace is None else self._trace.opened(address, self._log.epoch, self._length),
         )

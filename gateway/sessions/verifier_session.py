@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from slipstream import wire
 from slipstream.errors import Aborted, SlipstreamError, Unavailable
+from slipstream.rpc import proto_conversion
 from slipstream.v1 import verifier_pb2
 from slipstream.v1.verifier_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
@@ -126,7 +126,7 @@ class Seat:
             return
         error: SlipstreamError | None = None
         if message.reason == FINISH_REASON_ERROR:
-            error = wire.failure_from_wire(message.failure)
+            error = proto_conversion.failure_from_wire(message.failure)
             if isinstance(error, Aborted):  # whose the session is, the log knows: it is asked before the next opening
                 error = Unavailable(error.message, reason=error.reason)
         elif message.reason not in (FINISH_REASON_STOP, FINISH_REASON_LENGTH):

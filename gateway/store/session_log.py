@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.scribe import RETRY_S, Scribe, away
 from gateway.store import SessionStore
 from gateway.store.record import Record
+from gateway.store.write_behind import RETRY_S, Scribe, away
 from slipstream.errors import NotFound, OutOfRange, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from slipstream.errors import Unavailable
 
 if TYPE_CHECKING:
-    from gateway.log import SessionLog
+    from gateway.store.session_log import SessionLog
 
 RETRY_S = 0.2
 """Between two tries on a store that is away; each try has its own retries and timeouts."""

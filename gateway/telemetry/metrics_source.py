@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gateway.breaker import State
 from gateway.config import GatewayConfig
-from gateway.meters import Meters, Series
-from gateway.routing import Router
-from gateway.scribe import Scribe
+from gateway.routing.breaker import State
+from gateway.routing.router import Router
 from gateway.store.measured import MeasuredStore
-from slipstream.outbox import Traffic
-from slipstream.server import Server
+from gateway.store.write_behind import Scribe
+from gateway.telemetry.request_metrics import Meters, Series
+from slipstream.rpc.send_queue import Traffic
+from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.meter import Meter, Source, Values, spans_of
+from slipstream.telemetry.metrics_collector import Meter, Source, Values, spans_of
 from slipstream.telemetry.tracing import Tracing
 
 STATES = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}

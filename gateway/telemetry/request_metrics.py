@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Histogram
 
-from gateway.drafters import pool_of
-from gateway.plan import Plan
-from gateway.sums import MOST_DRAFTERS, Sums
+from gateway.requests.resolved_request import Plan
+from gateway.routing.drafters import pool_of
+from gateway.telemetry.round_counters import MOST_DRAFTERS, Sums
 from slipstream.errors import UNSERVED, Aborted, Internal, SlipstreamError
 from slipstream.telemetry import metrics
-from slipstream.telemetry.current import exemplar
+from slipstream.telemetry.current_trace import exemplar
 from slipstream.telemetry.labels import Names
 
 if TYPE_CHECKING:
-    from gateway.rounds import Ledger
+    from gateway.telemetry.request_stats import Ledger
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.meters import Series
-from gateway.sums import Sums
+from gateway.telemetry.request_metrics import Series
+from gateway.telemetry.round_counters import Sums
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gateway.drafters import pool_of
+from gateway.routing.drafters import pool_of
 from slipstream.telemetry.labels import OTHER
 from slipstream.v1 import gateway_pb2, verifier_pb2
 

@@ -12,10 +12,10 @@ import grpc
 from opentelemetry.sdk.trace import Event
 from opentelemetry.trace import NonRecordingSpan, SpanKind, use_span
 
-from gateway.story import Event as Said
-from gateway.sums import MISSES
-from gateway.verdict import remarkable
-from slipstream.completion import FINISH_REASONS, TRACE_ID
+from gateway.sessions.output_stream import Event as Said
+from gateway.telemetry.round_counters import MISSES
+from gateway.telemetry.tail_sampling import remarkable
+from slipstream.client.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SERVER_ERRORS, SlipstreamError
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value

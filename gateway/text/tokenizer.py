@@ -8,13 +8,13 @@ from functools import partial
 
 from tokenizers import Tokenizer as Encoder
 
-from gateway.detokenizer import Decoding, Detokenizer
+from gateway.text.detokenizer import Decoding, Detokenizer
 from slipstream.errors import InvalidArgument
-from slipstream.grammar import Grammars
-from slipstream.middle import Encode, Middle
-from slipstream.structure import Structure
+from slipstream.tokenizer.grammar import Grammars
+from slipstream.tokenizer.mid_text_decoding import Encode, Middle
+from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import gateway_pb2, types_pb2
-from slipstream.vocabulary import fingerprint
 
 THREAD_FROM_CHARACTERS = 2048
 """Shorter texts are encoded in less time than a thread costs."""

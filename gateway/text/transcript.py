@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from gateway.detokenizer import Detokenizer
-from gateway.stops import Scan, StopStrings
+from gateway.text.detokenizer import Detokenizer
+from gateway.text.stop_strings import Scan, StopStrings
 from slipstream.v1 import gateway_pb2, types_pb2
 
 Shown = Callable[[int], gateway_pb2.TokenText]

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.options import ApiKey, Ca, Server, Tls, explained
-from slipstream.door import Door
-from slipstream.load import run_load
+from slipstream.client.gateway_endpoint import Door
+from slipstream.client.load_generator import run_load
 from slipstream.v1 import gateway_pb2
 
 

@@ -13,11 +13,11 @@ import typer
 
 from slipstream.cli.options import ApiKey, Ca, Servers, Tls, explained
 from slipstream.cli.session import doors_of, talk
-from slipstream.client import parsed
-from slipstream.comparison import Line, Prices, compare, number, reached, shadows, uneven, watched
 from slipstream.errors import FailedPrecondition
-from slipstream.estimates import CONFIDENCE, Interval
-from slipstream.samples import merge
+from slipstream.experiments.comparison import Line, Prices, compare, number, reached, shadows, uneven, watched
+from slipstream.experiments.estimates import CONFIDENCE, Interval
+from slipstream.experiments.samples import merge
+from slipstream.rpc.channel import parsed
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 WIDTH = 30

@@ -13,16 +13,16 @@ from typing import Annotated
 import grpc
 import typer
 
-from slipstream.asking import complete
-from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.cli.options import ApiKey, Ca, Servers, Tls
 from slipstream.cli.session import doors_of
-from slipstream.client import dialling, error_of, parsed
-from slipstream.completion import Completion
-from slipstream.door import Door
+from slipstream.client.client import complete
+from slipstream.client.completion import Completion
+from slipstream.client.gateway_endpoint import Door
 from slipstream.errors import SlipstreamError, Unavailable
-from slipstream.pairing import share_vocabulary
-from slipstream.tls import Certificates, certificates_from_env
+from slipstream.rpc.channel import dialling, error_of, parsed
+from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
+from slipstream.rpc.tls import Certificates, certificates_from_env
+from slipstream.tokenizer.pairing import share_vocabulary
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 
 PATIENCE_S = 5.0

@@ -12,12 +12,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from slipstream import wire
-from slipstream.asking import complete
 from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls, explained
-from slipstream.completion import Completion
-from slipstream.door import Door, sampled_parent
-from slipstream.structure import Structure
+from slipstream.client.client import complete
+from slipstream.client.completion import Completion
+from slipstream.client.gateway_endpoint import Door, sampled_parent
+from slipstream.rpc import proto_conversion
+from slipstream.tokenizer.structured_output import Structure
 from slipstream.v1 import gateway_pb2, types_pb2
 
 INTERRUPTED = 130
@@ -63,7 +63,7 @@ def generate(
         raise typer.BadParameter("--logprobs are printed with --json alone.")
     completion = Completion()
     with _refusals_told(completion):
-        rule = wire.rule_number(acceptance)
+        rule = proto_conversion.rule_number(acceptance)
         request = gateway_pb2.GenerateRequest(
             model=model,
             prompt=prompt,
@@ -134,7 +134,7 @@ def _structure(
     chosen = [Structure(name, text) for name, text in given.items() if text is not None]
     if len(chosen) > 1:
         raise typer.BadParameter("give one of --json-schema, --regex, --grammar and --json-object.")
-    return wire.structure_to_wire(chosen[0]) if chosen else None
+    return proto_conversion.structure_to_wire(chosen[0]) if chosen else None
 
 
 def _read(option: str, file: Path) -> str:

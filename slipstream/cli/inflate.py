@@ -25,8 +25,8 @@ def inflate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from slipstream.engine.inflate import inflate as write_inflated
-    from slipstream.engine.proportions import Request
+    from training.inflate.inflate import inflate as write_inflated
+    from training.inflate.proportions import Request
 
     console = Console(stderr=True)
     with explained("inflate"):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slipstream.credentials import KEY_NAME, digest, new_key
+from slipstream.client.api_key import KEY_NAME, digest, new_key
 
 
 def key(

@@ -13,15 +13,15 @@ from typing import Annotated
 
 import typer
 
-from slipstream.callers import DRAFTER, VERIFIER
 from slipstream.cli.options import explained
-from slipstream.client import dialling, parsed
-from slipstream.engine.cores import available_cores
+from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
-from slipstream.interpreter import ALLOCATOR
-from slipstream.pairing import share_vocabulary
 from slipstream.process import END_WITH_PARENT
-from slipstream.tls import certificates_from_env
+from slipstream.rpc.channel import dialling, parsed
+from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
+from slipstream.rpc.tls import certificates_from_env
+from slipstream.runtime_tuning import ALLOCATOR
+from slipstream.tokenizer.pairing import share_vocabulary
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="

@@ -11,11 +11,11 @@ from typing import Annotated, TypeVar
 import grpc
 import typer
 
-from slipstream.asking import Patience, resume
 from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls, explained
-from slipstream.client import error_of, parsed
-from slipstream.completion import Completion
-from slipstream.door import Door
+from slipstream.client.client import Patience, resume
+from slipstream.client.completion import Completion
+from slipstream.client.gateway_endpoint import Door
+from slipstream.rpc.channel import error_of, parsed
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToJson
 
 from slipstream.cli.options import ApiKey, Ca, Servers, Tls
 from slipstream.cli.session import doors_of, talk
-from slipstream.client import parsed
+from slipstream.rpc.channel import parsed
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.options import explained
-from slipstream.telemetry.reading import ReadSpan, from_folder, from_jaeger_at, to_jaeger
+from slipstream.telemetry.trace_reader import ReadSpan, from_folder, from_jaeger_at, to_jaeger
 
 
 def trace(

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.options import explained
-from slipstream.interpreter import ALLOCATOR
+from slipstream.runtime_tuning import ALLOCATOR
 
 
 def train(
@@ -39,9 +39,9 @@ def train(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from slipstream.training.corpus import read_corpus
-    from slipstream.training.session import Places, TrainingSession
-    from slipstream.training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, Stage
+    from training.corpus import read_corpus
+    from training.session import Places, TrainingSession
+    from training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, Stage
 
     torch.set_num_threads(threads)
     schedule = Schedule() if start is None else Schedule(peak=0.4)

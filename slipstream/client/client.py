@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from slipstream.client import error_of
-from slipstream.completion import TRACE_ID, Completion
+from slipstream.client.completion import TRACE_ID, Completion
 from slipstream.errors import Aborted, NotFound, SlipstreamError, Unavailable
+from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 Echo = Callable[[str], None]

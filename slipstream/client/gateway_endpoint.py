@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from slipstream.client import CHANNEL_OPTIONS
 from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.rpc.channel import CHANNEL_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.asking import complete
-from slipstream.completion import Completion
-from slipstream.door import Door
+from slipstream.client.client import complete
+from slipstream.client.completion import Completion
+from slipstream.client.gateway_endpoint import Door
 from slipstream.v1 import gateway_pb2
 
 

@@ -16,9 +16,9 @@ from typing import Protocol
 
 import torch
 
-from slipstream.engine.model import ModelInfo
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.segment import Segment
 
 
 class Engine(Protocol):

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, fields
 from urllib.parse import parse_qsl
 
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulation import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import Engine
-from slipstream.engine.spread import ONE_DEVICE, Spread
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.tensor_parallel.spread import ONE_DEVICE, Spread
 from slipstream.errors import InvalidArgument
 
 EMULATED = "emulated:"
@@ -40,8 +40,9 @@ def open_engine(
     spread: Spread = ONE_DEVICE,
 ) -> Engine:
     """`model` on this machine, with KV room for `kv_tokens` tokens of all sessions together; `quantisation` is empty
-    or one of `slipstream.engine.quantisation`. `lean`: see `slipstream.engine.lean`. One process alone: ranks are
-    opened by `slipstream.engine.parallel`. To be called on the thread that will use the engine.
+    or one of `slipstream.engine.models.quantisation`. `lean`: see `slipstream.engine.models.lean_selection`. One
+    process alone: ranks are opened by `slipstream.engine.tensor_parallel.parallel`. To be called on the thread that
+    will use the engine.
 
     Raises NotFound or FailedPrecondition for a checkpoint or a device that is not there or cannot be served,
     InvalidArgument for settings that do not go together, ResourceExhausted for less room than one block.
@@ -55,20 +56,20 @@ def open_engine(
             raise InvalidArgument(f"{model} has nothing to compute on {spread.device}; leave the device at auto.")
         return _emulated(model.removeprefix(EMULATED), kv_tokens)
     # Loading transformers takes seconds; an emulated worker does without.
-    from slipstream.engine.quantisation import hush
+    from slipstream.engine.models.quantisation import hush
 
     hush()
-    from slipstream.engine.checkpoint import load_checkpoint
     from slipstream.engine.devices import activate, find_device
-    from slipstream.engine.packed import PackedEngine
+    from slipstream.engine.models.checkpoint import load_checkpoint
+    from slipstream.engine.torch_engine import PackedEngine
 
     place = find_device(spread.device)
     activate(place)
     checkpoint = load_checkpoint(model, dtype, str(place), quantisation=quantisation, spread=spread, lean=lean)
     if place.type != "cuda" or spread.device_map:
         return PackedEngine(checkpoint, kv_tokens)
-    from slipstream.engine.flex import BLOCK_SIZE
-    from slipstream.engine.graphs import accelerate
+    from slipstream.engine.cuda_graphs.flex import BLOCK_SIZE
+    from slipstream.engine.cuda_graphs.graphs import accelerate
 
     engine = PackedEngine(checkpoint, kv_tokens, block_size=BLOCK_SIZE, acceleration=accelerate(checkpoint))
     engine.capture()

@@ -14,7 +14,7 @@ class ModelInfo:
     vocabulary_size: int
     """Columns of the logits; padded models have more than their tokenizer knows."""
     fingerprint: str
-    """Of the tokenizer (`slipstream.vocabulary`); models with equal ones share token ids."""
+    """Of the tokenizer (`slipstream.tokenizer.vocabulary`); models with equal ones share token ids."""
     max_length: int
     """Tokens of prompt and output together."""
     dtype: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slipstream.engine.sequence import Sequence
+from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 

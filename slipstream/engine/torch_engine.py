@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.bookkeeping import Bookkeeping
-from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.graphs import Acceleration, GraphedSteps
-from slipstream.engine.inputs import Inputs, Pool
-from slipstream.engine.kv import KVStore
-from slipstream.engine.plan import Plan
-from slipstream.engine.step import Segment
+from slipstream.engine.attention.plan import Plan
+from slipstream.engine.cuda_graphs.graphs import Acceleration, GraphedSteps
+from slipstream.engine.cuda_graphs.inputs import Inputs, Pool
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.kvcache.manager import Bookkeeping
+from slipstream.engine.kvcache.store import KVStore
+from slipstream.engine.models.checkpoint import Checkpoint
+from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
 
 

@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from slipstream.estimates import (
+from slipstream.experiments.estimates import (
     CONFIDENCE,
     Interval,
     Numbers,

@@ -11,8 +11,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from slipstream.errors import InvalidArgument, SlipstreamError, Unavailable, from_code
-from slipstream.renewal import RenewedChannel
-from slipstream.tls import Certificates, Material, channel_credentials
+from slipstream.rpc.renewed_channel import RenewedChannel
+from slipstream.rpc.tls import Certificates, Material, channel_credentials
 
 Dial = Callable[[str], grpc.aio.Channel]
 Message = TypeVar("Message")

@@ -17,9 +17,9 @@ from typing import Generic, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from slipstream.client import HANDSHAKE, error_of, parsed
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError, Unavailable
-from slipstream.outbox import Outbox, Traffic, Weighed, frames
+from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
+from slipstream.rpc.send_queue import Outbox, Traffic, Weighed, frames
 
 log = logging.getLogger(__name__)
 

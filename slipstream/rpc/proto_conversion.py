@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
-from slipstream.logprobs import TokenLogprobs
-from slipstream.sampling import MAX_LOGIT_BIAS_ENTRIES, Sampling
-from slipstream.structure import Structure
+from slipstream.speculation.logprobs import TokenLogprobs
+from slipstream.speculation.sampling_params import MAX_LOGIT_BIAS_ENTRIES, Sampling
+from slipstream.tokenizer.structured_output import Structure
 from slipstream.v1 import types_pb2
 
 MAX_FAILURE_CHARACTERS = 1024

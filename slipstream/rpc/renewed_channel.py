@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.tls import Certificates, Material
+from slipstream.rpc.tls import Certificates, Material
 
 Make = Callable[[Material], grpc.aio.Channel]
 

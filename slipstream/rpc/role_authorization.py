@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.errors import PermissionDenied
-from slipstream.server import HEALTH, Access
-from slipstream.statuses import Authorise, Context
-from slipstream.tls import Certificates, server_credentials
+from slipstream.rpc.server import HEALTH, Access
+from slipstream.rpc.status_interceptor import Authorise, Context
+from slipstream.rpc.tls import Certificates, server_credentials
 
 DRAFTER, VERIFIER, GATEWAY = "drafter", "verifier", "gateway"
 
@@ -17,7 +17,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "slipstream.v1.WorkerService": frozenset({GATEWAY, VERIFIER}),
     HEALTH: frozenset({DRAFTER, VERIFIER, GATEWAY}),
 }
-"""The gateway's own service is not among them: its port is for clients, who have API keys (`gateway.keyring`)."""
+"""The gateway's own service is not among them: its port is for clients, who have API keys (`gateway.auth.api_keys`)."""
 
 
 def between_roles(certificates: Certificates | None) -> Access:

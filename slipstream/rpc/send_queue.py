@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from slipstream.client import MAX_MESSAGE_BYTES
 from slipstream.errors import InvalidArgument, ResourceExhausted, Unavailable
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 
 
 class Weighed(Protocol):

@@ -9,9 +9,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from slipstream.client import MAX_MESSAGE_BYTES
 from slipstream.errors import Unavailable
-from slipstream.statuses import Authorise, ErrorInterceptor, anybody
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES
+from slipstream.rpc.status_interceptor import Authorise, ErrorInterceptor, anybody
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),  # two processes on one port would silently share its connections

@@ -15,7 +15,6 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from slipstream.client import error_of
 from slipstream.errors import (
     KV_TOO_SMALL,
     Internal,
@@ -25,6 +24,7 @@ from slipstream.errors import (
     Unavailable,
     code_number,
 )
+from slipstream.rpc.channel import error_of
 from slipstream.telemetry.labels import Names
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,9 @@
 """TLS between the roles: certificates from a folder, read again when they change.
 
 A certificate names the roles that its holder may play, as DNS names ROLE.DOMAIN such as `gateway.slipstream`. Who dials
-demands the name of the role that it wants to reach, on whatever host that runs; who serves asks `slipstream.callers`
-which roles may call what. The folder is what Kubernetes makes of a secret of cert-manager: tls.crt, tls.key, ca.crt.
+demands the name of the role that it wants to reach, on whatever host that runs; who serves asks
+`slipstream.rpc.role_authorization` which roles may call what. The folder is what Kubernetes makes of a secret of
+cert-manager: tls.crt, tls.key, ca.crt.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pathlib import Path
 
 import grpc
 
-from slipstream.complaint import Complaint
 from slipstream.config import from_env
 from slipstream.errors import InvalidArgument
+from slipstream.telemetry.log_once import Complaint
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.server import Server
+from slipstream.rpc.server import Server
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from slipstream import choice
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
-from slipstream.frame import Frame, Grafted, Limits
-from slipstream.node import Node
-from slipstream.selection import Selection
+from slipstream.speculation import node_choice
+from slipstream.speculation.frame import Frame, Grafted, Limits
+from slipstream.speculation.node import Node
+from slipstream.speculation.selection import Selection
 
 
 class _Source:
@@ -164,16 +164,16 @@ class CandidateTree:
             self._unname(source, gone)
 
     def select(self, budget: int) -> Selection:
-        """The likeliest: see `choice.likeliest`."""
-        return choice.likeliest(self._root, budget)
+        """The likeliest: see `node_choice.likeliest`."""
+        return node_choice.likeliest(self._root, budget)
 
     def select_chain(self, budget: int) -> Selection:
-        """One after the other, as a ratio rule needs them: see `choice.first_children`."""
-        return choice.first_children(self._root, budget)
+        """One after the other, as a ratio rule needs them: see `node_choice.first_children`."""
+        return node_choice.first_children(self._root, budget)
 
     def select_drawn(self, budget: int) -> Selection:
-        """In the order of drawing, as a ratio rule needs them: see `choice.first_created`."""
-        return choice.first_created(self._root, budget)
+        """In the order of drawing, as a ratio rule needs them: see `node_choice.first_created`."""
+        return node_choice.first_created(self._root, budget)
 
     @property
     def _root(self) -> Node:

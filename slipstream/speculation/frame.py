@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slipstream.errors import InvalidArgument
-from slipstream.proposal import Proposal
+from slipstream.speculation.draft_distribution import Proposal
 
 _ROUNDING = 1e-6
 """A log-softmax may end this far above zero."""

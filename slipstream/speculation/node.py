@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slipstream.proposal import Proposal
+from slipstream.speculation.draft_distribution import Proposal
 
 
 class Node:

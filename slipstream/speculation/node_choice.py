@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 
-from slipstream.node import Node
-from slipstream.selection import ROOT, Selection
+from slipstream.speculation.node import Node
+from slipstream.speculation.selection import ROOT, Selection
 
 
 def likeliest(root: Node, budget: int) -> Selection:

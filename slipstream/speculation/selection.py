@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from slipstream.proposal import Proposal
+from slipstream.speculation.draft_distribution import Proposal
 
 ROOT = -1
 """The index that stands for the last committed token."""

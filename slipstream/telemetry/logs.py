@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 import structlog
 
 from slipstream.errors import InvalidArgument
-from slipstream.telemetry.current import trace_id
+from slipstream.telemetry.current_trace import trace_id
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor, WrappedLogger

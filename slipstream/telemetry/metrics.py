@@ -14,7 +14,8 @@ from prometheus_client import Histogram
 Role = Literal["gateway", "verifier", "drafter"]
 ROLES: tuple[Role, ...] = ("gateway", "verifier", "drafter")
 REQUEST = ("model", "workload")
-"""What requests are told apart by. One more way to tell them apart is one more name here and in `gateway.meters`."""
+"""What requests are told apart by. One more way to tell them apart is one more name here and in
+`gateway.telemetry.request_metrics`."""
 
 # Buckets, in seconds unless they count something.
 _STEPS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)

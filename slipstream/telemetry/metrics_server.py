@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGI
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from slipstream.errors import InvalidArgument, Unavailable
-from slipstream.telemetry.meter import Meter
+from slipstream.telemetry.metrics_collector import Meter
 
 READ_S = 5.0
 """The loop is asked for its numbers so long at most: where it is stuck, a scrape should fail."""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from slipstream.errors import NotFound
 from slipstream.telemetry import spans
-from slipstream.telemetry.reading import ReadSpan
+from slipstream.telemetry.trace_reader import ReadSpan
 
 BAR, SHORTEST_BAR = 44, 12
 """Characters that the whole time takes, on a wide terminal and on a narrow one."""

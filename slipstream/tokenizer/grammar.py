@@ -24,10 +24,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
-from slipstream.prefix import common_prefix
-from slipstream.structure import BAD_GRAMMAR, Structure
-from slipstream.vocabulary import EMULATED, fingerprint, load_tokenizer
-from slipstream.wire import Model
+from slipstream.rpc.proto_conversion import Model
+from slipstream.speculation.common_prefix import common_prefix
+from slipstream.tokenizer.structured_output import BAD_GRAMMAR, Structure
+from slipstream.tokenizer.vocabulary import EMULATED, fingerprint, load_tokenizer
 
 Mask = npt.NDArray[np.uint8]
 """A bit for each token, the lowest bits first: 1 is allowed."""

@@ -10,7 +10,7 @@ from slipstream.errors import InvalidArgument
 FORMATS = ("json_schema", "regex", "grammar", "json_object")
 MAX_BYTES = 65_536
 """Of a structure's text: it bounds what compiling can cost, above all the depth of rules that name rules
-(`slipstream.grammar`)."""
+(`slipstream.tokenizer.grammar`)."""
 BAD_GRAMMAR = "BAD_GRAMMAR"
 
 

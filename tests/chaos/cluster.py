@@ -14,11 +14,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.asking import Patience, complete
 from slipstream.cli.serve import Role
-from slipstream.client import channel
-from slipstream.completion import Completion
+from slipstream.client.client import Patience, complete
+from slipstream.client.completion import Completion
 from slipstream.errors import Unavailable
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 from tests.fleet import emulated_text
 from tests.loopback import HOST

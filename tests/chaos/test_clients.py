@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.asking import complete, resume
-from slipstream.client import CHANNEL_OPTIONS, channel, error_of
-from slipstream.completion import Completion
+from slipstream.client.client import complete, resume
+from slipstream.client.completion import Completion
 from slipstream.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from slipstream.rpc.channel import CHANNEL_OPTIONS, channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.chaos.cluster import CREDIT, MAX_SESSIONS, Cluster, asking, expected
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.client import channel
 from slipstream.errors import NotFound
+from slipstream.rpc.channel import channel
 from slipstream.telemetry import spans as names
-from slipstream.telemetry.reading import ReadSpan, from_folder
+from slipstream.telemetry.trace_reader import ReadSpan, from_folder
 from slipstream.v1 import gateway_pb2_grpc
 from tests.chaos.cluster import Cluster, asking
 from tests.chaos.faults import FAULTS, PAIRS

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.serve import Role
-from slipstream.load import Load, run_load
+from slipstream.client.load_generator import Load, run_load
 from slipstream.v1 import gateway_pb2
 
 ROOT = Path(__file__).resolve().parents[2]

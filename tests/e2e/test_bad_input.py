@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from benchmarks.prompts import request
-from slipstream.asking import complete
-from slipstream.client import channel
+from slipstream.client.client import complete
 from slipstream.errors import SlipstreamError
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

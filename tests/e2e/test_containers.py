@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from benchmarks.prompts import request
-from slipstream.asking import complete
-from slipstream.client import channel
+from slipstream.client.client import complete
+from slipstream.rpc.channel import channel
 
 COMMAND = os.environ.get("SLIPSTREAM_CONTAINERS", "")
 TAG = os.environ.get("SLIPSTREAM_VERSION", "0.1.0")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.cli.serve import Role
-from slipstream.client import channel
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import ROOT, starting
 from tests.follower import Follower

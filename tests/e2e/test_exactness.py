@@ -11,9 +11,9 @@ from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
 from benchmarks.prompts import held_out, request
-from slipstream import wire
-from slipstream.completion import Completion
-from slipstream.load import run_load
+from slipstream.client.completion import Completion
+from slipstream.client.load_generator import run_load
+from slipstream.rpc import proto_conversion
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import MOST_TRIES, ROOT, accepting, tokens
 
@@ -80,7 +80,7 @@ async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, ru
             max_tokens=TOKENS,
             ignore_eos=True,
             sampling=gateway_pb2.SamplingOptions(
-                temperature=1.0, top_k=top_k, seed=seed, acceptance=wire.rule_number(rule)
+                temperature=1.0, top_k=top_k, seed=seed, acceptance=proto_conversion.rule_number(rule)
             ),
         )
         for seed, prompt in enumerate(held_out(60 if rule == "coupled" else 40, characters=120, seed=4))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.prompts import held_out, request
 from slipstream.cli import app
-from slipstream.load import run_load
+from slipstream.client.load_generator import run_load
 from tests.e2e.conftest import serving
 
 ARMS = "old: 1 drafters=model shadow=suffix; plain: 1 off"

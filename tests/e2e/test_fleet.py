@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.prompts import held_out, request
 from slipstream.cli import app
-from slipstream.load import Load, run_load
+from slipstream.client.load_generator import Load, run_load
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import MOST_TRIES, accepting, serving, tokens
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.client import channel
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.pods import Deployment, Hosts, Pod, seconds_until, start_gateway
 from tests.follower import Follower

@@ -14,9 +14,9 @@ from pathlib import Path
 from subprocess import PIPE
 
 from benchmarks.prompts import held_out, request
-from slipstream.asking import complete
-from slipstream.client import channel
-from slipstream.load import run_load
+from slipstream.client.client import complete
+from slipstream.client.load_generator import run_load
+from slipstream.rpc.channel import channel
 from tests.e2e.conftest import ROOT
 from tests.scraping import scrape
 

@@ -22,11 +22,11 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.gateway import World
 from gateway.gateway import running as gateway_running
-from gateway.sessions import Chance
-from slipstream.client import channel
-from slipstream.engine.opening import open_engine
-from slipstream.engine.packed import PackedEngine
-from slipstream.sampling import Sampling
+from gateway.sessions.registry import Chance
+from slipstream.engine.factory import open_engine
+from slipstream.engine.torch_engine import PackedEngine
+from slipstream.rpc.channel import channel
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2, worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import ROOT
 from tests.fleet import Decoded, drafter, gateway, verifier

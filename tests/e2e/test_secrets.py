@@ -17,16 +17,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from slipstream.asking import Patience, complete
-from slipstream.callers import DRAFTER, GATEWAY, VERIFIER
-from slipstream.client import channel, dialling, error_of
-from slipstream.completion import Completion
-from slipstream.credentials import digest, new_key
-from slipstream.door import Door
+from slipstream.client.api_key import digest, new_key
+from slipstream.client.client import Patience, complete
+from slipstream.client.completion import Completion
+from slipstream.client.gateway_endpoint import Door
 from slipstream.errors import NotFound, PermissionDenied, SlipstreamError, Unauthenticated
-from slipstream.tls import Certificates
+from slipstream.rpc.channel import channel, dialling, error_of
+from slipstream.rpc.role_authorization import DRAFTER, GATEWAY, VERIFIER
+from slipstream.rpc.tls import Certificates
+from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
-from slipstream.vocabulary import load_tokenizer
 from tests.certificates import Authority
 from tests.e2e.conftest import ROOT
 from tests.scraping import scrape

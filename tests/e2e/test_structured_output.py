@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.prompts import held_out
 from slipstream.cli import app
-from slipstream.load import Load, run_load
+from slipstream.client.load_generator import Load, run_load
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.grammars import END, LANGUAGES, SCHEMA, SUM
 

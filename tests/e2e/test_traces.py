@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from slipstream.cli import app
 from slipstream.errors import NotFound
 from slipstream.telemetry import spans
-from slipstream.telemetry.reading import ReadSpan, from_folder
+from slipstream.telemetry.trace_reader import ReadSpan, from_folder
 
 EVERY = set(spans.SPANS) - {spans.RESUME, spans.STEP}
 

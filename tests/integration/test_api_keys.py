@@ -14,15 +14,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
+from gateway.auth.api_keys import Keyring
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
-from gateway.keyring import Keyring
-from gateway.sessions import Chance
-from slipstream.asking import complete
+from gateway.sessions.registry import Chance
 from slipstream.cli import app
-from slipstream.client import channel, error_of
-from slipstream.credentials import digest, new_key
-from slipstream.door import Door
+from slipstream.client.api_key import digest, new_key
+from slipstream.client.client import complete
+from slipstream.client.gateway_endpoint import Door
 from slipstream.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -32,6 +31,7 @@ from slipstream.errors import (
     SlipstreamError,
     Unauthenticated,
 )
+from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.certificates import Authority
 from tests.scripted_verifier import ScriptedVerifier, served

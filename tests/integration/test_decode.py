@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slipstream.engine.opening import open_engine
+from slipstream.engine.factory import open_engine
 from slipstream.v1 import verifier_pb2
 from tests.fleet import drafter, gateway, until, verifier
 

@@ -17,18 +17,17 @@ from typing import Any
 import pytest
 import torch
 
-from gateway import crew
-from gateway.breaker import State
 from gateway.config import GatewayConfig
-from gateway.drafters import Drafter
 from gateway.gateway import Gateway, World, running
-from gateway.routing import Drafting
-from gateway.sessions import Chance
-from slipstream import wire
-from slipstream.client import channel
-from slipstream.engine.emulated import EmulatedEngine
-from slipstream.engine.opening import open_engine
-from slipstream.engine.step import Segment
+from gateway.routing.breaker import State
+from gateway.routing.drafters import Drafter
+from gateway.routing.router import Drafting
+from gateway.sessions.registry import Chance, drafter_assignment
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.factory import open_engine
+from slipstream.engine.segment import Segment
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2_grpc
 from tests.fleet import drafter, emulated_text, until, verifier
 from tests.follower import Follower
@@ -43,7 +42,7 @@ SILENCE_S = 0.4
 PROMPT = [7, 8, 9]
 LONG = 50_000
 KV = 1_000_000
-MODEL = wire.model_to_wire(open_engine(DRAFT, kv_tokens=KV).model)
+MODEL = proto_conversion.model_to_wire(open_engine(DRAFT, kv_tokens=KV).model)
 
 
 class Run(Follower):
@@ -120,7 +119,7 @@ class Place:
 
 @pytest.fixture
 async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr(crew, "LONGEST_AWAY_S", 2.0)
+    monkeypatch.setattr(drafter_assignment, "LONGEST_AWAY_S", 2.0)
     async with AsyncExitStack() as stack:
         yield Place(stack)
 

@@ -15,14 +15,14 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.gateway import Gateway, World, running
-from gateway.sessions import Chance
+from gateway.sessions.registry import Chance
 from gateway.store.memory import Memory, MemoryStore
-from slipstream.asking import complete
-from slipstream.client import channel, error_of
-from slipstream.completion import Completion
-from slipstream.engine.opening import open_engine
+from slipstream.client.client import complete
+from slipstream.client.completion import Completion
+from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument
-from slipstream.samples import merge
+from slipstream.experiments.samples import merge
+from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 from tests.fleet import drafter, emulated_text, until, verifier
 from verifier_svc.verifier import Verifier
@@ -95,7 +95,7 @@ async def told(line: Any) -> gateway_pb2.GetExperimentResponse:
 
 
 def arm_of(gateway: Gateway, completion: Completion) -> str:
-    trial = gateway.sessions._stage.trial
+    trial = gateway.sessions.registry._stage.trial
     assert trial is not None
     return trial.experiment.arm_of(completion.started.session_id).name
 

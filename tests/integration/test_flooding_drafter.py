@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine.opening import open_engine
-from slipstream.frame import Limits
+from slipstream.engine.factory import open_engine
+from slipstream.speculation.frame import Limits
 from slipstream.v1 import drafter_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, Verifier, drafter, emulated_text, gateway, until, verifier
 from tests.flooder import FLOODS, flood
 from tests.hostile_drafter import hostile
-from verifier_svc import allowance
-from verifier_svc.allowance import COMMANDS, FRAMES_PER_S, Allowance, Rate
-from verifier_svc.drafter import Drafter
+from verifier_svc.sources import flow_control
+from verifier_svc.sources.drafter_link import Drafter
+from verifier_svc.sources.flow_control import COMMANDS, FRAMES_PER_S, Allowance, Rate
 
 PROMPT = [7, 8, 9]
 TOKENS = 120
@@ -76,7 +76,7 @@ async def test_a_flood_is_cut_off_after_bounded_work(kind: str, monkeypatch: pyt
 
     async with hostile(flood(kind)) as enemy, fleet() as (_, client, _):
         monkeypatch.setattr(Drafter, "receive", counted)
-        monkeypatch.setattr(allowance, "FRAMES_PER_S", SLOW)
+        monkeypatch.setattr(flow_control, "FRAMES_PER_S", SLOW)
         opened = time.monotonic()
         number, decoded = await client.open(PROMPT, tokens=50_000, drafters=[enemy.address])
         await until(lambda: "FLOODING" in failures(decoded))
@@ -98,7 +98,7 @@ async def test_while_one_drafter_floods_other_sessions_keep_their_pace(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else may take the machine in the middle: of three tries one must do."""
-    monkeypatch.setattr(allowance, "FRAMES_PER_S", SLOW)
+    monkeypatch.setattr(flow_control, "FRAMES_PER_S", SLOW)
     paces: list[tuple[float, float]] = []
     with flooder(kind) as enemy:
         async with fleet("emulated:base_ms=4&acceptance=0.9", "emulated:base_ms=8") as (_, client, friend):

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import typer
 
-from slipstream import wire
-from slipstream.asking import Patience, complete, resume
 from slipstream.cli.doctor import doctor
 from slipstream.cli.serve import check_fit
 from slipstream.cli.status import status
-from slipstream.client import channel
-from slipstream.completion import Completion
-from slipstream.engine.opening import open_engine
+from slipstream.client.client import Patience, complete, resume
+from slipstream.client.completion import Completion
+from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument, Unavailable
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.channel import channel
+from slipstream.rpc.worker_service import Identity, WorkerService
 from slipstream.v1 import drafter_pb2_grpc, gateway_pb2, gateway_pb2_grpc, verifier_pb2, worker_pb2
-from slipstream.worker import Identity, WorkerService
 from tests.fleet import emulated_text, gateway, until, verifier
 from tests.front import Setting
 from tests.garbling import garbling
@@ -31,7 +31,7 @@ PROMPT, TOKENS = [7, 8, 9], 40
 
 
 def worker(role: worker_pb2.Role = worker_pb2.ROLE_DRAFTER) -> WorkerService:
-    model = wire.model_to_wire(open_engine("emulated:").model)
+    model = proto_conversion.model_to_wire(open_engine("emulated:").model)
     return WorkerService(Identity(model, role, "model"), worker_pb2.WatchResponse)
 
 
@@ -72,7 +72,7 @@ async def test_a_drafter_whose_frames_are_garbled_is_dialled_again(caplog: pytes
         await client.command(number, close=verifier_pb2.DecodeClose())
         await until(decoded.done.is_set)
     assert failed(decoded)[0] == ("LINK_LOST", InvalidArgument.code.value[0])
-    assert not [record for record in caplog.records if record.name == "slipstream.links"]
+    assert not [record for record in caplog.records if record.name == "slipstream.rpc.multiplexed_stream"]
 
 
 @pytest.mark.parametrize("method", ["GetModel", "Watch", "Decode"])

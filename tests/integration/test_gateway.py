@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.client import error_of
 from slipstream.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -16,6 +15,7 @@ from slipstream.errors import (
     NotFound,
     ResourceExhausted,
 )
+from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.front import TEXT, Answer, Setting
 

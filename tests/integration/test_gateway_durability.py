@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from gateway.store.memory import Memory, MemoryStore
-from slipstream.client import error_of
 from slipstream.errors import (
     Unavailable,
 )
+from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.calls import begun, read_on
 from tests.front import TEXT, Answer, Setting

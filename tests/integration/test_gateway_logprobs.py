@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.completion import Completion
+from slipstream.client.completion import Completion
 from slipstream.errors import (
     Unavailable,
 )

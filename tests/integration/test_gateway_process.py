@@ -18,13 +18,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
-from gateway.sessions import Chance
+from gateway.sessions.registry import Chance
 from gateway.store import SessionStore
 from gateway.store.client import connect
 from gateway.store.memory import Memory
 from gateway.store.redis import RedisStore
-from slipstream.client import channel, error_of
 from slipstream.errors import Aborted, FailedPrecondition, SlipstreamError, Unavailable
+from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.calls import store
 from tests.front import Answer, Setting

@@ -10,15 +10,15 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.sessions.output_stream import Event
 from gateway.store.memory import Memory, MemoryStore
-from gateway.story import Event
-from slipstream.client import error_of
 from slipstream.errors import (
     Internal,
     NotFound,
     ResourceExhausted,
     Unavailable,
 )
+from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.calls import begun, read_on
 from tests.front import Answer, Setting

@@ -8,10 +8,10 @@ import grpc
 import pytest
 import torch
 
-from slipstream.engine.emulated import EmulatedEngine
-from slipstream.engine.group import GroupLost
-from slipstream.engine.opening import open_engine
-from slipstream.engine.step import Segment
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.factory import open_engine
+from slipstream.engine.segment import Segment
+from slipstream.engine.tensor_parallel.group import GroupLost
 from tests.fleet import Decoded, gateway, verifier
 
 STEPS = 5

@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream import wire
-from slipstream.engine.opening import open_engine
-from slipstream.sampling import Sampling
+from slipstream.engine.factory import open_engine
+from slipstream.rpc import proto_conversion
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, Verifier, drafter, emulated_text, gateway, until, verifier
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
-from verifier_svc import drafters
-from verifier_svc.drafter import MAX_REOPENS
+from verifier_svc.sources import drafter_pool
+from verifier_svc.sources.drafter_link import MAX_REOPENS
 
 PROMPT = [7, 8, 9]
 TOKENS = 60
@@ -281,7 +281,7 @@ async def test_a_link_that_does_not_come_up_is_told_of_once() -> None:
 async def test_who_owes_nothing_is_not_silent(why: str) -> None:
     """Control: the same drafter, of which something is wanted, is."""
     engine = open_engine("emulated:base_ms=2")
-    model = wire.model_to_wire(engine.model)
+    model = proto_conversion.model_to_wire(engine.model)
     model.max_length = 5 if why == "too long" else model.max_length
     async with (
         hostile(lambda *_: [], model) as mute,
@@ -326,7 +326,7 @@ def failures_of(decoded: Decoded) -> list[str]:
 async def test_drafters_that_nobody_uses_make_room_for_others(
     expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafters, "MAX_DRAFTERS", 2)
+    monkeypatch.setattr(drafter_pool, "MAX_DRAFTERS", 2)
     async with fleet(on("open")) as (enemy, _, client, friend):
         for port in range(1, 6):
             decoded = await client.decode(PROMPT, tokens=3, drafters=[f"127.0.0.1:{port}", enemy.address])

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.client import channel
-from slipstream.engine.opening import open_engine
-from slipstream.sampling import Sampling
+from slipstream.engine.factory import open_engine
+from slipstream.rpc.channel import channel
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc
 from tests.fleet import Verifier, emulated_text, gateway, opening, until, verifier
 

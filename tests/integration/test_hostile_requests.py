@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
-from gateway.sessions import Chance
-from slipstream import wire
-from slipstream.engine.opening import open_engine
+from gateway.sessions.registry import Chance
+from slipstream.engine.factory import open_engine
 from slipstream.errors import SlipstreamError
-from slipstream.sampling import Sampling
+from slipstream.rpc import proto_conversion
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.v1 import drafter_pb2, gateway_pb2, verifier_pb2, worker_pb2
 from tests.fleet import drafter, emulated_text, opening, verifier
 from tests.hostile_values import hostile, messages
@@ -158,8 +158,8 @@ def good_open(role: str) -> Any:
     return drafter_pb2.DraftOpen(
         key=open_.key,
         prefix=open_.prefix,
-        sampling=wire.sampling_to_wire(Sampling(temperature=0.0)),
-        target=wire.model_to_wire(open_engine("emulated:vocabulary=256").model),
+        sampling=proto_conversion.sampling_to_wire(Sampling(temperature=0.0)),
+        target=proto_conversion.model_to_wire(open_engine("emulated:vocabulary=256").model),
         policy=drafter_pb2.DraftPolicy(max_nodes=8),
         max_length=100,
     )

@@ -23,7 +23,9 @@ UNSAMPLED = ("traceparent", PARENT[1][:-2] + "00")
 @pytest.fixture(autouse=True)
 def nothing_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    monkeypatch.setattr("gateway.verdict.ROLLED_BACK", 1)  # how many are drafted is a matter of the machine's pace
+    monkeypatch.setattr(
+        "gateway.telemetry.tail_sampling.ROLLED_BACK", 1
+    )  # how many are drafted is a matter of the machine's pace
 
 
 async def ordinary(system: System) -> Any:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.virtual import VOCABULARY, System, World, run, system
-from slipstream.engine.emulation import LinearCost
-from slipstream.engine.step import Segment
+from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.segment import Segment
 from slipstream.v1 import types_pb2, verifier_pb2
 from tests.fleet import emulated_text
 from verifier_svc.service import Peer

@@ -18,12 +18,12 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
-from gateway.sessions import Chance
-from slipstream.asking import complete
-from slipstream.client import channel
-from slipstream.completion import Completion
-from slipstream.engine.opening import open_engine
+from gateway.sessions.registry import Chance
+from slipstream.client.client import complete
+from slipstream.client.completion import Completion
+from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument, ResourceExhausted
+from slipstream.rpc.channel import channel
 from slipstream.telemetry.metrics import DECLARED, ROLES
 from slipstream.v1 import gateway_pb2
 from tests.fleet import verifier

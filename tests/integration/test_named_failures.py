@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.client import channel
-from slipstream.engine.opening import open_engine
+from slipstream.engine.factory import open_engine
+from slipstream.rpc.channel import channel
 from tests.fleet import drafter, gateway, until, verifier
 from tests.integration.test_drafter_protocol import Speaker
 

@@ -10,8 +10,8 @@ import pytest
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running
-from slipstream.client import channel
-from slipstream.engine.opening import open_engine
+from slipstream.engine.factory import open_engine
+from slipstream.rpc.channel import channel
 from tests.fleet import until
 from tests.integration.test_drafter_protocol import CODE, PROMPT, Speaker
 

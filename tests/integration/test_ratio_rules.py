@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
-from slipstream.engine.opening import open_engine
-from slipstream.sampling import Sampling
+from slipstream.engine.factory import open_engine
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.v1 import verifier_pb2
 from tests.checkpoints import save_checkpoint
 from tests.fleet import drafter, gateway, slowed, until, verifier

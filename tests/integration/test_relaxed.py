@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.store.memory import Memory, MemoryStore
-from slipstream.client import error_of
 from slipstream.errors import Aborted, Unavailable
+from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.calls import begun, broken_off, following, read_on
 from tests.fleet import until

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from gateway.auth.tenant import Limits, Tenant
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
-from gateway.tenant import Limits, Tenant
-from slipstream.asking import Patience, complete, resume
-from slipstream.client import channel
-from slipstream.completion import Completion
+from slipstream.client.client import Patience, complete, resume
+from slipstream.client.completion import Completion
 from slipstream.errors import Aborted, NotFound, OutOfRange, Unavailable
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.calls import Shared, begun, broken_off, following, left_after, read_on, store
 from tests.fleet import until
@@ -340,7 +340,7 @@ async def test_whatever_could_be_asked_for_can_be_resumed(setting: Setting) -> N
 async def test_drafters_that_nobody_serves_any_more_stop_no_session(
     setting: Setting, served: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "gateway.admission")
+    caplog.set_level("INFO", "gateway.requests.validation")
     memory, rejection = Memory(), gateway_pb2.SamplingOptions(acceptance=types_pb2.ACCEPTANCE_RULE_REJECTION)
     first = setting.verifier(limit=9)
     trusted = {"trusted_drafters": ("mine",)}
@@ -385,7 +385,7 @@ async def test_an_idle_verifier_is_not_stuck_while_a_client_does_not_read(settin
 async def test_what_was_paid_for_is_not_paid_for_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(tokens_per_minute=1000)
     tenant = Tenant("", limits, lambda: 0.0)
-    monkeypatch.setattr("gateway.sessions.caller", lambda: tenant)
+    monkeypatch.setattr("gateway.sessions.registry.caller", lambda: tenant)
     front = await setting.front(setting.verifier(limit=9))
     answer = await left_after(front)
     used = 8 + 9

@@ -12,15 +12,15 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.gateway import Gateway, World, running
-from gateway.sessions import Chance
-from slipstream.client import channel
-from slipstream.engine.opening import open_engine
+from gateway.sessions.registry import Chance
+from slipstream.engine.factory import open_engine
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
 from tests.fleet import drafter, until, verifier
 from tests.fleet import gateway as speaking
 from tests.front import Answer, Setting
 from tests.scripted_verifier import ScriptedVerifier, served
-from verifier_svc import drafters
+from verifier_svc.sources import drafter_pool
 
 
 class Pods:
@@ -81,7 +81,7 @@ async def test_each_new_verifier_gets_sessions_and_one_that_goes_loses_none(sett
 
 
 async def test_a_verifier_forgets_a_drafter_that_is_gone_when_nobody_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafters, "FORGET_S", 0.01)
+    monkeypatch.setattr(drafter_pool, "FORGET_S", 0.01)
     async with verifier(open_engine("emulated:")) as server, speaking(server.address) as speaker:
         known = server.service.drafters._drafters
         async with drafter(open_engine("emulated:acceptance=0.9")) as lives:

@@ -25,19 +25,19 @@ from benchmarks.virtual import (
 from drafter_svc import service as drafter_service
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.scheduler import Scheduler as DraftScheduler
-from slipstream import wire
-from slipstream.engine.emulated import EmulatedModel
-from slipstream.engine.emulation import LinearCost
+from slipstream.engine.emulated.engine import EmulatedModel
+from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import Unavailable
-from slipstream.sampling import Sampling
-from slipstream.selection import Selection
+from slipstream.rpc import proto_conversion
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import Selection
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import opening
 from tests.hostile_drafter import frame
-from verifier_svc.drafter import Drafter
-from verifier_svc.drafters import MAX_DRAFTERS, Drafters
-from verifier_svc.planner import Limits, Load, Planner
-from verifier_svc.step import Turn
+from verifier_svc.execution.embedded import Turn
+from verifier_svc.scheduling.planner import Limits, Load, Planner
+from verifier_svc.sources.drafter_link import Drafter
+from verifier_svc.sources.drafter_pool import MAX_DRAFTERS, Drafters
 
 SESSIONS, TOKENS = 2, 50
 WORLD = World(delay_s=0.004)
@@ -93,7 +93,7 @@ async def honest(running: System, drafter: Drafter, acceptance: float) -> asynci
     draft = _engine(model, LinearCost(0.003), thread, BLOCKS)
     proposer = ModelProposer(draft, width=4, max_nodes=64, proposal_tokens=32)
     drafting = DraftScheduler(proposer, thread, 512, 4, asyncio.get_running_loop().time)  # type: ignore[arg-type]
-    bounds = drafter_service.Bounds(wire.model_to_wire(draft.model), 4096, 64)
+    bounds = drafter_service.Bounds(proto_conversion.model_to_wire(draft.model), 4096, 64)
     link = VirtualLink(drafter_service.Peer(drafting, bounds), drafter, 0.001)
     drafter._link = link  # type: ignore[assignment]
 

@@ -22,13 +22,13 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.gateway import World, running
-from gateway.sessions import Chance
+from gateway.sessions.registry import Chance
 from gateway.store import SessionStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.redis import RedisStore
-from slipstream.client import channel, error_of
-from slipstream.engine.opening import open_engine
+from slipstream.engine.factory import open_engine
 from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2_grpc
 from tests.fleet import emulated_text, until, verifier
 from tests.follower import Follower
@@ -221,7 +221,7 @@ async def test_sentinels_fail_over_in_the_middle_of_texts(
     fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     behind = fault.endswith("behind")
-    caplog.set_level(logging.WARNING, logger="gateway.log")
+    caplog.set_level(logging.WARNING, logger="gateway.store.session_log")
     with replicated(tmp_path) as redis:
         async with system(None, store=redis.url, store_grace_s=120.0) as stub:
             followers = follow(stub)

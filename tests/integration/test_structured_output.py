@@ -14,17 +14,17 @@ import grpc
 import pytest
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.opening import open_engine
+from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition
-from slipstream.grammar import Cursor
-from slipstream.sampling import Sampling
-from slipstream.structure import Structure
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.tokenizer.grammar import Cursor
+from slipstream.tokenizer.structured_output import Structure
 from slipstream.v1 import drafter_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, in_time, opening, slowed, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, place, spelled, tokenizer
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
-from verifier_svc import scheduler
-from verifier_svc.step import Outcome, Turn, perform
+from verifier_svc.execution.embedded import Outcome, Turn, perform
+from verifier_svc.scheduling import scheduler
 
 DRAFT = str(Path(TARGET).parent / "draft")
 PROMPT = tokenizer().encode("def read(self, path):").ids

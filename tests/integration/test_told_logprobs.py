@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipstream.engine.opening import open_engine
-from slipstream.sampling import Sampling
-from slipstream.structure import Structure
+from slipstream.engine.factory import open_engine
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.tokenizer.structured_output import Structure
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, drafter, gateway, in_time, slowed, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, tokenizer

@@ -26,11 +26,11 @@ from drafter_svc.session import Policy, Session
 from drafter_svc.tree import Node
 from slipstream.cli.serve import check_fit
 from slipstream.engine.engine import Engine
-from slipstream.engine.opening import open_engine
+from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from slipstream.sampling import Sampling
-from slipstream.vocabulary import fingerprint, load_tokenizer
-from slipstream.wire import model_to_wire
+from slipstream.rpc.proto_conversion import model_to_wire
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import save_checkpoint
 from tests.fleet import Decoded, gateway, in_time, slowed, verifier
 from tests.unit.test_translation import LINES, byte_level

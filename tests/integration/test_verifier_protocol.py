@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.client import channel
 from slipstream.engine.engine import Engine
-from slipstream.engine.opening import open_engine
-from slipstream.outbox import Outbox
-from slipstream.sampling import Sampling
+from slipstream.engine.factory import open_engine
+from slipstream.rpc.channel import channel
+from slipstream.rpc.send_queue import Outbox
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, opening, until, verifier
 from tests.fleet import emulated_text as text

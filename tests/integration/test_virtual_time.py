@@ -19,9 +19,9 @@ from capacity.cell import Cell, Simulation
 from capacity.drafting import Drafting
 from capacity.guessing import Acceptance
 from capacity.step import Verifying
-from slipstream.engine.emulation import LinearCost
+from slipstream.engine.emulated.model import LinearCost
 from slipstream.v1 import verifier_pb2
-from verifier_svc.planner import Plan, Planner
+from verifier_svc.scheduling.planner import Plan, Planner
 
 WORLD = World()
 MOST_BYTES = 120

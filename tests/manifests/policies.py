@@ -10,10 +10,10 @@ from drafter_svc.config import DrafterConfig
 from gateway.config import GatewayConfig
 from gateway.gateway import TOLD_S
 from slipstream.config import from_env
-from slipstream.telemetry.exporting import TraceConfig
+from slipstream.rpc.tls import TlsConfig
+from slipstream.rpc.worker_service import LAST_WORDS_S
 from slipstream.telemetry.metrics import DECLARED
-from slipstream.tls import TlsConfig
-from slipstream.worker import LAST_WORDS_S
+from slipstream.telemetry.span_exporters import TraceConfig
 from tests.manifests.limits import (
     disks_have_room_for_what_is_written,
     limits_are_set,

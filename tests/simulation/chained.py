@@ -7,8 +7,8 @@ from zlib import crc32
 
 import numpy as np
 
-from slipstream.engine.emulated import EmulatedEngine, first, next_positions
-from slipstream.engine.step import Segment
+from slipstream.engine.emulated.engine import EmulatedEngine, first, next_positions
+from slipstream.engine.segment import Segment
 
 VOCABULARY = 64
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from slipstream.asking import Patience, complete, resume
-from slipstream.client import error_of
+from slipstream.client.client import Patience, complete, resume
 from slipstream.errors import (
     Aborted,
     DeadlineExceeded,
@@ -21,6 +20,7 @@ from slipstream.errors import (
     SlipstreamError,
     Unavailable,
 )
+from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
 from tests.simulation.chained import VOCABULARY
 from tests.simulation.clock import Party

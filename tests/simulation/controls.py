@@ -8,23 +8,23 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from gateway.admission import Admission
-from gateway.claims import Claims
-from gateway.feed import Feed
-from gateway.log import SessionLog
-from gateway.plan import Plan
-from gateway.seat import Seat
-from gateway.session import Session
-from gateway.sessions import Sessions
+from gateway.requests.resolved_request import Plan
+from gateway.requests.validation import Admission
+from gateway.sessions.output_source import Feed
+from gateway.sessions.output_stream import Story
+from gateway.sessions.ownership import Claims
+from gateway.sessions.registry import Sessions
+from gateway.sessions.run import Session
+from gateway.sessions.verifier_session import Seat
 from gateway.store.memory import MemoryStore
-from gateway.story import Story
-from slipstream.completion import Completion
+from gateway.store.session_log import SessionLog
+from slipstream.client.completion import Completion
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.simulation import parties
 from tests.simulation.storm import Storm, honest_storm, restarts, storm
 from tests.simulation.world import Size
-from verifier_svc import reading
 from verifier_svc.service import Peer
+from verifier_svc.sources import frame_reader
 
 
 def _ungated(self: Seat, done: verifier_pb2.Round) -> None:
@@ -83,7 +83,7 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
         _without(Story, "follow", lambda self, offset=0, characters=None, revision=None: _FOLLOW(self)),
     ],
     "a stream's end ends its sessions": [_without(Peer, "leave", lambda self: None)],
-    "candidates are checked": [_without(reading, "check", lambda frame, vocabulary_size, limits: frame)],
+    "candidates are checked": [_without(frame_reader, "check", lambda frame, vocabulary_size, limits: frame)],
     "a record counts its rollbacks": [_without(Admission, "revise", _revise_uncounted)],
     "a stale text is not resumed": [_without(Sessions, "_current", _yes)],
     "an owner that is fenced off follows the log": [_without(Feed, "begin", _run_only)],

@@ -13,26 +13,26 @@ from typing import Any
 from benchmarks.virtual import VirtualThread, _curve
 from drafter_svc import service as drafter_service
 from drafter_svc.scheduler import Scheduler as DraftScheduler
-from gateway import workers as gateway_workers
+from gateway.api.grpc_service import GatewayService
 from gateway.config import GatewayConfig
 from gateway.gateway import drained, written
-from gateway.meters import Meters
-from gateway.scribe import Scribe
-from gateway.service import GatewayService
-from gateway.sessions import Chance, Sessions
-from gateway.stage import Stage
-from gateway.tokenizer import Tokenizer
-from slipstream import wire
-from slipstream.client import Dial
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulation import LinearCost
+from gateway.routing.router import configured_workers as gateway_workers
+from gateway.sessions.context import Stage
+from gateway.sessions.registry import Chance, Sessions
+from gateway.store.write_behind import Scribe
+from gateway.telemetry.request_metrics import Meters
+from gateway.text.tokenizer import Tokenizer
+from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.errors import Unavailable
-from slipstream.grammar import Grammars
-from slipstream.outbox import Traffic
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.channel import Dial
+from slipstream.rpc.send_queue import Traffic
+from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.tokenizer.grammar import Grammars
+from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, worker_pb2
-from slipstream.vocabulary import load_tokenizer
-from slipstream.worker import Identity, WorkerService
 from tests.hostile_drafter import HostileDrafter, frame, refusal
 from tests.simulation.chained import VOCABULARY, ChainedEngine
 from tests.simulation.clock import Party
@@ -42,9 +42,9 @@ from tests.simulation.proposer import Recall
 from tests.simulation.serving import Host
 from tests.simulation.store import LEASE_S, Client, Server
 from verifier_svc import service as verifier_service
-from verifier_svc.drafters import Drafters
-from verifier_svc.planner import Limits, Planner
-from verifier_svc.scheduler import Scheduler
+from verifier_svc.scheduling.planner import Limits, Planner
+from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.sources.drafter_pool import Drafters
 from verifier_svc.verifier import load
 
 BLOCKS, BLOCK_SIZE = 48, 4
@@ -105,7 +105,7 @@ def verifier(network: Network, name: str) -> VerifierParty:
 def _verifier(network: Network, party: Party) -> VerifierParty:
     clock, thread = network.loop.time, VirtualThread()
     engine = target(thread)
-    model = wire.model_to_wire(engine.model)
+    model = proto_conversion.model_to_wire(engine.model)
     drafters = Drafters(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
     planner = Planner(drafters, Limits(64, 32, 0.1), _curve(TARGET), clock)
     scheduler = Scheduler(engine, thread, drafters, planner, clock)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
         4,
         network.loop.time,
     )
-    model = wire.model_to_wire(target(thread, 1).model)
+    model = proto_conversion.model_to_wire(target(thread, 1).model)
     service = drafter_service.DrafterService(scheduler, drafter_service.Bounds(model, 64, 64, draws=False))
     worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
     host = Host(network, party, party.name, [service.register, worker.register])
@@ -153,7 +153,7 @@ def hostile(network: Network, name: str) -> DrafterParty:
 
 def _hostile(network: Network, party: Party) -> DrafterParty:
     liar = HostileDrafter(lambda _, command: lies(network.chance, command))
-    model = wire.model_to_wire(target(VirtualThread(), 1).model)
+    model = proto_conversion.model_to_wire(target(VirtualThread(), 1).model)
     worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "index"), worker_pb2.WatchResponse)
     register = functools.partial(drafter_pb2_grpc.add_DrafterServiceServicer_to_server, liar)
     host = Host(network, party, party.name, [register, worker.register])

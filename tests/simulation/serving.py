@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from slipstream.server import Register
-from slipstream.statuses import ErrorInterceptor
+from slipstream.rpc.server import Register
+from slipstream.rpc.status_interceptor import ErrorInterceptor
 from tests.simulation.clock import Party
 from tests.simulation.network import Network, Parcel, Stream
 
@@ -46,7 +46,7 @@ class Host:
         elif stream.listener is not None:
             stream.listener.receive(parcel)
 
-    # As `slipstream.server.Server`.
+    # As `slipstream.rpc.server.Server`.
 
     async def serving(self, ready: bool) -> None:
         """Nobody asks for health here."""

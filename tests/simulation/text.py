@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from gateway.store.record import pack
-from gateway.transcript import Transcript
+from gateway.text.transcript import Transcript
 from tests.simulation.chained import continued
 from tests.simulation.parties import tokenizer
 

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gateway.store.record import unpack
-from slipstream.completion import Completion, Event
-from slipstream.frame import Limits
+from slipstream.client.completion import Completion, Event
+from slipstream.speculation.frame import Limits
 from slipstream.v1.verifier_pb2 import FINISH_REASON_CANCELLED
 from tests.simulation.clock import NumberedTask
 from tests.simulation.parties import DrafterParty, GatewayParty, VerifierParty
@@ -146,8 +146,8 @@ def unrest(world: World) -> str:
     drafters: list[DrafterParty] = world.of(world.proposers)
     left: list[str] = []
     for gateway in gateways:
-        left += [f"{gateway.party.name} knows session {name}" for name in gateway.sessions._known]
-        unwritten = gateway.scribe is not None and gateway.scribe._marked
+        left += [f"{gateway.party.name} knows session {name}" for name in gateway.sessions.registry._known]
+        unwritten = gateway.store.write_behind is not None and gateway.store.write_behind._marked
         left += [f"{gateway.party.name} has something to write"] * bool(unwritten)
     for verifier in verifiers:
         name, engine = verifier.party.name, verifier.engine

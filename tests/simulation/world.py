@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from slipstream import asking
 from tests.simulation import parties
 from tests.simulation.client import ERRANDS, Client
 from tests.simulation.clock import Party, PartyLoop
@@ -219,7 +218,7 @@ def run(seed: int, storm: Callable[[World], Coroutine[Any, Any, None]], size: Si
         async def main() -> None:
             world = World(loop, seed, size or Size(), errors)
             try:
-                with mock.patch.object(asking, "Completion", world.watched):
+                with mock.patch.object(client, "Completion", world.watched):
                     await world.run(storm)
             except Violation as violation:
                 report.failure = str(violation)

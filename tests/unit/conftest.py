@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import transformers
 
-from slipstream.engine.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.sequence import Sequence
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.torch_engine import PackedEngine
 from tests.checkpoints import save_checkpoint
 from tests.packed import Pair, Session, fragment, prompt
 

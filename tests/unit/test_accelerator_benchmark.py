@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from benchmarks.accelerator import Setting, Ways, steps, texts
 from benchmarks.processes import MODELS
-from slipstream.engine.buckets import Buckets
-from slipstream.engine.checkpoint import load_checkpoint
-from slipstream.engine.graphs import Acceleration
-from slipstream.engine.packed import PackedEngine
+from slipstream.engine.cuda_graphs.buckets import Buckets
+from slipstream.engine.cuda_graphs.graphs import Acceleration
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.torch_engine import PackedEngine
 from tests.tape import TapeRecorder, listed_attention
 
 SMALL = Setting(sessions=(1, 2), nodes=(0, 3), context=20, steps=1, chain=2, tokens=4, copied=1 << 16)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.proposal import Proposal
-from slipstream.selection import Selection
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.selection import Selection
 from tests.enumeration import (
     Outcomes,
     Path,
@@ -30,7 +30,7 @@ from tests.enumeration import (
 )
 from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.rejection import rejection
-from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
 
 VOCABULARY = 3
 

@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.coupling import choose
-from slipstream.engine.history import History
-from slipstream.engine.logits import Row, process
-from slipstream.proposal import Proposal
-from slipstream.sampling import Sampling
-from slipstream.selection import Selection
+from slipstream.engine.sampler.coupled_sampling import choose
+from slipstream.engine.sampler.logits_processor import Row, process
+from slipstream.engine.sampler.token_history import History
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance.judge import Case, judge
-from verifier_svc.acceptance.verdict import Verdict
+from verifier_svc.acceptance.result import Verdict
 
 VOCABULARY = 5
 PREFIX = [1, 4, 4]

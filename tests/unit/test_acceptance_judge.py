@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.history import History
-from slipstream.engine.logits import Row, process
-from slipstream.proposal import Proposal
-from slipstream.sampling import Sampling
-from slipstream.selection import Selection
+from slipstream.engine.sampler.logits_processor import Row, process
+from slipstream.engine.sampler.token_history import History
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance import judge as subject
 from verifier_svc.acceptance.judge import Case, judge
 from verifier_svc.acceptance.rejection import KeyedChance, rejection
-from verifier_svc.acceptance.verdict import Broken, Verdict
+from verifier_svc.acceptance.result import Broken, Verdict
 
 VOCABULARY = 8
 

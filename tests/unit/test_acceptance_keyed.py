@@ -11,16 +11,16 @@ import pytest
 import torch
 from scipy import stats
 
-from slipstream import noise
-from slipstream.noise import Purpose
-from slipstream.proposal import Proposal
-from slipstream.sampling import Sampling
+from slipstream.speculation import noise
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.noise import Purpose
+from slipstream.speculation.sampling_params import Sampling
 from tests.enumeration import AnyRule, Path, chain, continuations, draft_of, run, target_of, tree
 from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.judge import Case, judge
 from verifier_svc.acceptance.recursive import recursive
 from verifier_svc.acceptance.rejection import KeyedChance, rejection
-from verifier_svc.acceptance.verdict import FloatArray, Verdict
+from verifier_svc.acceptance.result import FloatArray, Verdict
 
 VOCABULARY = 3
 TOKENS, RUNS = 3, 4_000

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.coupling import choose
-from slipstream.engine.history import History
-from slipstream.engine.logits import Row, process
+from slipstream.engine.sampler.coupled_sampling import choose
+from slipstream.engine.sampler.logits_processor import Row, process
+from slipstream.engine.sampler.token_history import History
 from slipstream.errors import FailedPrecondition
-from slipstream.grammar import Mask
-from slipstream.proposal import Proposal
-from slipstream.sampling import Sampling
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.tokenizer.grammar import Mask
 from tests.enumeration import Draft, Path, Target, bias, draft_of, error, target_of
 from tests.rounds import PROMPT, Round, World, law
 from tests.unit.test_acceptance_coupled import PATHS, PREFIX, SAMPLINGS, VOCABULARY, model, rows_of, tokens_of, tree_of
@@ -24,8 +24,8 @@ from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.judge import Case, judge
 from verifier_svc.acceptance.recursive import recursive
 from verifier_svc.acceptance.rejection import KeyedChance, rejection
-from verifier_svc.acceptance.verdict import Broken, Verdict
-from verifier_svc.constraint import Constraint
+from verifier_svc.acceptance.result import Broken, Verdict
+from verifier_svc.grammar_constraint import Constraint
 from verifier_svc.session import Session
 
 RATIO = {"rejection": rejection, "block": block, "recursive": recursive}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.noise import Purpose
-from slipstream.proposal import Proposal
-from slipstream.selection import Selection
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.noise import Purpose
+from slipstream.speculation.selection import Selection
 from tests.enumeration import (
     AnyRule,
     Draft,
@@ -32,7 +32,7 @@ from tests.enumeration import (
 )
 from verifier_svc.acceptance.recursive import recursive
 from verifier_svc.acceptance.rejection import KeyedChance, probability, rejection, residual
-from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
 
 VOCABULARY = 3
 Family = dict[int, Proposal | None]  # the children of a node in the order drawn, each with what is sent along

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from slipstream.proposal import Proposal
-from slipstream.selection import Selection
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.selection import Selection
 from tests.enumeration import bias, chain, dense, draft_of, outcomes, run, target_of
 from verifier_svc.acceptance.rejection import KeyedChance, rejection, residual
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_svc import telling
+from drafter_svc import send_policy
 from drafter_svc.proposers import Guess
 from drafter_svc.session import Session as Drafting
 from drafter_svc.tree import Node
-from slipstream import noise
-from slipstream.candidates import CandidateTree
-from slipstream.noise import Purpose
+from slipstream.speculation import noise
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.noise import Purpose
 from tests.enumeration import draft_of, error, target_of
 from tests.rounds import SEED, Keying, Round, World, by_node, law
 
@@ -123,12 +123,12 @@ def test_siblings_must_not_be_dropped_for_what_they_are() -> None:
     rounds = Round(passes=1, budget=2), Round(passes=0)
     fits = world("recursive", *rounds, tokens=2, max_nodes=1)
     assert bias(fits) < 1e-12
-    in_order = telling._join_drawn
+    in_order = send_policy._join_drawn
 
     def likeliest_first(session: Drafting, guesses: list[Guess]) -> None:
         in_order(session, sorted(guesses, key=lambda guess: -guess.log_prob))
 
-    with mock.patch.object(telling, "_join_drawn", likeliest_first):
+    with mock.patch.object(send_policy, "_join_drawn", likeliest_first):
         assert bias(fits) > 1e-3
 
 

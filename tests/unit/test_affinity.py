@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.affinity import STRIDE, Affinity, beginnings
-from gateway.routing import BUSIER, SPARE, Router
+from gateway.routing.prefix_affinity import STRIDE, Affinity, beginnings
+from gateway.routing.router import BUSIER, SPARE, Router
 from slipstream.v1 import types_pb2
 
 TURN = list(range(3 * STRIDE + 5))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.broadcast import MAGIC, Kind, Step, decode_step, encode, encode_step, kind_of
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.segment import Segment
+from slipstream.engine.tensor_parallel.broadcast import MAGIC, Kind, Step, decode_step, encode, encode_step, kind_of
 from slipstream.errors import Internal
 
 BLOCKS, SIZE = 40, 4

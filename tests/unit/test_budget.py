@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifier_svc.budget import Allotment, Offer
-from verifier_svc.budget import allot as allot_over
+from verifier_svc.scheduling.budget import Allotment, Offer
+from verifier_svc.scheduling.budget import allot as allot_over
 
 # Sixty-fourths and whole seconds: sums and products of them are exact, so that ties are ties.
 descending = st.lists(st.integers(0, 64), max_size=4).map(lambda parts: [p / 64 for p in sorted(parts, reverse=True)])

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.selection import ROOT, Selection
-from verifier_svc.calibration import HALF_LIFE_S, MOST_TABLES, Calibration
+from slipstream.speculation.selection import ROOT, Selection
+from verifier_svc.estimators.calibration import HALF_LIFE_S, MOST_TABLES, Calibration
 
 LEVELS = [0.0, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0]
 

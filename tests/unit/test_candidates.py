@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from slipstream.candidates import CandidateTree
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
-from slipstream.frame import Frame, Limits, check
-from slipstream.proposal import Proposal
-from slipstream.selection import Selection
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.frame import Frame, Limits, check
+from slipstream.speculation.selection import Selection
 
 Path = tuple[int, ...]
 PROMPT = (9, 8, 7)

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipstream.candidates import CandidateTree
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.frame import Frame, Limits, check
-from slipstream.selection import ROOT, Selection
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.frame import Frame, Limits, check
+from slipstream.speculation.selection import ROOT, Selection
 
 Path = tuple[int, ...]
 PROMPT = (9, 8, 7)

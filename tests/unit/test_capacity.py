@@ -23,7 +23,7 @@ from capacity.scenario import Lengths, Traffic
 from capacity.stationary import Cells, Rates
 from capacity.step import Verifying
 from drafter_svc import scheduler, session
-from slipstream.engine.emulation import LinearCost
+from slipstream.engine.emulated.model import LinearCost
 
 PASS_S = 0.020
 COST = LinearCost(PASS_S, 0.0002, 0.00005, 32)

@@ -24,7 +24,7 @@ from capacity.scenario import Lengths, Region, Scenario, parse, read
 from capacity.sizing import OVERLOAD, fleet, most_rate
 from capacity.sizing import plan as plan_mode
 from capacity.stationary import Cells
-from slipstream.engine.emulation import LinearCost
+from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import InvalidArgument
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.comparison import Line, Prices, compare, cost, measured, number, reached, shadows, uneven
-from slipstream.estimates import Interval
+from slipstream.experiments.comparison import Line, Prices, compare, cost, measured, number, reached, shadows, uneven
+from slipstream.experiments.estimates import Interval
 from slipstream.v1 import gateway_pb2
 
 PRICES = Prices(verifier=3.6, drafter=0.36)

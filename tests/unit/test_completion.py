@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from slipstream.asking import Patience, resume
-from slipstream.client import channel
-from slipstream.completion import Completion
+from slipstream.client.client import Patience, resume
+from slipstream.client.completion import Completion
 from slipstream.errors import Unavailable
+from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 STARTED = gateway_pb2.GenerateResponse(started=gateway_pb2.Started(session_id="s"))

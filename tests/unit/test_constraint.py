@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.candidates import CandidateTree
 from slipstream.errors import FailedPrecondition
-from slipstream.frame import Frame
-from slipstream.grammar import Cursor
-from slipstream.structure import Structure
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.frame import Frame
+from slipstream.tokenizer.grammar import Cursor
+from slipstream.tokenizer.structured_output import Structure
 from tests.grammars import END, LANGUAGES, allowed, compiled, place, tokenizer
-from verifier_svc.constraint import MOST_FAILURES, Constraint
+from verifier_svc.grammar_constraint import MOST_FAILURES, Constraint
 
 Path = tuple[int, ...]
 PROMPT = [9, 8, 7]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine import cores
-from slipstream.engine.cores import available_cores, cpu_quota, threads_for
+from slipstream.engine import cpu_cores
+from slipstream.engine.cpu_cores import available_cores, cpu_quota, threads_for
 from slipstream.errors import InvalidArgument
 
 
@@ -56,7 +56,7 @@ def test_without_control_groups_there_is_no_bound(tmp_path: Path) -> None:
 def test_affinity_and_quota_both_count(
     quota: float | None, affinity: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(cpu_cores, "cpu_quota", lambda: quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)))
     assert available_cores() == threads_for(0) == threads_for(expected) == expected
     assert threads_for(1) == 1

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from slipstream.engine import coupling, noise
-from slipstream.engine.coupling import choose, rank
-from slipstream.noise import Purpose
+from slipstream.engine.sampler import coupled_sampling, noise
+from slipstream.engine.sampler.coupled_sampling import choose, rank
+from slipstream.speculation.noise import Purpose
 
 
 def naive(logits: torch.Tensor, greedy: Sequence[bool], seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
@@ -54,7 +54,7 @@ def test_choose_equals_the_naive_computation(
     greedy = [(seed >> row) % 3 == 0 for row in range(shape[0])]
     seeds, positions = [seed + row for row in range(shape[0])], [row * 7 for row in range(shape[0])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coupling, "_BLOCK", block)
+        patch.setattr(coupled_sampling, "_BLOCK", block)
         tokens, broken = choose(logits, greedy, seeds, positions)
     assert tokens.tolist() == naive(logits, greedy, seeds, positions)
     assert not broken.any()
@@ -142,7 +142,7 @@ def test_rank_looks_for_the_likeliest_in_the_way_that_is_fast_for_what_a_cut_lef
     left: int, by_numpy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     select = mock.Mock(wraps=np.argpartition)
-    monkeypatch.setattr(coupling.np, "argpartition", select)
+    monkeypatch.setattr(coupled.np, "argpartition", select)
     logits = random_logits(7, 6, 5000, 2.0, 0.0, ties=False)
     best = logits.topk(left)
     logits.masked_fill_(logits < best.values[:, -1:], -math.inf)

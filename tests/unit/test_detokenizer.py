@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gateway.detokenizer import Decoding
+from gateway.text.detokenizer import Decoding
 
 WORDS = ("▁", "▁a", "b", "▁▁", "é", "▁日", "�", "<eos>", "", " x", "##c", "do", "'", "n't", ".")
 

@@ -13,20 +13,20 @@ from benchmarks.processes import MODELS
 from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers.opening import open_proposer
 from slipstream.config import from_env
-from slipstream.engine import coupling, proposal
-from slipstream.engine.buckets import Buckets
-from slipstream.engine.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.cuda_graphs.buckets import Buckets
+from slipstream.engine.cuda_graphs.graphs import Acceleration
 from slipstream.engine.devices import find_device
-from slipstream.engine.graphs import Acceleration
-from slipstream.engine.history import History
-from slipstream.engine.layers import probe_layers
-from slipstream.engine.opening import open_engine
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.spread import Spread
+from slipstream.engine.factory import open_engine
+from slipstream.engine.models.attention_layers import probe_layers
+from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.sampler import coupled_sampling, draft_distribution
+from slipstream.engine.sampler.token_history import History
+from slipstream.engine.tensor_parallel.spread import Spread
+from slipstream.engine.torch_engine import PackedEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.proposal import Proposal
-from slipstream.sampling import Sampling
-from slipstream.selection import Selection
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import Selection
 from tests.checkpoints import save_checkpoint
 from tests.elsewhere import ELSEWHERE, Elsewhere
 from tests.packed import TREE, Session, fragment, prompt
@@ -164,10 +164,10 @@ def test_guessing_elsewhere_guesses_the_same() -> None:
     greedy, seeds, places = [True, False, False, True], [1, 2, 3, 4], [5, 6, 7, 8]
 
     def guesses(logits: torch.Tensor) -> list[list[list[int]]]:
-        tokens, _ = coupling.rank(logits, greedy, seeds, places, 3, 1.5)
-        ids, weights = proposal.quantise(logits, 16)
+        tokens, _ = coupled_sampling.rank(logits, greedy, seeds, places, 3, 1.5)
+        ids, weights = draft_distribution.quantise(logits, 16)
         weights[greedy, 1:] = 0  # as a drafter does for greedy sessions under a ratio rule
-        drawn = proposal.draw(ids, weights, seeds, places, 3)
+        drawn = draft_distribution.draw(ids, weights, seeds, places, 3)
         return [tensor.tolist() for tensor in (tokens, ids, weights, drawn)]
 
     expected = guesses(logits)

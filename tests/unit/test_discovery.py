@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from gateway.discovery import Discovery, by_name, resolve
+from gateway.routing.discovery import Discovery, by_name, resolve
 from slipstream.errors import InvalidArgument
 
 PERIOD_S = 0.001

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from drafter_svc.send_policy import tell
 from drafter_svc.session import DEEPEST, PREPARED, UNTOLD_SHARE, Policy, Session
-from drafter_svc.telling import tell
 from drafter_svc.tree import ROOT, UNTOLD, Node
-from slipstream.candidates import CandidateTree
 from slipstream.errors import OutOfRange
-from slipstream.frame import Frame
-from slipstream.sampling import Sampling
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.frame import Frame
+from slipstream.speculation.sampling_params import Sampling
 
 PROMPT = [3, 1, 2]
 TOKENS = st.integers(0, 2)

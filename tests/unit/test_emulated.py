@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulation import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import Engine
-from slipstream.engine.opening import open_engine
-from slipstream.engine.step import Segment
+from slipstream.engine.factory import open_engine
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument, OutOfRange, ResourceExhausted
 from tests.greedy import greedy
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 import transformers
 
-from slipstream.engine.checkpoint import load_checkpoint
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import PackedEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
-from slipstream.vocabulary import fingerprint, load_tokenizer
+from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import VOCABULARY, save_checkpoint
 
 

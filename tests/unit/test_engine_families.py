@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine import plan as plan_module
-from slipstream.engine.kv import KVStore
+from slipstream.engine.attention.packed import plan as plan_module
+from slipstream.engine.kvcache.store import KVStore
 from tests.checkpoints import FAMILIES, WINDOW
 from tests.packed import (
     TOLERANCE,

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.model_thread import ModelThread
 
 
 async def test_functions_run_in_order_on_one_thread_of_their_own() -> None:

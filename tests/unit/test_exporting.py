@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from slipstream.errors import InvalidArgument
 from slipstream.telemetry import spans
-from slipstream.telemetry.exporting import tracing_from_env
-from slipstream.telemetry.reading import from_folder
+from slipstream.telemetry.span_exporters import tracing_from_env
+from slipstream.telemetry.trace_reader import from_folder
 from slipstream.telemetry.tracing import CLOSE_S, Span, Trace, Tracing
 
 
@@ -106,7 +106,7 @@ class Refusing(SpanExporter):
 
 
 async def test_spans_that_nobody_took_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.telemetry.exporting._exporters", lambda *_: [Refusing()])
+    monkeypatch.setattr("slipstream.telemetry.span_exporters._exporters", lambda *_: [Refusing()])
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "3")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "3")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
@@ -145,7 +145,7 @@ def test_the_end_waits_no_longer_than_it_may() -> None:
 
 DEAD = """
 import asyncio, time
-from slipstream.telemetry.exporting import tracing_from_env
+from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.tracing import Span
 
 async def main():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine.folder import replacing
+from training.folder import replacing
 
 
 def write(folder: Path, text: str) -> None:

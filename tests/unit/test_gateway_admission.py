@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Encoder
 from tokenizers import models, processors
 
-from gateway.admission import Admission
 from gateway.config import GatewayConfig
-from gateway.plan import Plan
-from gateway.routing import Router
-from gateway.tokenizer import Tokenizer
+from gateway.requests.resolved_request import Plan
+from gateway.requests.validation import Admission
+from gateway.routing.router import Router
+from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2, types_pb2
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.breaker import BURST_S, LIMIT, PROBE_S, Breaker, State, Tolerance, weight
+from gateway.routing.breaker import BURST_S, LIMIT, PROBE_S, Breaker, State, Tolerance, weight
 from slipstream.v1 import types_pb2
 
 TOLERANCE = Tolerance(window_s=30.0, cool_down_s=1.0, longest_cool_down_s=8.0)

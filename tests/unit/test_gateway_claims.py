@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.claims import Claims
-from gateway.scribe import Scribe
+from gateway.sessions.ownership import Claims
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
+from gateway.store.write_behind import Scribe
 from slipstream.errors import Aborted, OutOfRange
 
 RECORD = Record(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))

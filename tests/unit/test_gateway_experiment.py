@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
-from gateway.rules import Rule
-from gateway.trial import DEPTHS, KEPT, Trial
-from slipstream.client import MAX_MESSAGE_BYTES
+from gateway.experiments.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
+from gateway.experiments.trial import DEPTHS, KEPT, Trial
+from gateway.requests.rules import Rule
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.samples import merge
+from slipstream.experiments.samples import merge
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 KNOWN = ("model", "ngram", "suffix", "new")
@@ -158,7 +158,7 @@ def measured(names: list[str]) -> gateway_pb2.GetExperimentResponse:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.trial.KEPT", 5)
+    monkeypatch.setattr("gateway.experiments.trial.KEPT", 5)
 
 
 @pytest.mark.usefixtures("few")

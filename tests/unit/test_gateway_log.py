@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.log import SessionLog
-from gateway.scribe import Scribe
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
+from gateway.store.session_log import SessionLog
+from gateway.store.write_behind import Scribe
 from slipstream.errors import Aborted, Unavailable
 
 RECORD = Record(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.log import SessionLog
-from gateway.scribe import Scribe
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
+from gateway.store.session_log import SessionLog
+from gateway.store.write_behind import Scribe
 from slipstream.errors import Aborted
 
 RECORD = Record(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
@@ -223,7 +223,7 @@ async def test_a_log_that_is_lost_again_while_it_is_put_back_is_put_back_again(
             memory.entries.clear()
 
     monkeypatch.setattr(store, "restore", lose_at_once)
-    monkeypatch.setattr("gateway.log.RETRY_S", 0.001)
+    monkeypatch.setattr("gateway.store.session_log.RETRY_S", 0.001)
     memory.entries.clear()
     await log.append([4])
     assert (await store.read("s")).tokens == (1, 2, 3, 4)

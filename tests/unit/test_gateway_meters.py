@@ -13,15 +13,15 @@ from unittest.mock import MagicMock
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.log import SessionLog
-from gateway.meters import MOST_WORKLOADS, Meters, Objectives, outcome_of
-from gateway.readings import Parts, _shares, _workers
-from gateway.rounds import Ledger
-from gateway.scribe import Scribe
+from gateway.routing.configured_workers import Workers
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import Memory, MemoryStore
 from gateway.store.record import Record
-from gateway.workers import Workers
+from gateway.store.session_log import SessionLog
+from gateway.store.write_behind import Scribe
+from gateway.telemetry.metrics_source import Parts, _shares, _workers
+from gateway.telemetry.request_metrics import MOST_WORKLOADS, Meters, Objectives, outcome_of
+from gateway.telemetry.request_stats import Ledger
 from slipstream.errors import (
     Aborted,
     Internal,
@@ -31,7 +31,7 @@ from slipstream.errors import (
     SlipstreamError,
     Unavailable,
 )
-from slipstream.outbox import Traffic
+from slipstream.rpc.send_queue import Traffic
 from slipstream.telemetry.labels import OTHER
 from slipstream.v1 import verifier_pb2
 

@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gateway.drafters import Drafter
-from gateway.routing import Drafting, Router
+from gateway.routing.drafters import Drafter
+from gateway.routing.router import Drafting, Router
 from slipstream.errors import FailedPrecondition, InvalidArgument, PermissionDenied, SlipstreamError
 from slipstream.v1 import types_pb2, worker_pb2
 

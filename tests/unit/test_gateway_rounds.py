@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.rounds import Ledger
+from gateway.telemetry.request_stats import Ledger
 from slipstream.v1 import verifier_pb2
 
 

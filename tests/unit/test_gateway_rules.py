@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rules import COMPARISONS, LENGTHS, NO_RULE, Bound, Case, Rule, choose, parse
+from gateway.requests.rules import COMPARISONS, LENGTHS, NO_RULE, Bound, Case, Rule, choose, parse
 from slipstream.errors import InvalidArgument
 
 KNOWN = ("model", "ngram", "suffix", "far-away.2")

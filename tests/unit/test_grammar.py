@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from slipstream import wire
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
-from slipstream.grammar import Cursor, Grammar, Grammars
-from slipstream.structure import MAX_BYTES, Structure
+from slipstream.rpc import proto_conversion
+from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars
+from slipstream.tokenizer.structured_output import MAX_BYTES, Structure
+from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import types_pb2
-from slipstream.vocabulary import fingerprint
 from tests.grammars import END, LANGUAGES, allowed, compiled, grammars, place, spelled, tokenizer
 
 NAMES = st.sampled_from(sorted(LANGUAGES))
@@ -215,13 +215,16 @@ STRUCTURES = [Structure("json_object"), *(language.structure for language in LAN
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda each: each.format)
 def test_a_structure_survives_the_wire(structure: Structure) -> None:
-    message = wire.structure_to_wire(structure)
+    message = proto_conversion.structure_to_wire(structure)
     assert message is not None
-    assert wire.structure_from_wire(types_pb2.StructuredOutput.FromString(message.SerializeToString())) == structure
+    assert (
+        proto_conversion.structure_from_wire(types_pb2.StructuredOutput.FromString(message.SerializeToString()))
+        == structure
+    )
 
 
 def test_nothing_and_a_false_wish_on_the_wire() -> None:
-    assert wire.structure_to_wire(None) is None
-    assert wire.structure_from_wire(types_pb2.StructuredOutput()) is None
+    assert proto_conversion.structure_to_wire(None) is None
+    assert proto_conversion.structure_from_wire(types_pb2.StructuredOutput()) is None
     with pytest.raises(InvalidArgument, match="json_object"):
-        wire.structure_from_wire(types_pb2.StructuredOutput(json_object=False))
+        proto_conversion.structure_from_wire(types_pb2.StructuredOutput(json_object=False))

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.buckets import Buckets
-from slipstream.engine.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.flex import Call, unfit, width
-from slipstream.engine.forward import Step
-from slipstream.engine.graphs import Acceleration, accelerate
-from slipstream.engine.layers import Layer
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.paged import PagedPlan
+from slipstream.engine.cuda_graphs.buckets import Buckets
+from slipstream.engine.cuda_graphs.flex import Call, unfit, width
+from slipstream.engine.cuda_graphs.graphs import Acceleration, accelerate
+from slipstream.engine.cuda_graphs.paged import PagedPlan
+from slipstream.engine.models.attention_layers import Layer
+from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.models.forward import Step
+from slipstream.engine.torch_engine import PackedEngine
 from tests.checkpoints import save_checkpoint
 from tests.packed import TOLERANCE, TREE, Session, check_mixed_steps, fragmented, prefill, prompt, worst
 from tests.tape import TapeRecorder, listed_attention

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from slipstream.engine.group import GroupLost, Place
-from slipstream.engine.heartbeat import leading
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.model_thread import ModelThread
+from slipstream.engine.tensor_parallel.group import GroupLost, Place
+from slipstream.engine.tensor_parallel.heartbeat import leading
 from slipstream.errors import InvalidArgument
 
 TOLD = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from slipstream.health import healthy
-from slipstream.server import Server
+from slipstream.rpc.server import Server
 
 
 @pytest.mark.parametrize("ready", [True, False])

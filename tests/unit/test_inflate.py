@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from slipstream.cli.inflate import parse_count
-from slipstream.engine.inflate import inflate
-from slipstream.engine.proportions import Proportions, Request, choose_proportions, layer_origins
-from slipstream.engine.shards import ShardWriter, StoredWeights
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
+from training.inflate.inflate import inflate
+from training.inflate.proportions import Proportions, Request, choose_proportions, layer_origins
+from training.inflate.shards import ShardWriter, StoredWeights
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,

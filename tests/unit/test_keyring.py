@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.keyring import Keyring
-from slipstream.credentials import digest
+from gateway.auth.api_keys import Keyring
+from slipstream.client.api_key import digest
 from slipstream.errors import InvalidArgument, Unauthenticated
 
 METHOD = "/slipstream.v1.GatewayService/GetSession"
@@ -37,7 +37,7 @@ def opens(keyring: Keyring, key: str) -> bool:
 def test_a_broken_file_is_told_of_once_and_once_when_it_is_well_again(
     tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO, "gateway.keyring")
+    caplog.set_level(logging.INFO, "gateway.auth.api_keys")
     file, fresh, kept = tmp_path / "keys.toml", tmp_path / "fresh.toml", tmp_path / "kept.toml"
     file.write_text(line("alice"))
     keyring = Keyring(str(file))
@@ -67,7 +67,7 @@ def test_a_broken_file_is_told_of_once_and_once_when_it_is_well_again(
 
 
 def test_a_file_that_was_away_comes_back_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "gateway.keyring")
+    caplog.set_level(logging.INFO, "gateway.auth.api_keys")
     file, away = tmp_path / "keys.toml", tmp_path / "away.toml"
     file.write_text(line("alice"))
     keyring = Keyring(str(file))

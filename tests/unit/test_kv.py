@@ -8,12 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.bookkeeping import Bookkeeping
-from slipstream.engine.kv import KVStore
-from slipstream.engine.layers import Layer
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.kvcache.manager import Bookkeeping
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.kvcache.store import KVStore
+from slipstream.engine.models.attention_layers import Layer
+from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, OutOfRange, ResourceExhausted
 
 BLOCKS, SIZE = 12, 4

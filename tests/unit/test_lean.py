@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine import decoder, opening
-from slipstream.engine.checkpoint import load_checkpoint
-from slipstream.engine.decoder import Decoder
-from slipstream.engine.forward import LibraryForward
-from slipstream.engine.lean import fits
-from slipstream.engine.linear import Linear
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.rotary import Rotary, Rotation
-from slipstream.engine.step import Segment
-from slipstream.engine.verification import FAR, Rehearsal, same
+from slipstream.engine import factory
+from slipstream.engine.models import lean_decoder
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.equivalence import FAR, Rehearsal, same
+from slipstream.engine.models.forward import LibraryForward
+from slipstream.engine.models.lean_decoder import Decoder
+from slipstream.engine.models.lean_selection import fits
+from slipstream.engine.models.linear import Linear
+from slipstream.engine.models.rotary import Rotary, Rotation
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import PackedEngine
 from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -165,8 +166,8 @@ def _far_ones_wrong(self: Rotary, positions: torch.Tensor) -> Rotation:
 
 
 _ROTARY = Rotary.__call__
-_ATTENTION = decoder.Attention.__init__
-_NORM = decoder.Norm.__init__
+_ATTENTION = lean_decoder.Attention.__init__
+_NORM = lean_decoder.Norm.__init__
 
 
 def _without_window(self: Any, module: Any, window: int | None) -> None:
@@ -200,10 +201,10 @@ _LINEAR = Linear.__call__
 MUTANTS: dict[str, tuple[str, Any, str, Any]] = {
     "turned back": ("llama", Rotation, "__call__", _turned_back),
     "far positions": ("llama", Rotary, "__call__", _far_ones_wrong),
-    "no window": ("mistral", decoder.Attention, "__init__", _without_window),
-    "scale": ("llama", decoder.Attention, "__init__", _wrong_scale),
-    "no head norms": ("qwen3", decoder.Attention, "__init__", _without_head_norms),
-    "norm without weight": ("llama", decoder.Norm, "__init__", _plain_norm),
+    "no window": ("mistral", lean_decoder.Attention, "__init__", _without_window),
+    "scale": ("llama", lean_decoder.Attention, "__init__", _wrong_scale),
+    "no head norms": ("qwen3", lean_decoder.Attention, "__init__", _without_head_norms),
+    "norm without weight": ("llama", lean_decoder.Norm, "__init__", _plain_norm),
     "no bias": ("qwen2", Linear, "__call__", _without_bias),
 }
 
@@ -270,7 +271,7 @@ def test_tables_grow_and_stay_what_they_were(folder: Any) -> None:
 def test_the_switch_reaches_the_engine(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from drafter_svc.config import DrafterConfig
     from drafter_svc.proposers.opening import open_proposer
-    from slipstream.engine import checkpoint as loading
+    from slipstream.engine.models import checkpoint as loading
     from verifier_svc.config import VerifierConfig
     from verifier_svc.verifier import open_target
 
@@ -285,5 +286,5 @@ def test_the_switch_reaches_the_engine(folder: Any, monkeypatch: pytest.MonkeyPa
     for lean in (True, False):
         open_target(VerifierConfig(folder("llama"), kv_tokens=64, lean=lean))
         open_proposer(DrafterConfig(folder("llama"), kv_tokens=64, lean=lean))
-        opening.open_engine(folder("llama"), kv_tokens=64, lean=lean)
+        factory.open_engine(folder("llama"), kv_tokens=64, lean=lean)
     assert [type(found.forward) for found in seen] == [Decoder] * 3 + [LibraryForward] * 3

@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream import links
-from slipstream.client import channel
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.links import Link
-from slipstream.outbox import CAPACITY, FRAME_BYTES, Outbox, Traffic, frames
-from slipstream.server import Server
+from slipstream.rpc import multiplexed_stream
+from slipstream.rpc.channel import channel
+from slipstream.rpc.multiplexed_stream import Link
+from slipstream.rpc.send_queue import CAPACITY, FRAME_BYTES, Outbox, Traffic, frames
+from slipstream.rpc.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 from tests.loopback import ANY
 
@@ -326,7 +326,7 @@ async def test_the_backoff_grows_while_streams_do_not_last(monkeypatch: pytest.M
         call.incoming.put_nowait(grpc.aio.EOF)
     left = iter(calls)
     link: Link[Command, drafter_pb2.DraftRequest, Any] = Link(lambda: next(left), pack, Recorder(), max_backoff_s=2.0)
-    monkeypatch.setattr(links.asyncio, "sleep", sleep)
+    monkeypatch.setattr(multiplexed_stream.asyncio, "sleep", sleep)
     running = asyncio.create_task(link.run())
     while len(pauses) < 7:
         await real(0)
@@ -364,7 +364,7 @@ class Echo(drafter_pb2_grpc.DrafterServiceServicer):
 
         ended: BaseException | None = None
         try:
-            await links.serve(
+            await multiplexed_stream.serve(
                 requests, context, outbox, receive, lambda items: drafter_pb2.DraftResponse(candidates=items)
             )
         except BaseException as error:

@@ -15,10 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.history import History
-from slipstream.engine.logits import Row, process
+from slipstream.engine.sampler.logits_processor import Row, process
+from slipstream.engine.sampler.token_history import History
 from slipstream.errors import OutOfRange
-from slipstream.sampling import Sampling
+from slipstream.speculation.sampling_params import Sampling
 
 VOCABULARY = 40
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream import wire
-from slipstream.engine.logprobs import logprobs
-from slipstream.logprobs import TokenLogprobs
+from slipstream.engine.sampler.logprobs import logprobs
+from slipstream.rpc import proto_conversion
+from slipstream.speculation.logprobs import TokenLogprobs
 
 VOCABULARY = 12
 CELLS = st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, float("-inf")])
@@ -46,5 +46,5 @@ def test_rows_are_read_in_float32() -> None:
 
 
 def test_on_the_wire_they_stay_what_they_are() -> None:
-    message = wire.logprobs_to_wire(TokenLogprobs(-0.5, ((3, -0.5), (1, -1.25))))
+    message = proto_conversion.logprobs_to_wire(TokenLogprobs(-0.5, ((3, -0.5), (1, -1.25))))
     assert (message.logprob, list(message.top_token_ids), list(message.top_logprobs)) == (-0.5, [3, 1], [-0.5, -1.25])

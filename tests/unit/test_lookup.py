@@ -14,8 +14,8 @@ from drafter_svc.proposers.opening import open_proposer
 from drafter_svc.scheduler import Scheduler, Subscriber
 from drafter_svc.session import Policy, Session
 from drafter_svc.tree import Node
-from slipstream.engine.thread import ModelThread
-from slipstream.sampling import Sampling
+from slipstream.engine.model_thread import ModelThread
+from slipstream.speculation.sampling_params import Sampling
 
 BOUNDS = Growth(4, 0.05)
 LOOP = [5, 6, 7, 8, 9] * 3

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.emulated import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulation import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
+from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import Engine
-from slipstream.engine.step import Segment
-from verifier_svc.curve import CostCurve
-from verifier_svc.measurement import measure
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.segment import Segment
+from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.estimators.cost_measurement import measure
 
 
 def truth(tokens: int, sessions: int) -> float:

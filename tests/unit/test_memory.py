@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.candidates import CandidateTree
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.bookkeeping import Bookkeeping
-from slipstream.engine.history import History
-from slipstream.engine.step import Segment
-from slipstream.sampling import Sampling
-from slipstream.selection import Selection
-from verifier_svc.memory import Memory
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.kvcache.manager import Bookkeeping
+from slipstream.engine.sampler.token_history import History
+from slipstream.engine.segment import Segment
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import Selection
+from verifier_svc.execution.embedded import Turn
+from verifier_svc.scheduling.kv_admission import Memory
 from verifier_svc.session import Session
-from verifier_svc.step import Turn
 
 BLOCKS, SIZE = 8, 4
 LONGEST = BLOCKS * SIZE

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from slipstream import noise
-from slipstream.engine import noise as torch_noise
-from slipstream.noise import Purpose
+from slipstream.engine.sampler import noise as torch_noise
+from slipstream.speculation import noise
+from slipstream.speculation.noise import Purpose
 
 SEEDS = st.integers(0, 2**64 - 1)
 POSITIONS = st.integers(0, 2**32)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifier_svc.average import WEIGHT, Average
-from verifier_svc.pace import EDGES, Delays
+from verifier_svc.wait_policy.arrival_times import EDGES, Delays
+from verifier_svc.wait_policy.average import WEIGHT, Average
 
 TIMES = st.floats(0.0, 2.0)
 

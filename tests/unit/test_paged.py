@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as flex_module
 
-from slipstream.engine import packed as packed_module
-from slipstream.engine.buckets import Bucket, Buckets
-from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.flex import FlexKernel, Kernel
-from slipstream.engine.graphs import Acceleration
-from slipstream.engine.inputs import Inputs, Pool, walk
-from slipstream.engine.masks import inside_mask
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.paged import PagedPlan
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine import torch_engine as packed_module
+from slipstream.engine.attention.masks import inside_mask
+from slipstream.engine.cuda_graphs.buckets import Bucket, Buckets
+from slipstream.engine.cuda_graphs.flex import FlexKernel, Kernel
+from slipstream.engine.cuda_graphs.graphs import Acceleration
+from slipstream.engine.cuda_graphs.inputs import Inputs, Pool, walk
+from slipstream.engine.cuda_graphs.paged import PagedPlan
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.models.checkpoint import Checkpoint
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import PackedEngine
 from tests.checkpoints import FAMILIES, WINDOW
 from tests.packed import (
     TOLERANCE,

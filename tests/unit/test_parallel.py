@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.engine.broadcast import Kind, kind_of
-from slipstream.engine.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.group import GroupLost
-from slipstream.engine.parallel import FollowingEngine, LeadingEngine
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.segment import Segment
+from slipstream.engine.tensor_parallel.broadcast import Kind, kind_of
+from slipstream.engine.tensor_parallel.group import GroupLost
+from slipstream.engine.tensor_parallel.parallel import FollowingEngine, LeadingEngine
 from slipstream.errors import Internal, InvalidArgument, OutOfRange
 from tests.checkpoints import VOCABULARY, save_checkpoint
 

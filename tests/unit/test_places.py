@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.errors import InvalidArgument, PermissionDenied
 from verifier_svc.config import VerifierConfig
-from verifier_svc.places import Places
+from verifier_svc.sources.address_allowlist import Places
 
 
 @pytest.mark.parametrize(

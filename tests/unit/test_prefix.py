@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.prefix import common_prefix
+from slipstream.speculation.common_prefix import common_prefix
 
 TOKENS = st.lists(st.integers(0, 1), max_size=8)
 

@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from slipstream.engine.blocks import KEPT_SHARE, BlockPool
-from slipstream.engine.bookkeeping import Bookkeeping
-from slipstream.engine.prefixes import Prefixes, root
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.block_pool import KEPT_SHARE, BlockPool
+from slipstream.engine.kvcache.manager import Bookkeeping
+from slipstream.engine.kvcache.prefix_cache import Prefixes, root
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.segment import Segment
 from slipstream.errors import ResourceExhausted
 
 BLOCKS, SIZE = 10, 4

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.emulation import LinearCost
-from verifier_svc.curve import BUCKETS, CostCurve
-from verifier_svc.price import DEAR, HANDLING_S, LEVELS, PAUSE, SAVED, SLACK, Price
+from slipstream.engine.emulated.model import LinearCost
+from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.wait_policy.draft_threshold import DEAR, HANDLING_S, LEVELS, PAUSE, SAVED, SLACK, Price
 
 RATE = 50.0
 

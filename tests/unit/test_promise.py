@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.candidates import CandidateTree
-from slipstream.engine.history import History
-from slipstream.sampling import Sampling
-from verifier_svc.promise import LEAST, MOST, Hope, Promise
+from slipstream.engine.sampler.token_history import History
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.sampling_params import Sampling
 from verifier_svc.session import Session
+from verifier_svc.wait_policy.arrival_gain import LEAST, MOST, Hope, Promise
 
 
 def new_session(number: int) -> Session:

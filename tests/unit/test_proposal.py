@@ -13,14 +13,14 @@ from scipy import stats
 
 from drafter_svc.proposers import Turn
 from drafter_svc.proposers.model import ModelProposer
+from drafter_svc.send_policy import join
 from drafter_svc.session import Policy, Session
-from drafter_svc.telling import join
-from slipstream.engine.proposal import draw, pack, quantise
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
+from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
-from slipstream.proposal import MAX_WEIGHT, Proposal, check
-from slipstream.sampling import Sampling
+from slipstream.speculation.draft_distribution import MAX_WEIGHT, Proposal, check
+from slipstream.speculation.sampling_params import Sampling
 
 
 def test_kept_tokens_weigh_at_least_one_and_impossible_ones_nothing() -> None:

@@ -15,18 +15,18 @@ import transformers
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers.opening import open_proposer
-from slipstream.engine.checkpoint import load_checkpoint
-from slipstream.engine.opening import open_engine
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.quantisation import QUANTISERS, for_target
-from slipstream.engine.step import Segment
+from slipstream.engine.factory import open_engine
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.quantisation import QUANTISERS, for_target
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import PackedEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.sampling import Sampling
+from slipstream.speculation.sampling_params import Sampling
 from tests.checkpoints import FAMILIES, VOCABULARY, save_checkpoint
 from tests.fleet import Gateway, drafter, gateway, in_time, slowed, verifier
 from tests.greedy import greedy
 from verifier_svc.config import VerifierConfig
-from verifier_svc.target import open_target
+from verifier_svc.execution.target import open_target
 
 STEADY = [name for name, quantiser in QUANTISERS.items() if quantiser.steady]
 TREE = [-1, -1, 0, 0, 1, 2, 3, 5]

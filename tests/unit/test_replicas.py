@@ -6,13 +6,13 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gateway.admission import Plan
-from gateway.breaker import State
-from gateway.crew import LOOK_S, Crew
-from gateway.drafters import Drafter, replica
-from gateway.rounds import Ledger
-from gateway.routing import Drafting, Router
-from gateway.seat import News
+from gateway.requests.validation import Plan
+from gateway.routing.breaker import State
+from gateway.routing.drafters import Drafter, replica
+from gateway.routing.router import Drafting, Router
+from gateway.sessions.drafter_assignment import LOOK_S, Crew
+from gateway.sessions.verifier_session import News
+from gateway.telemetry.request_stats import Ledger
 from slipstream.errors import NotFound, PermissionDenied
 from slipstream.v1 import types_pb2, verifier_pb2, worker_pb2
 

@@ -17,9 +17,9 @@ from capacity.cell import Outcome
 from capacity.scenario import read
 from drafter_svc.proposers import Turn
 from drafter_svc.session import Policy, Session
-from drafter_svc.tally import Tally
+from drafter_svc.step_stats import Tally
 from drafter_svc.tree import Node
-from slipstream.sampling import Sampling
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.telemetry import metrics
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,12 +13,12 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from slipstream.client import channel, error_of
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.server import LIVENESS, Access, Server
-from slipstream.statuses import ERROR_DOMAIN
+from slipstream.rpc.channel import channel, error_of
+from slipstream.rpc.server import LIVENESS, Access, Server
+from slipstream.rpc.status_interceptor import ERROR_DOMAIN
+from slipstream.rpc.worker_service import Identity, WorkerService
 from slipstream.v1 import drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
-from slipstream.worker import Identity, WorkerService
 
 
 class Failing(worker_pb2_grpc.WorkerServiceServicer, drafter_pb2_grpc.DrafterServiceServicer):

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.candidates import CandidateTree
-from slipstream.frame import Frame
-from slipstream.sampling import Sampling
-from slipstream.selection import ROOT
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.frame import Frame
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import ROOT
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.calibration import Calibration
+from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.session import Session
-from verifier_svc.shadow import Shadow
+from verifier_svc.sources.shadow import Shadow
 
 PROMPT = [9, 9]
 STOP = 7

@@ -12,15 +12,15 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from slipstream.engine.checkpoint import load_checkpoint
-from slipstream.engine.opening import open_engine
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.spread import Spread, spread_options
-from slipstream.engine.step import Segment
+from slipstream.engine.factory import open_engine
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.segment import Segment
+from slipstream.engine.tensor_parallel.spread import Spread, spread_options
+from slipstream.engine.torch_engine import PackedEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from tests.checkpoints import save_checkpoint
 from verifier_svc.config import VerifierConfig
-from verifier_svc.target import open_target
+from verifier_svc.execution.target import open_target
 
 LAYERS = 3
 ON_DISK = {"model.layers.1": "disk", "lm_head": "disk"}

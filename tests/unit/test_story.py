@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.story import Event, Story
-from gateway.transcript import Transcript
+from gateway.sessions.output_stream import Event, Story
+from gateway.text.transcript import Transcript
 from slipstream.errors import OutOfRange, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 

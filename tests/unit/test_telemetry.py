@@ -25,11 +25,11 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 from structlog.contextvars import bound_contextvars
 
 from slipstream.errors import InvalidArgument, Unavailable
-from slipstream.telemetry import endpoint, logs, metrics
-from slipstream.telemetry.current import exemplar
-from slipstream.telemetry.endpoint import exposing
+from slipstream.telemetry import logs, metrics, metrics_server
+from slipstream.telemetry.current_trace import exemplar
 from slipstream.telemetry.labels import MOST_CHARACTERS, OTHER, Names, clean
-from slipstream.telemetry.meter import Meter, Source
+from slipstream.telemetry.metrics_collector import Meter, Source
+from slipstream.telemetry.metrics_server import exposing
 from tests.scraping import parse, scrape
 
 FREE = "127.0.0.1:0"
@@ -85,7 +85,7 @@ async def test_a_scrape_tells_what_is_true_then_in_both_formats() -> None:
 
 
 async def test_a_loop_that_is_stuck_fails_its_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.telemetry.endpoint.READ_S", 0.05)
+    monkeypatch.setattr("slipstream.telemetry.metrics_server.READ_S", 0.05)
     pauses = [0.5, 0.0]
 
     def slowly() -> float:
@@ -132,7 +132,7 @@ async def test_more_scrapes_at_once_than_there_is_room_for_are_turned_away() -> 
 
 
 async def test_a_request_that_comes_byte_by_byte_keeps_nobody_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "SCRAPE_S", 0.5)
+    monkeypatch.setattr(metrics_server, "SCRAPE_S", 0.5)
     async with exposing(Meter("drafter", sources()), FREE) as address:
         reader, writer = await asyncio.open_connection(*address.split(":"))
         async with asyncio.timeout(60):
@@ -217,12 +217,12 @@ def written(*records: tuple[str, int, str, dict[str, Any]], level: str = "info")
 @pytest.mark.usefixtures("root")
 def test_a_line_of_the_log_is_one_object_with_role_session_and_trace() -> None:
     with traced(), bound_contextvars(session="s1"):
-        (line,) = written(("gateway.session", logging.WARNING, "two\nlines", {"e2e_s": 3.5}))
+        (line,) = written(("gateway.sessions.run", logging.WARNING, "two\nlines", {"e2e_s": 3.5}))
     assert line.pop("timestamp").endswith("Z")
     assert line == {
         "event": "two\nlines",
         "level": "warning",
-        "logger": "gateway.session",
+        "logger": "gateway.sessions.run",
         "role": "gateway",
         "session": "s1",
         "trace_id": f"{TRACE:032x}",

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafter_svc.proposers import Guess
+from drafter_svc.send_policy import TOGETHER_S, URGENT, join, tell
 from drafter_svc.session import Policy, Session
-from drafter_svc.telling import TOGETHER_S, URGENT, join, tell
 from drafter_svc.tree import UNTOLD, Node
-from slipstream.candidates import CandidateTree
-from slipstream.frame import Frame
-from slipstream.proposal import Proposal
-from slipstream.sampling import Sampling
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.frame import Frame
+from slipstream.speculation.sampling_params import Sampling
 
 PROMPT = [3, 1, 2]
 

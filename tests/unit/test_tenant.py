@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.bucket import Bucket
-from gateway.keyring import Keyring
+from gateway.auth.api_keys import Keyring
+from gateway.auth.rate_limit import Bucket
+from gateway.auth.tenant import OPEN, Limits, Tenant, asked_of, called_by, check_operator
 from gateway.store.record import Record
-from gateway.tenant import OPEN, Limits, Tenant, asked_of, called_by, check_operator
 from slipstream.errors import InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2
 

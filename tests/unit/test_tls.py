@@ -14,12 +14,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.presence import Presence
-from slipstream.callers import CALLERS, DRAFTER, GATEWAY, VERIFIER, between_roles
-from slipstream.client import HANDSHAKE, channel, dialling, error_of
+from gateway.routing.worker_watch import Presence
 from slipstream.errors import InvalidArgument, PermissionDenied, SlipstreamError, Unavailable
-from slipstream.server import HEALTH, Server
-from slipstream.tls import Certificates, certificates_from_env
+from slipstream.rpc.channel import HANDSHAKE, channel, dialling, error_of
+from slipstream.rpc.role_authorization import CALLERS, DRAFTER, GATEWAY, VERIFIER, between_roles
+from slipstream.rpc.server import HEALTH, Server
+from slipstream.rpc.tls import Certificates, certificates_from_env
+from slipstream.rpc.worker_service import Identity, WorkerService
 from slipstream.v1 import (
     drafter_pb2,
     drafter_pb2_grpc,
@@ -31,7 +32,6 @@ from slipstream.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from slipstream.worker import Identity, WorkerService
 from tests.certificates import Authority
 from tests.fleet import until
 
@@ -207,7 +207,7 @@ async def test_files_that_do_not_fit_leave_the_former_certificates_in_use(
     tmp_path: Path, folders: dict[str, Path], harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = Path(shutil.copytree(folders[VERIFIER], tmp_path / "verifier"))
-    caplog.set_level("INFO", "slipstream.tls")
+    caplog.set_level("INFO", "slipstream.rpc.tls")
     certificates = held(mine)
     async with serving(certificates) as address:
         if harm == "no key":

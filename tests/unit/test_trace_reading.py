@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from slipstream.cli import app
 from slipstream.errors import InvalidArgument, NotFound, Unavailable
 from slipstream.telemetry import spans
-from slipstream.telemetry.reading import (
+from slipstream.telemetry.trace_reader import (
     Happened,
     ReadSpan,
     from_folder,

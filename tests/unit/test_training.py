@@ -15,14 +15,14 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.training.corpus import is_held_out, read_corpus
-from slipstream.training.evaluate import coupled_acceptance
-from slipstream.training.loss import Teacher, head_loss
-from slipstream.training.session import Places, TrainingSession
-from slipstream.training.settings import Budget, Schedule, Settings, Shape, Stage
-from slipstream.training.vocabulary import train_vocabulary
-from slipstream.training.windows import Windows, encode_stream
-from slipstream.vocabulary import fingerprint
+from slipstream.tokenizer.vocabulary import fingerprint
+from training.corpus import is_held_out, read_corpus
+from training.evaluate import coupled_acceptance
+from training.loss import Teacher, head_loss
+from training.session import Places, TrainingSession
+from training.settings import Budget, Schedule, Settings, Shape, Stage
+from training.vocabulary import train_vocabulary
+from training.windows import Windows, encode_stream
 
 MODELS = Path(__file__).parents[2] / "models"
 TINY = Shape(hidden=32, layers=1, heads=2, kv_heads=1, feed_forward=64, context=128)
@@ -64,7 +64,7 @@ def losses_of(session: TrainingSession, monkeypatch: pytest.MonkeyPatch) -> list
     def update(_: object, used: float, step: int, loss: float, seconds: float, tokens: int) -> None:
         seen.append(loss)
 
-    monkeypatch.setattr("slipstream.training.progress.TrainingProgress.update", update)
+    monkeypatch.setattr("training.progress.TrainingProgress.update", update)
     session.run("slipstream train")
     return seen
 
@@ -103,7 +103,7 @@ def interrupted_losses(settings: Settings, places: Places, folder: Path, monkeyp
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("slipstream.training.progress.TrainingProgress.update", update)
+        patch.setattr("training.progress.TrainingProgress.update", update)
         session = TrainingSession(replace(settings, checkpoint_minutes=0.0), read_corpus(folder), places)
         with pytest.raises(KeyboardInterrupt):
             session.run("")

@@ -11,14 +11,14 @@ import grpc
 import pytest
 
 from benchmarks.virtual import VirtualLoop, run
-from slipstream.candidates import CandidateTree
-from slipstream.engine.history import History
-from slipstream.sampling import Sampling
+from slipstream.engine.sampler.token_history import History
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.sampling_params import Sampling
 from slipstream.v1 import types_pb2, verifier_pb2, worker_pb2
-from verifier_svc.drafter import Drafter
-from verifier_svc.drafters import Drafters
 from verifier_svc.session import Session
-from verifier_svc.vigil import LOOKS, Vigil
+from verifier_svc.sources.drafter_link import Drafter
+from verifier_svc.sources.drafter_pool import Drafters
+from verifier_svc.sources.liveness import LOOKS, Vigil
 
 PATIENCE_S = 6.0
 PAUSE_S = PATIENCE_S / LOOKS

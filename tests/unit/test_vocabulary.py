@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from slipstream.errors import FailedPrecondition, NotFound
-from slipstream.vocabulary import as_ids, eos_token_ids, fingerprint, is_local, load_tokenizer
+from slipstream.tokenizer.vocabulary import as_ids, eos_token_ids, fingerprint, is_local, load_tokenizer
 
 
 def tokenizer(words: list[str], added: list[str] | None = None) -> Tokenizer:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifier_svc.waiting import Awaited, wait_s
+from verifier_svc.wait_policy.wait_time import Awaited, wait_s
 
 TIMES = st.floats(0.0, 2.0)
 

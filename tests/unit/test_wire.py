@@ -11,11 +11,11 @@ from google.rpc import status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream import wire
-from slipstream.client import error_of
-from slipstream.engine.opening import open_engine
+from slipstream.engine.factory import open_engine
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.sampling import ACCEPTANCE_RULES, Sampling
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.channel import error_of
+from slipstream.speculation.sampling_params import ACCEPTANCE_RULES, Sampling
 from slipstream.v1 import types_pb2, verifier_pb2
 
 SAMPLINGS = st.builds(
@@ -35,21 +35,21 @@ SAMPLINGS = st.builds(
 
 @given(SAMPLINGS)
 def test_sampling_survives_the_wire(sampling: Sampling) -> None:
-    message = types_pb2.Sampling.FromString(wire.sampling_to_wire(sampling).SerializeToString())
-    assert wire.sampling_from_wire(message) == sampling
+    message = types_pb2.Sampling.FromString(proto_conversion.sampling_to_wire(sampling).SerializeToString())
+    assert proto_conversion.sampling_from_wire(message) == sampling
 
 
 def test_the_servers_default_rule_is_coupled() -> None:
-    assert wire.rule_name(types_pb2.ACCEPTANCE_RULE_UNSPECIFIED) == "coupled"
+    assert proto_conversion.rule_name(types_pb2.ACCEPTANCE_RULE_UNSPECIFIED) == "coupled"
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -3.0])
 def test_a_worker_believes_no_number_out_of_range(field: str, value: float) -> None:
-    message = wire.sampling_to_wire(Sampling())
+    message = proto_conversion.sampling_to_wire(Sampling())
     setattr(message, field, value)
     with pytest.raises(InvalidArgument, match=field):
-        wire.sampling_from_wire(message)
+        proto_conversion.sampling_from_wire(message)
 
 
 def test_an_unknown_rule_is_refused_by_number_and_by_name() -> None:
@@ -57,36 +57,38 @@ def test_an_unknown_rule_is_refused_by_number_and_by_name() -> None:
         types_pb2.Sampling(top_p=1, repetition_penalty=1).SerializeToString() + b"\x50\x63"
     )
     with pytest.raises(InvalidArgument, match="99"):
-        wire.sampling_from_wire(message)
+        proto_conversion.sampling_from_wire(message)
     with pytest.raises(InvalidArgument, match="lucky"):
-        wire.rule_number("lucky")
+        proto_conversion.rule_number("lucky")
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 def test_rules_have_one_number_each(rule: str) -> None:
-    assert wire.rule_name(wire.rule_number(rule)) == rule
+    assert proto_conversion.rule_name(proto_conversion.rule_number(rule)) == rule
 
 
 @pytest.mark.parametrize("kind", SlipstreamError.__subclasses__())
 def test_failures_keep_their_type_sentence_and_reason(kind: type[SlipstreamError]) -> None:
-    back = wire.failure_from_wire(wire.failure_to_wire(kind("Try again.", reason="WORD")))
+    back = proto_conversion.failure_from_wire(proto_conversion.failure_to_wire(kind("Try again.", reason="WORD")))
     assert (type(back), back.message, back.reason) == (kind, "Try again.", "WORD")
 
 
 @pytest.mark.parametrize("code", [-1, 0, 1, 99])
 def test_a_failure_with_a_strange_code_is_internal(code: int) -> None:
-    assert type(wire.failure_from_wire(types_pb2.Failure(code=code))) is Internal
+    assert type(proto_conversion.failure_from_wire(types_pb2.Failure(code=code))) is Internal
 
 
 def test_a_peers_endless_sentence_is_not_passed_on() -> None:
-    error = wire.failure_from_wire(types_pb2.Failure(code=8, message="x" * 3_000_000, reason="y" * 3_000_000))
+    error = proto_conversion.failure_from_wire(
+        types_pb2.Failure(code=8, message="x" * 3_000_000, reason="y" * 3_000_000)
+    )
     assert isinstance(error, ResourceExhausted)
-    assert wire.failure_to_wire(error).ByteSize() < 2000
+    assert proto_conversion.failure_to_wire(error).ByteSize() < 2000
 
 
 def test_a_models_card_reaches_the_other_side() -> None:
     model = open_engine("emulated:vocabulary=77").model
-    message = wire.model_to_wire(model)
+    message = proto_conversion.model_to_wire(model)
     assert (message.vocabulary_size, message.vocabulary_fingerprint) == (77, model.fingerprint)
     assert message.max_length == model.max_length
 
@@ -120,7 +122,7 @@ def test_status_details_of_a_lying_peer_are_ignored(details: bytes) -> None:
 
 @given(st.lists(st.floats(-math.inf, 1.0)))
 def test_a_confidence_survives_in_one_byte_up_to_half_a_step(log_probs: list[float]) -> None:
-    read = wire.confidences_from_wire(wire.confidences_to_wire(log_probs))
+    read = proto_conversion.confidences_from_wire(proto_conversion.confidences_to_wire(log_probs))
     assert len(read) == len(log_probs)
     for log_prob, value in zip(log_probs, read, strict=True):
         assert abs(value - min(0.0, max(log_prob, -255 / 32))) <= 0.5 / 32
@@ -130,7 +132,7 @@ def test_what_a_peer_calls_a_failure_is_one_line_in_a_log() -> None:
     told = types_pb2.Failure(
         code=9, message="no\r\n2026 ERROR forged\x1b[2J \N{GREEK SMALL LETTER ALPHA}", reason="A\nB"
     )
-    error = wire.failure_from_wire(told)
+    error = proto_conversion.failure_from_wire(told)
     assert (error.message, error.reason) == ("no  2026 ERROR forged [2J \N{GREEK SMALL LETTER ALPHA}", "A B")
 
 
@@ -138,4 +140,4 @@ def test_what_a_peer_calls_a_failure_is_one_line_in_a_log() -> None:
     ("seconds", "told"), [(0.0, 0), (1.5, 1_500_000), (4294.0, 4_294_000_000), (4300.0, 2**32 - 1)]
 )
 def test_a_long_time_fits_its_field(seconds: float, told: int) -> None:
-    assert wire.microseconds(seconds) == told == verifier_pb2.Round(wait_us=told).wait_us
+    assert proto_conversion.microseconds(seconds) == told == verifier_pb2.Round(wait_us=told).wait_us

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from slipstream.engine.folder import replacing
-from slipstream.engine.proportions import PROJECTIONS, Proportions, Request, choose_proportions, layer_origins
-from slipstream.engine.shards import ShardWriter, StoredWeights
 from slipstream.errors import FailedPrecondition, NotFound
+from training.folder import replacing
+from training.inflate.proportions import PROJECTIONS, Proportions, Request, choose_proportions, layer_origins
+from training.inflate.shards import ShardWriter, StoredWeights
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 COPIED_FILES = ("tokenizer", "generation_config", "special_tokens", "vocab.", "merges.")

@@ -28,12 +28,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream import noise
-from slipstream.noise import Purpose
-from slipstream.proposal import Proposal
-from slipstream.selection import ROOT, Selection
+from slipstream.speculation import noise
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.noise import Purpose
+from slipstream.speculation.selection import ROOT, Selection
 from verifier_svc.acceptance.rejection import Chance, KeyedChance, probability, residual
-from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
 
 
 class RoundChance(KeyedChance):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from slipstream.selection import ROOT, Selection
-from verifier_svc.acceptance.verdict import Choose, Verdict
+from slipstream.speculation.selection import ROOT, Selection
+from verifier_svc.acceptance.result import Choose, Verdict
 
 
 def coupled(selection: Selection) -> Generator[Choose, int, Verdict]:

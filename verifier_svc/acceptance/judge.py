@@ -12,18 +12,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from slipstream.engine import coupling
-from slipstream.engine.history import History
-from slipstream.engine.logits import Row, process
+from slipstream.engine.sampler import coupled_sampling
+from slipstream.engine.sampler.logits_processor import Row, process
+from slipstream.engine.sampler.token_history import History
 from slipstream.errors import SlipstreamError
-from slipstream.grammar import Mask
-from slipstream.sampling import Sampling
-from slipstream.selection import ROOT, Selection
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.selection import ROOT, Selection
+from slipstream.tokenizer.grammar import Mask
 from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.coupled import coupled
 from verifier_svc.acceptance.recursive import recursive
 from verifier_svc.acceptance.rejection import KeyedChance, rejection
-from verifier_svc.acceptance.verdict import Broken, Choose, FloatArray, Request, Rule, Verdict
+from verifier_svc.acceptance.result import Broken, Choose, FloatArray, Request, Rule, Verdict
 
 
 class Masks(Protocol):
@@ -109,11 +109,13 @@ def _follow(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
         return []
     spans = [(case.first_row, case.first_row + 1 + len(case.selection)) for case in cases]
     if sum(stop - start for start, stop in spans) == len(logits):
-        choices = coupling.likeliest(logits)
+        choices = coupled_sampling.likeliest(logits)
     else:
         rows = [row for start, stop in spans for row in range(start, stop)]
         choices = [-1] * len(logits)
-        for row, token in zip(rows, coupling.likeliest(logits[torch.tensor(rows, device=logits.device)]), strict=True):
+        for row, token in zip(
+            rows, coupled_sampling.likeliest(logits[torch.tensor(rows, device=logits.device)]), strict=True
+        ):
             choices[row] = token
     return [_walked(case.selection, choices[start:stop]) for case, (start, stop) in zip(cases, spans, strict=True)]
 
@@ -149,7 +151,7 @@ def _level(walks: list[_Walk], logits: Tensor) -> None:
     # Rows that want a distribution take part in `choose` as greedy ones: that finds the broken among them, and the
     # argmax.
     chooses = [isinstance(walk.request, Choose) for walk in walks]
-    tokens, broken = coupling.choose(
+    tokens, broken = coupled_sampling.choose(
         processed,
         [walk.case.sampling.greedy or not chosen for walk, chosen in zip(walks, chooses, strict=True)],
         [walk.case.sampling.seed for walk in walks],

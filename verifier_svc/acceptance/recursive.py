@@ -25,11 +25,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 
-from slipstream.noise import Purpose
-from slipstream.proposal import Proposal
-from slipstream.selection import ROOT, Selection
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.noise import Purpose
+from slipstream.speculation.selection import ROOT, Selection
 from verifier_svc.acceptance.rejection import Chance, probability, residual
-from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
 
 
 def recursive(selection: Selection, chance: Chance) -> Generator[Distribution, FloatArray, Verdict]:

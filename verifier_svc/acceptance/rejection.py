@@ -12,11 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
-from slipstream import noise
-from slipstream.noise import Purpose
-from slipstream.proposal import Proposal
-from slipstream.selection import ROOT, Selection
-from verifier_svc.acceptance.verdict import Distribution, FloatArray, Verdict
+from slipstream.speculation import noise
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.noise import Purpose
+from slipstream.speculation.selection import ROOT, Selection
+from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
 
 
 class Chance(Protocol):

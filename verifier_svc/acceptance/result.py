@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import SlipstreamError
-from slipstream.logprobs import TokenLogprobs
+from slipstream.speculation.logprobs import TokenLogprobs
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -28,8 +28,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from slipstream.selection import ROOT, Selection
-from verifier_svc.isotonic import non_decreasing
+from slipstream.speculation.selection import ROOT, Selection
+from verifier_svc.estimators.isotonic import non_decreasing
 
 EDGES = (0.1, 0.25, 0.45, 0.65, 0.8, 0.92, 0.98)
 """Between the eight bins of confidence."""

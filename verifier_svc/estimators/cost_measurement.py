@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
-from verifier_svc.curve import BUCKETS, CostCurve
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.segment import Segment
+from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 
 SESSIONS = (1, 4, 16, 64)
 CONTEXT = 16

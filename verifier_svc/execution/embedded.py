@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.logprobs import logprobs
-from slipstream.engine.step import Segment
+from slipstream.engine.sampler.logprobs import logprobs
+from slipstream.engine.segment import Segment
 from slipstream.errors import Internal, SlipstreamError
-from slipstream.selection import Selection
+from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance.judge import Case, judge
-from verifier_svc.acceptance.verdict import Broken, Verdict
+from verifier_svc.acceptance.result import Broken, Verdict
 from verifier_svc.session import Session
 
 

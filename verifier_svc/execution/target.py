@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream.engine.cores import threads_for
+from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
-from slipstream.engine.group import Group, Place
-from slipstream.engine.opening import EMULATED, open_engine
-from slipstream.engine.quantisation import for_target, hush
-from slipstream.engine.spread import Spread
+from slipstream.engine.factory import EMULATED, open_engine
+from slipstream.engine.models.quantisation import for_target, hush
+from slipstream.engine.tensor_parallel.group import Group, Place
+from slipstream.engine.tensor_parallel.spread import Spread
 from slipstream.errors import InvalidArgument
 from verifier_svc.config import VerifierConfig
 
 if TYPE_CHECKING:
-    from slipstream.engine.checkpoint import Checkpoint
+    from slipstream.engine.models.checkpoint import Checkpoint
 
 
 def open_target(config: VerifierConfig) -> Engine:
@@ -28,7 +28,7 @@ def open_target(config: VerifierConfig) -> Engine:
             config.model, config.dtype, config.kv_tokens, quantisation, config.lean, _spread(config, place)
         )
     group, checkpoint = _join(config, place)
-    from slipstream.engine.parallel import LeadingEngine
+    from slipstream.engine.tensor_parallel.parallel import LeadingEngine
 
     return LeadingEngine(checkpoint, config.kv_tokens, group)
 
@@ -38,7 +38,7 @@ def follow(config: VerifierConfig, place: Place) -> None:
     signals that are sent to all ranks are the leader's to answer."""
     torch.set_num_threads(threads_for(config.threads))
     group, checkpoint = _join(config, place)
-    from slipstream.engine.parallel import FollowingEngine
+    from slipstream.engine.tensor_parallel.parallel import FollowingEngine
 
     engine = FollowingEngine(checkpoint, config.kv_tokens, group)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -50,8 +50,8 @@ def _join(config: VerifierConfig, place: Place) -> tuple[Group, Checkpoint]:
     if config.model.startswith(EMULATED):
         raise InvalidArgument(f"{config.model} has no weights to cut; start it without torchrun.")
     hush()  # before what loads a model is imported, which takes seconds too
-    from slipstream.engine.checkpoint import load_checkpoint
-    from slipstream.engine.parallel import Patience, join
+    from slipstream.engine.models.checkpoint import load_checkpoint
+    from slipstream.engine.tensor_parallel.parallel import Patience, join
 
     quantisation, spread = for_target(config.quantisation), _spread(config, place)
     patience = Patience(config.group_start_s, config.group_timeout_s)

@@ -23,10 +23,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.sequence import Sequence as KV
-from slipstream.selection import Selection
+from slipstream.engine.kvcache.sequence import Sequence as KV
+from slipstream.speculation.selection import Selection
+from verifier_svc.execution.embedded import Turn
 from verifier_svc.session import Rank, Session
-from verifier_svc.step import Turn
 
 
 class Memory:

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from slipstream.selection import ROOT, Selection
-from verifier_svc.acceptance.verdict import Verdict
-from verifier_svc.budget import Offer, allot
-from verifier_svc.calibration import Calibration
-from verifier_svc.curve import CostCurve
-from verifier_svc.drafters import Drafters
-from verifier_svc.patience import Patience
-from verifier_svc.prefill import chunks
-from verifier_svc.promise import Hope
+from slipstream.speculation.selection import ROOT, Selection
+from verifier_svc.acceptance.result import Verdict
+from verifier_svc.estimators.calibration import Calibration
+from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.execution.embedded import Turn
+from verifier_svc.scheduling.budget import Offer, allot
+from verifier_svc.scheduling.prefill import chunks
 from verifier_svc.session import Offered, Session
-from verifier_svc.step import Turn
+from verifier_svc.sources.drafter_pool import Drafters
+from verifier_svc.wait_policy.arrival_gain import Hope
+from verifier_svc.wait_policy.wait_policy import Patience
 
 NOTHING = Selection()
 NOTHING_OFFERED = Offered(-1, 0, NOTHING, [])

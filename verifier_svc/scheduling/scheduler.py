@@ -9,21 +9,21 @@ import logging
 import time
 from collections.abc import Callable
 
-from slipstream import wire
 from slipstream.engine.engine import Engine
-from slipstream.engine.group import GroupLost
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.model_thread import ModelThread
+from slipstream.engine.tensor_parallel.group import GroupLost
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError
+from slipstream.rpc import proto_conversion
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import verifier_pb2
-from verifier_svc.acceptance.verdict import Verdict
-from verifier_svc.drafters import Drafters
-from verifier_svc.memory import Memory
-from verifier_svc.planner import Load, Plan, Planner
-from verifier_svc.result import Result, Timing, clip
+from verifier_svc.acceptance.result import Verdict
+from verifier_svc.execution.embedded import Outcome, Turn, perform
+from verifier_svc.scheduling.kv_admission import Memory
+from verifier_svc.scheduling.planner import Load, Plan, Planner
+from verifier_svc.scheduling.step_result import Result, Timing, clip
+from verifier_svc.scheduling.step_stats import Tally
 from verifier_svc.session import Rewind, Session
-from verifier_svc.step import Outcome, Turn, perform
-from verifier_svc.tally import Tally
+from verifier_svc.sources.drafter_pool import Drafters
 from verifier_svc.tracing import stepped
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Scheduler:
         self._sessions.pop(session, None)
         self._drafters.detach(session)
         self._closing.append(session)
-        failure = None if error is None else wire.failure_to_wire(error)
+        failure = None if error is None else proto_conversion.failure_to_wire(error)
         session.say(
             verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason, failure=failure)
         )
@@ -219,7 +219,9 @@ class Scheduler:
             session = turn.session
             scores = self._drafters.commit(session, turn.base, result.token_ids)
             message = result.message()
-            message.cost_us = wire.microseconds(self._planner.cost_s(turn, result.timing.load, result.timing.seconds))
+            message.cost_us = proto_conversion.microseconds(
+                self._planner.cost_s(turn, result.timing.load, result.timing.seconds)
+            )
             message.shadows.extend(scores)
             if session.trace is not None:
                 message.ended_unix_nano = session.trace.verified(result, self.steps)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slipstream import wire
-from slipstream.selection import Selection
+from slipstream.rpc import proto_conversion
+from slipstream.speculation.selection import Selection
 from slipstream.v1 import verifier_pb2
-from verifier_svc.acceptance.verdict import Verdict
-from verifier_svc.planner import Load
+from verifier_svc.acceptance.result import Verdict
+from verifier_svc.execution.embedded import Turn
+from verifier_svc.scheduling.planner import Load
 from verifier_svc.session import Session
-from verifier_svc.step import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Result(NamedTuple):
             token_ids=self.token_ids,
             drafted=len(chosen),
             accepted=self.accepted,
-            wait_us=wire.microseconds(self.idle_s),
-            verify_us=wire.microseconds(self.timing.seconds),
+            wait_us=proto_conversion.microseconds(self.idle_s),
+            verify_us=proto_conversion.microseconds(self.timing.seconds),
             miss=self.miss,
-            bubble_us=wire.microseconds(min(self.timing.waited, self.idle_s)),
+            bubble_us=proto_conversion.microseconds(min(self.timing.waited, self.idle_s)),
             drafters=_shares(session, chosen, verdict.path),
-            logprobs=map(wire.logprobs_to_wire, verdict.logprobs[: len(self.token_ids)]),
+            logprobs=map(proto_conversion.logprobs_to_wire, verdict.logprobs[: len(self.token_ids)]),
         )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from slipstream import wire
 from slipstream.errors import LINK_LOST, SlipstreamError
+from slipstream.rpc import proto_conversion
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.allowance import Allowance
-from verifier_svc.pace import Delays, Pace
 from verifier_svc.session import Session
+from verifier_svc.sources.flow_control import Allowance
+from verifier_svc.wait_policy.arrival_times import Delays, Pace
 
 
 @dataclass(slots=True, eq=False)
@@ -73,13 +73,13 @@ class Attachment:
     def unlinked(self, error: SlipstreamError) -> None:
         """Tells it that there is no link for now."""
         self.told = True
-        failure = wire.failure_to_wire(error)
+        failure = proto_conversion.failure_to_wire(error)
         failure.reason = LINK_LOST
         self._tell(failure)
 
     def given_up(self, error: SlipstreamError) -> None:
         """Tells it that the drafter is not asked again, unless it is attached again."""
-        self._tell(wire.failure_to_wire(error))
+        self._tell(proto_conversion.failure_to_wire(error))
 
     def _tell(self, failure: types_pb2.Failure | None) -> None:
         tell(self.session, self.name, failure)

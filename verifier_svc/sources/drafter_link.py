@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from slipstream import wire
 from slipstream.errors import DeadlineExceeded, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.links import Link
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.multiplexed_stream import Link
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
-from verifier_svc.allowance import AHEAD, BYTES, Allowance, Rate
-from verifier_svc.attachment import Attachment
-from verifier_svc.pace import Pace
-from verifier_svc.reading import read
 from verifier_svc.session import Session
-from verifier_svc.vigil import Vigil
+from verifier_svc.sources.attachment import Attachment
+from verifier_svc.sources.flow_control import AHEAD, BYTES, Allowance, Rate
+from verifier_svc.sources.frame_reader import read
+from verifier_svc.sources.liveness import Vigil
+from verifier_svc.wait_policy.arrival_times import Pace
 
 if TYPE_CHECKING:
-    from verifier_svc.drafters import Drafters
+    from verifier_svc.sources.drafter_pool import Drafters
 
 LEAST_NODES = 16
 """What a drafter is believed to be able to answer with, whatever its policy says: frames of an older one are late."""
@@ -164,7 +164,7 @@ class Drafter:
         for refusal in frame.refusals:
             refused = self._attached.get(refusal.session)
             if refused is not None and refusal.epoch == refused.session.epoch:
-                self._refused(refused, wire.failure_from_wire(refusal.failure))
+                self._refused(refused, proto_conversion.failure_from_wire(refusal.failure))
                 news = news or refused.session.served
         if news:  # a frame that says nothing is no reason to plan a step
             self._pool.arrived()
@@ -287,13 +287,13 @@ class Drafter:
         return drafter_pb2.DraftOpen(
             key=types_pb2.SessionKey(id=session.id, epoch=session.epoch),
             prefix=types_pb2.Prefix(token_ids=session.tokens, prompt_length=session.prompt_length),
-            sampling=wire.sampling_to_wire(session.sampling),
+            sampling=proto_conversion.sampling_to_wire(session.sampling),
             target=self._pool.target,
             policy=self._policy(session),
             max_length=session.max_length,
             prediction_token_ids=session.prediction,
             cache_salt=session.cache_salt,
-            structured_output=wire.structure_to_wire(session.structure),
+            structured_output=proto_conversion.structure_to_wire(session.structure),
             trace=None if session.trace is None else session.trace.trace.context(self._by_session[session].name),
         )
 

@@ -7,17 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from slipstream import wire
-from slipstream.client import Dial, channel
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
-from slipstream.outbox import Traffic
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.channel import Dial, channel
+from slipstream.rpc.send_queue import Traffic
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.attachment import tell
-from verifier_svc.drafter import Drafter
-from verifier_svc.pace import Delays
-from verifier_svc.price import PAUSE
 from verifier_svc.session import Session
-from verifier_svc.shadow import Shadows
+from verifier_svc.sources.attachment import tell
+from verifier_svc.sources.drafter_link import Drafter
+from verifier_svc.sources.shadow import Shadows
+from verifier_svc.wait_policy.arrival_times import Delays
+from verifier_svc.wait_policy.draft_threshold import PAUSE
 
 MAX_DRAFTERS = 64
 """Links one verifier keeps, whatever gateways ask for."""
@@ -93,7 +93,7 @@ class Drafters:
             try:
                 names.setdefault(self._drafter(address, names), name)
             except ResourceExhausted as error:
-                tell(session, name, wire.failure_to_wire(error))
+                tell(session, name, proto_conversion.failure_to_wire(error))
         wanted = list(names)
         for drafter in self._of_session.get(session, []):
             if drafter not in wanted:

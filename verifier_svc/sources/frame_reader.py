@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slipstream import proposal, wire
 from slipstream.errors import InvalidArgument
-from slipstream.frame import Frame, Limits, check
-from slipstream.proposal import Proposal
+from slipstream.rpc import proto_conversion
+from slipstream.speculation import draft_distribution
+from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.frame import Frame, Limits, check
 from slipstream.v1 import types_pb2
 
 
@@ -24,7 +25,7 @@ def read(candidates: types_pb2.Candidates, source: int, vocabulary_size: int, li
         generation=candidates.generation,
         first_node=candidates.first_node,
         token_ids=tuple(token_ids),
-        log_probs=wire.confidences_from_wire(confidences),
+        log_probs=proto_conversion.confidences_from_wire(confidences),
         parents=tuple(parents),
         distributions=_proposals(distributions) if distributions else (),
         source=source,
@@ -32,14 +33,14 @@ def read(candidates: types_pb2.Candidates, source: int, vocabulary_size: int, li
     frame = check(read, vocabulary_size, limits)
     for distribution in frame.distributions:
         if distribution is not None:
-            proposal.check(distribution, vocabulary_size)
+            draft_distribution.check(distribution, vocabulary_size)
     return frame
 
 
 def _proposals(distributions: Iterable[types_pb2.Distribution]) -> tuple[Proposal, ...]:
     proposals: list[Proposal] = []
     for q in distributions:
-        if max(len(q.token_ids), len(q.weights)) > proposal.MAX_TOKENS:
-            raise InvalidArgument(f"a distribution has at most {proposal.MAX_TOKENS} tokens.")
+        if max(len(q.token_ids), len(q.weights)) > draft_distribution.MAX_TOKENS:
+            raise InvalidArgument(f"a distribution has at most {draft_distribution.MAX_TOKENS} tokens.")
         proposals.append(Proposal(tuple(q.token_ids), tuple(q.weights)))
     return tuple(proposals)

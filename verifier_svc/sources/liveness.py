@@ -18,8 +18,8 @@ from typing import NoReturn
 
 import grpc
 
-from slipstream.client import parsed
 from slipstream.errors import SlipstreamError
+from slipstream.rpc.channel import parsed
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 LOOKS = 6

@@ -13,7 +13,8 @@ and no step waited for it.
 
 **Which candidates a step would have taken**: of the likeliest ones by path probability, at most the session's
 `draft_limit`, those in front of the first whose calibrated path probability is not above the price of a place in a step
-(`verifier_svc.price`): the marginal form of the budget's rule. The calibration is the shadows' own.
+(`verifier_svc.wait_policy.draft_threshold`): the marginal form of the budget's rule. The calibration is the shadows'
+own.
 
 A shadow has a *double* of the session: its own list of committed tokens, its own tree, its own place in the grammar.
 The double is in no step and has no KV; a drafter's link treats it as it treats any session, with the same checks and
@@ -28,15 +29,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slipstream.candidates import CandidateTree
-from slipstream.selection import ROOT, Selection
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.selection import ROOT, Selection
 from slipstream.v1 import verifier_pb2
-from verifier_svc.calibration import Calibration
+from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.session import Reply, Session
 
 if TYPE_CHECKING:
-    from verifier_svc.drafters import Drafters
-    from verifier_svc.step import Turn
+    from verifier_svc.execution.embedded import Turn
+    from verifier_svc.sources.drafter_pool import Drafters
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from verifier_svc.average import Average
+from verifier_svc.wait_policy.average import Average
 
 Key = TypeVar("Key")
 """A session, whatever it is known by."""

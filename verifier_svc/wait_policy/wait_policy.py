@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol
 
-from verifier_svc.average import Average
-from verifier_svc.pace import Delays, place
-from verifier_svc.price import Price
-from verifier_svc.promise import Hope, Key, Promise
-from verifier_svc.waiting import Awaited, wait_s
+from verifier_svc.wait_policy.arrival_gain import Hope, Key, Promise
+from verifier_svc.wait_policy.arrival_times import Delays, place
+from verifier_svc.wait_policy.average import Average
+from verifier_svc.wait_policy.draft_threshold import Price
+from verifier_svc.wait_policy.wait_time import Awaited, wait_s
 
 FIRST_GUESS = 0.6
 """Share of candidates accepted that is assumed before any was measured."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from slipstream.engine.step import Segment
+from slipstream.engine.segment import Segment
 
 HIDDEN = float("-inf")
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from slipstream.engine.attention import Attending, States, explicit_attention
+from slipstream.engine.attention.masks import depths, inside_mask, segment_mask
+from slipstream.engine.attention.packed import Attending, States, explicit_attention
 from slipstream.engine.devices import upload
-from slipstream.engine.kv import KVStore
-from slipstream.engine.masks import depths, inside_mask, segment_mask
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.store import KVStore
+from slipstream.engine.segment import Segment
 
 
 class Read(NamedTuple):

@@ -16,14 +16,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.engine.buckets import Bucket, Buckets
-from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.flex import FlexKernel, Kernel, unfit, width
-from slipstream.engine.forward import Forward
-from slipstream.engine.inputs import Inputs
-from slipstream.engine.kv import KVStore
-from slipstream.engine.paged import PagedPlan
-from slipstream.engine.step import Segment
+from slipstream.engine.cuda_graphs.buckets import Bucket, Buckets
+from slipstream.engine.cuda_graphs.flex import FlexKernel, Kernel, unfit, width
+from slipstream.engine.cuda_graphs.inputs import Inputs
+from slipstream.engine.cuda_graphs.paged import PagedPlan
+from slipstream.engine.kvcache.store import KVStore
+from slipstream.engine.models.checkpoint import Checkpoint
+from slipstream.engine.models.forward import Forward
+from slipstream.engine.segment import Segment
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.engine.attention.masks import depths
 from slipstream.engine.devices import overwrite
-from slipstream.engine.masks import depths
-from slipstream.engine.step import Segment
+from slipstream.engine.segment import Segment
 
 _LONG = ("tokens", "positions", "rows", "wanted", "place")
 _SHORT = ("enter", "leave", "base", "start", "first", "least", "offset", "blocks")

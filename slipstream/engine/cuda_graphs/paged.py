@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from slipstream.engine.attention import Attending, States
-from slipstream.engine.buckets import Bucket
-from slipstream.engine.flex import QUERY_BLOCK, Call, Kernel
-from slipstream.engine.inputs import Inputs
-from slipstream.engine.kv import KVStore
+from slipstream.engine.attention.packed import Attending, States
+from slipstream.engine.cuda_graphs.buckets import Bucket
+from slipstream.engine.cuda_graphs.flex import QUERY_BLOCK, Call, Kernel
+from slipstream.engine.cuda_graphs.inputs import Inputs
+from slipstream.engine.kvcache.store import KVStore
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

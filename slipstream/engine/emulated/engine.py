@@ -15,16 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.bookkeeping import Bookkeeping
-from slipstream.engine.emulation import ALTERNATIVES
-from slipstream.engine.model import ModelInfo
-from slipstream.engine.step import Segment
+from slipstream.engine.emulated.model import ALTERNATIVES
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.kvcache.manager import Bookkeeping
+from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
-from slipstream.noise import GOLDEN, mix, mix_all
+from slipstream.speculation.noise import GOLDEN, mix, mix_all
 
 PEAK = 60.0
-"""Logit of the chosen token, the others are 0. Gumbel noise of 32 bits spans about 26 (`slipstream.noise`)."""
+"""Logit of the chosen token, the others are 0. Gumbel noise of 32 bits spans about 26
+(`slipstream.speculation.noise`)."""
 LEAST_VOCABULARY = 8
 """The guesses, and something else."""
 _STRIDE = np.uint64(GOLDEN)

@@ -1,4 +1,5 @@
-"""The block pool: which KV rows belong to whom. Only the books; the rows themselves live in `slipstream.engine.kv`."""
+"""The block pool: which KV rows belong to whom. Only the books; the rows themselves live in
+`slipstream.engine.kvcache.store`."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ contiguous runs."""
 class BlockPool:
     """Reference-counted blocks of `block_size` rows each. Always: blocks free + blocks in use == total.
 
-    A free block may be *kept*: what is in it may be wanted again (`slipstream.engine.prefixes`), so it is given away
-    after all blank ones, the one that was released first before the others.
+    A free block may be *kept*: what is in it may be wanted again (`slipstream.engine.kvcache.prefix_cache`), so it is
+    given away after all blank ones, the one that was released first before the others.
     """
 
     def __init__(self, total: int, block_size: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 
-from slipstream.engine.blocks import BlockPool
-from slipstream.engine.prefixes import Prefixes, root
-from slipstream.engine.sequence import Sequence
-from slipstream.engine.step import Segment
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.kvcache.prefix_cache import Prefixes, root
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 

@@ -26,7 +26,7 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     """What the rows hold."""
     digests: list[bytes] = field(default_factory=list)
-    """Names of its leading blocks (`slipstream.engine.prefixes`)."""
+    """Names of its leading blocks (`slipstream.engine.kvcache.prefix_cache`)."""
     _rows: torch.Tensor | None = field(default=None, repr=False)
     _table: npt.NDArray[np.int32] | None = field(default=None, repr=False)
     _run: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from slipstream.engine.devices import upload
-from slipstream.engine.layers import Layer
+from slipstream.engine.models.attention_layers import Layer
 
 _Shape = tuple[int, int, torch.dtype, torch.device]
 

@@ -11,15 +11,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
-from slipstream.engine.attention import NAME, register
-from slipstream.engine.forward import Forward, LibraryForward
-from slipstream.engine.layers import Layer, probe_layers
-from slipstream.engine.lean import fits, lean_forward
-from slipstream.engine.model import ModelInfo
-from slipstream.engine.quantisation import convert, loading_options, quantisation_method
-from slipstream.engine.spread import ONE_DEVICE, Spread, spread_options
+from slipstream.engine.attention.packed import NAME, register
+from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.models.attention_layers import Layer, probe_layers
+from slipstream.engine.models.forward import Forward, LibraryForward
+from slipstream.engine.models.lean_selection import fits, lean_forward
+from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
+from slipstream.engine.tensor_parallel.spread import ONE_DEVICE, Spread, spread_options
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
-from slipstream.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
+from slipstream.tokenizer.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
 
 REVISION = "main"
 """Of a model on the hub."""
@@ -46,7 +46,7 @@ def load_checkpoint(
 ) -> Checkpoint:
     """From a folder (never the network) or a hub id. Safetensors only, no remote code. Where weights are spread, that
     decides about devices; each rank of a group loads its own part. `lean`: without the library's modelling code where
-    `slipstream.engine.lean` can do without it.
+    `slipstream.engine.models.lean_selection` can do without it.
 
     Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed or spread, broken files
     or a package that is not installed, InvalidArgument for an unknown dtype, quantisation or spread.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.engine.attention import States, explicit_attention
-from slipstream.engine.forward import Forward
-from slipstream.engine.masks import HIDDEN
+from slipstream.engine.attention.masks import HIDDEN
+from slipstream.engine.attention.packed import States, explicit_attention
+from slipstream.engine.models.forward import Forward
 
 SEED = 20260
 FAR = 1 << 16

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from slipstream.engine.attention import Attender
+from slipstream.engine.attention.packed import Attender
 
 
 class Step(Attender, Protocol):

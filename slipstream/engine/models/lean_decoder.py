@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, rms_norm, silu
 
-from slipstream.engine.forward import Step
-from slipstream.engine.linear import Linear
-from slipstream.engine.rotary import Rotary, Rotation
+from slipstream.engine.models.forward import Step
+from slipstream.engine.models.linear import Linear
+from slipstream.engine.models.rotary import Rotary, Rotation
 
 
 class Norm:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from slipstream.engine.decoder import Decoder
-from slipstream.engine.forward import LibraryForward
-from slipstream.engine.layers import Layer
-from slipstream.engine.verification import BOUNDS, Rehearsal, rehearse, same
+from slipstream.engine.models.attention_layers import Layer
+from slipstream.engine.models.equivalence import BOUNDS, Rehearsal, rehearse, same
+from slipstream.engine.models.forward import LibraryForward
+from slipstream.engine.models.lean_decoder import Decoder
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ class Rotary:
     """Tables [length, dim] in the dtype and on the device of `like`.
 
     Whatever type of scaling the module computes, it is right as long as it is the same for every step; positions have
-    to end where it is not (`slipstream.engine.checkpoint`).
+    to end where it is not (`slipstream.engine.models.checkpoint`).
     """
 
     def __init__(self, module: Any, like: torch.Tensor) -> None:

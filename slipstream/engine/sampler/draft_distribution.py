@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from slipstream.engine import noise
-from slipstream.noise import Purpose
-from slipstream.proposal import MAX_WEIGHT, Proposal
+from slipstream.engine.sampler import noise
+from slipstream.speculation.draft_distribution import MAX_WEIGHT, Proposal
+from slipstream.speculation.noise import Purpose
 
 
 def quantise(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:

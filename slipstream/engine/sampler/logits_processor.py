@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.engine.history import History
-from slipstream.grammar import Mask
-from slipstream.sampling import Sampling
+from slipstream.engine.sampler.token_history import History
+from slipstream.speculation.sampling_params import Sampling
+from slipstream.tokenizer.grammar import Mask
 
 _SHORTLIST = 256
 """A nucleus is first looked for among this many likely tokens; sorting a whole vocabulary is rarely needed."""

@@ -1,4 +1,5 @@
-"""`slipstream.noise` with torch, bit for bit: int64 arithmetic wraps, and shifts are made logical by masking."""
+"""`slipstream.speculation.noise` with torch, bit for bit: int64 arithmetic wraps, and shifts are made logical by
+masking."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream import noise
-from slipstream.noise import Purpose
+from slipstream.speculation import noise
+from slipstream.speculation.noise import Purpose
 
 _SCALE = 2.0**-noise.BITS
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NoReturn, Protocol, runtime_checkable
 
-from slipstream.engine.group import GroupLost
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.model_thread import ModelThread
+from slipstream.engine.tensor_parallel.group import GroupLost
 
 BEATS = 4
 """In the time after which a silent leader is given up."""
@@ -16,7 +16,7 @@ BEATS = 4
 
 @runtime_checkable
 class Leader(Protocol):
-    """`slipstream.engine.parallel.LeadingEngine`, which is not imported where no model is loaded."""
+    """`slipstream.engine.tensor_parallel.parallel.LeadingEngine`, which is not imported where no model is loaded."""
 
     lost: GroupLost | None
 

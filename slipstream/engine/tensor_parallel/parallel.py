@@ -1,8 +1,8 @@
 """A model on several ranks: the leader is an engine like any, the others do what it tells them.
 
 Only the leader has books: which block belongs to whom, what is known by which name. Before each pass it broadcasts the
-whole step (`slipstream.engine.broadcast`), then all ranks run the same plan on their shards, in which the library's
-collectives meet. Rows that are moved after a step are told with the next one.
+whole step (`slipstream.engine.tensor_parallel.broadcast`), then all ranks run the same plan on their shards, in which
+the library's collectives meet. Rows that are moved after a step are told with the next one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from slipstream.engine.broadcast import Kind, Step, decode_step, encode, encode_step, kind_of
-from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.group import Group, GroupLost, Place
-from slipstream.engine.packed import PackedEngine
-from slipstream.engine.step import Segment
+from slipstream.engine.models.checkpoint import Checkpoint
+from slipstream.engine.segment import Segment
+from slipstream.engine.tensor_parallel.broadcast import Kind, Step, decode_step, encode, encode_step, kind_of
+from slipstream.engine.tensor_parallel.group import Group, GroupLost, Place
+from slipstream.engine.torch_engine import PackedEngine
 
 
 class Line(Protocol):
-    """From the leader to the other ranks: `slipstream.engine.group.Group`."""
+    """From the leader to the other ranks: `slipstream.engine.tensor_parallel.group.Group`."""
 
     def send(self, words: list[int]) -> None: ...
 

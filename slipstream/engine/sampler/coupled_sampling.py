@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream import noise as scalar
-from slipstream.engine import noise
-from slipstream.noise import Purpose
+from slipstream.engine.sampler import noise
+from slipstream.speculation import noise as scalar
+from slipstream.speculation.noise import Purpose
 
 _REACH = scalar.GUMBEL_HIGH - scalar.GUMBEL_LOW + 0.01
 """A token this far below the most likely one loses whatever the noise (float32 rounding included)."""

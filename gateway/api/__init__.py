@@ -1,0 +1,1 @@
+"""The gateway's public faces: gRPC. Imports `requests` and `sessions`."""

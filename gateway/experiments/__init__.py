@@ -1,0 +1,1 @@
+"""Traffic that is split between drafters, and what each arm showed."""

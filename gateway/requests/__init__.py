@@ -1,0 +1,1 @@
+"""From a request to what it will do: limits, defaults and rules."""

@@ -1,0 +1,1 @@
+"""Sessions: who runs them, their rounds, their owners, and the streams of those who follow them."""

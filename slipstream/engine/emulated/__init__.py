@@ -1,0 +1,1 @@
+"""An engine without a model, for load, scale and chaos tests."""

@@ -1,0 +1,1 @@
+"""From logits to tokens: logits processing, the coupled choice, draft distributions, log-probabilities."""

@@ -1,0 +1,2 @@
+"""gRPC between the roles: multiplexed streams, channels, servers, TLS, and the conversion of messages. Imports
+`speculation`, `tokenizer` and `telemetry`."""

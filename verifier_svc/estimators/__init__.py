@@ -1,0 +1,1 @@
+"""What was measured: cost of a step, probability of acceptance."""

@@ -1,0 +1,1 @@
+"""Whether a step waits for candidates, and which candidates are worth sending."""
