@@ -32,7 +32,7 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.target import open_target
-from verifier_svc.verifier import Parts, running
+from verifier_svc.verifier import VerifierParts, running
 
 PASS_S = 0.060
 NODES = (4, 8, 16)
@@ -70,7 +70,7 @@ async def system(variant: str, nodes: int) -> AsyncIterator[str]:
     more = {"DRAFTER_MAX_NODES": str(nodes)} if variant == BARE else {}
     target = str(MODELS / "target")
     config = VerifierConfig(model=target, dtype="float32", listen=ANYWHERE, grace_s=0.0)
-    async with running(config, Parts(opening=stretched)) as verifier:
+    async with running(config, VerifierParts(opening=stretched)) as verifier:
         drafters = {
             kind: Role(
                 "drafter_svc",

@@ -33,10 +33,10 @@ from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from training.inflate.inflate import inflate
-from training.inflate.proportions import Request
+from training.inflate.proportions import InflateRequest
 
 SIZES = {"1B": 1_000_000_000, "8B": 8_000_000_000}
 Ways = dict[str, Acceleration | None]
@@ -84,7 +84,7 @@ def _median(run: Callable[[], object], wait: Callable[[], object], repeats: int)
     return statistics.median(seconds)
 
 
-def open_sessions(engine: PackedEngine, count: int, context: int, room: int) -> list[Sequence]:
+def open_sessions(engine: TorchEngine, count: int, context: int, room: int) -> list[Sequence]:
     sequences = [engine.open(context + room) for _ in range(count)]
     for sequence in sequences:
         start = Segment(sequence, list(range(1, context + 1)), want_logits=False)
@@ -93,7 +93,7 @@ def open_sessions(engine: PackedEngine, count: int, context: int, room: int) -> 
     return sequences
 
 
-def step_s(engine: PackedEngine, segments: list[Segment], repeats: int) -> tuple[float, float]:
+def step_s(engine: TorchEngine, segments: list[Segment], repeats: int) -> tuple[float, float]:
     """(seconds of a step, seconds that `forward` keeps its caller)."""
     host: list[float] = []
     whole: list[float] = []
@@ -112,9 +112,7 @@ def steps(name: str, checkpoint: Checkpoint, choices: Ways, setting: Setting) ->
     floor = weights / bytes_per_s(checkpoint.device, setting.copied)
     for way, acceleration in choices.items():
         room = 1 + max(setting.nodes) + BLOCK_SIZE
-        engine = PackedEngine(
-            checkpoint, max(setting.sessions) * (setting.context + 2 * room), BLOCK_SIZE, acceleration
-        )
+        engine = TorchEngine(checkpoint, max(setting.sessions) * (setting.context + 2 * room), BLOCK_SIZE, acceleration)
         for count in setting.sessions:
             sequences = open_sessions(engine, count, setting.context, room)
             for nodes in setting.nodes:
@@ -140,8 +138,8 @@ def steps(name: str, checkpoint: Checkpoint, choices: Ways, setting: Setting) ->
 class Writer:
     """Writes greedy text with one engine, or with guesses of another one."""
 
-    target: PackedEngine
-    draft: PackedEngine
+    target: TorchEngine
+    draft: TorchEngine
     chain: int
     """0: plain decoding."""
 
@@ -172,14 +170,14 @@ class Writer:
         return guesses
 
     @staticmethod
-    def _likeliest(engine: PackedEngine, segment: Segment, guesses: list[int]) -> list[int]:
+    def _likeliest(engine: TorchEngine, segment: Segment, guesses: list[int]) -> list[int]:
         token = coupled_sampling.likeliest(engine.forward([segment]))
         engine.keep(segment, [])
         guesses += token
         return token
 
 
-def texts(name: str, target: PackedEngine, draft: PackedEngine, setting: Setting) -> list[Row]:
+def texts(name: str, target: TorchEngine, draft: TorchEngine, setting: Setting) -> list[Row]:
     """Tokens a second of one session, plain and with guesses."""
     tokenizer = load_tokenizer(str(MODELS / "target"))
     prompts = [tokenizer.encode(piece).ids for piece in held_out(4)]
@@ -199,12 +197,12 @@ def texts(name: str, target: PackedEngine, draft: PackedEngine, setting: Setting
     ]
 
 
-def fastest(checkpoint: Checkpoint) -> PackedEngine:
-    return PackedEngine(checkpoint, 4096, BLOCK_SIZE, list(ways(checkpoint).values())[-1])
+def fastest(checkpoint: Checkpoint) -> TorchEngine:
+    return TorchEngine(checkpoint, 4096, BLOCK_SIZE, list(ways(checkpoint).values())[-1])
 
 
 def inflated(parameters: int, out: Path) -> str:
-    inflate(MODELS / "target", out, Request(parameters))
+    inflate(MODELS / "target", out, InflateRequest(parameters))
     return str(out)
 
 

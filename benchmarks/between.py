@@ -32,12 +32,12 @@ from slipstream.rpc import proto_conversion
 from slipstream.runtime_tuning import tune
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
-from verifier_svc.scheduling.planner import Limits, Planner
+from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Session
-from verifier_svc.sources.drafter_pool import Drafters
+from verifier_svc.sources.drafter_pool import DrafterPool
 
 AIM_S = 0.001
 PASS_S = 0.005
@@ -64,11 +64,11 @@ class Between:
     def __init__(self, thread: ModelThread | InlineThread, sessions: int, nodes: int, pass_s: float) -> None:
         engine = open_engine(f"emulated:vocabulary=4096&base_ms={1e3 * pass_s}", kv_tokens=sessions * LENGTH)
         assert isinstance(engine, EmulatedEngine)
-        drafters = Drafters(proto_conversion.model_to_wire(engine.model), 0.02)
+        drafters = DrafterPool(proto_conversion.model_to_wire(engine.model), 0.02)
         curve = CostCurve()
         for size in BUCKETS:
             curve.record(size, sessions, [PASS_S])
-        planner = Planner(drafters, Limits(512, 256, max_wait_s=0.0), curve)
+        planner = Planner(drafters, StepLimits(512, 256, max_wait_s=0.0), curve)
         self.scheduler = Scheduler(engine, thread, drafters, planner)  # type: ignore[arg-type]
         self.began: list[float] = []
         self.ended: list[float] = []
@@ -179,7 +179,7 @@ def _session(number: int, nodes: int) -> Session:
         id=str(number),
         number=number,
         epoch=1,
-        sampling=Sampling(temperature=0.0),
+        sampling=SamplingParams(temperature=0.0),
         tokens=prompt,
         prompt_length=len(prompt),
         max_length=LENGTH,

@@ -17,15 +17,15 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from benchmarks.records import Row, write
-from drafter_svc.step_stats import Tally as Passes
+from drafter_svc.step_stats import StepStats as Passes
 from gateway.store.measured import MeasuredStore
-from gateway.store.memory import Memory, MemoryStore
-from gateway.telemetry.metrics_source import Parts, meter
-from gateway.telemetry.request_metrics import Meters
-from gateway.telemetry.request_stats import Ledger
-from slipstream.rpc.send_queue import Traffic
+from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.telemetry.metrics_source import MetricsParts, meter
+from gateway.telemetry.request_metrics import RequestMetrics
+from gateway.telemetry.request_stats import RequestStats
+from slipstream.rpc.send_queue import ByteCounter
 from slipstream.v1 import verifier_pb2
-from verifier_svc.scheduling.step_stats import Tally
+from verifier_svc.scheduling.step_stats import StepStats
 
 DEPTHS = (1, 2, 3, 4, 5, 2, 3, 1)
 ROUND = verifier_pb2.Round(
@@ -68,8 +68,8 @@ def plan(workload: str) -> Any:
 
 
 def ledgers() -> tuple[Case, Case]:
-    counted = Ledger(time.monotonic, 0.0, series=Meters().of(plan("chat")))
-    plain = Ledger(time.monotonic, 0.0)
+    counted = RequestStats(time.monotonic, 0.0, series=RequestMetrics().of(plan("chat")))
+    plain = RequestStats(time.monotonic, 0.0)
     return lambda: counted.add(ROUND), lambda: plain.add(ROUND)
 
 
@@ -77,7 +77,7 @@ def stores() -> tuple[Case, Case]:
     async def renew() -> None:
         """What a store does that does nothing."""
 
-    store = MeasuredStore(MemoryStore(Memory(), owner="me", ttl_s=60.0, lease_s=10.0))
+    store = MeasuredStore(MemoryStore(MemoryBackend(), owner="me", ttl_s=60.0, lease_s=10.0))
 
     def run(coroutine: Any) -> None:
         try:
@@ -90,20 +90,20 @@ def stores() -> tuple[Case, Case]:
 
 def scrape() -> tuple[Case, Case]:
     """On the loop, and on the thread that answers."""
-    meters = Meters()
+    meters = RequestMetrics()
     for kind in range(KINDS):
-        Ledger(time.monotonic, 0.0, series=meters.of(plan(f"kind-{kind}"))).add(ROUND)
+        RequestStats(time.monotonic, 0.0, series=meters.of(plan(f"kind-{kind}"))).add(ROUND)
     config = SimpleNamespace(prices_of_drafters=dict, verifier_price=1.0, verifiers=())
     router = SimpleNamespace(verifiers=[], drafters=[], pools=(), clock=time.monotonic)
-    store = MeasuredStore(MemoryStore(Memory(), owner="me", ttl_s=60.0, lease_s=10.0))
+    store = MeasuredStore(MemoryStore(MemoryBackend(), owner="me", ttl_s=60.0, lease_s=10.0))
     server = SimpleNamespace(errors={})
-    told = meter(Parts(config, meters, router, store, None, Traffic(), server))  # type: ignore[arg-type]
+    told = meter(MetricsParts(config, meters, router, store, None, ByteCounter(), server))  # type: ignore[arg-type]
     told.read()
     return told.read, lambda: generate_latest(told.registry)
 
 
 def main() -> None:
-    tally, passes = Tally(), Passes()
+    tally, passes = StepStats(), Passes()
     tree = SimpleNamespace(root=SimpleNamespace(path_log_prob=-3.0))
     turn = SimpleNamespace(
         session=SimpleNamespace(tree=tree),

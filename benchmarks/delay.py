@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from benchmarks.processes import INFLATED, MODELS, Far, inflate, serving
 from benchmarks.prompts import without_loops
 from benchmarks.records import Row, write
-from slipstream.client.load_generator import Load, run_load
+from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
 
@@ -59,7 +59,7 @@ class Setting:
 
 async def measure(setting: Setting, delay_ms: float, repeats: int) -> list[Row]:
     """Plain and push-ahead in turn on one system, ask-then-verify on systems of its own."""
-    loads: dict[str, list[Load]] = {}
+    loads: dict[str, list[LoadResult]] = {}
     async with Far(setting.target, setting.draft, delay_ms, settings=setting.settings).serving() as server:
         await run_load(server, setting.requests(NODES)[:1], 1)  # the links, and the paces that the waiting rule knows
         for _ in range(repeats):
@@ -76,7 +76,7 @@ async def measure(setting: Setting, delay_ms: float, repeats: int) -> list[Row]:
     return [row(mode, delay_ms, some) for mode, some in loads.items()]
 
 
-def row(mode: str, delay_ms: float, loads: list[Load]) -> Row:
+def row(mode: str, delay_ms: float, loads: list[LoadResult]) -> Row:
     speeds = sorted(load.tokens_per_s for load in loads)
     last = loads[-1]
     rounds = last.total("rounds")

@@ -10,13 +10,13 @@ import sys
 
 from benchmarks.processes import MODELS, serving
 from benchmarks.prompts import held_out, request
-from slipstream.client.load_generator import Load, run_load
+from slipstream.client.load_generator import LoadResult, run_load
 
 TOKENS = 32
 CONCURRENCY = 16
 
 
-async def run(server: str, prompts: list[str], temperature: float, speculate: bool) -> Load:
+async def run(server: str, prompts: list[str], temperature: float, speculate: bool) -> LoadResult:
     requests = [
         request(prompt, TOKENS, speculate=speculate, temperature=temperature, seed=seed)
         for seed, prompt in enumerate(prompts)

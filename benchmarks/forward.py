@@ -36,7 +36,7 @@ from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.linear import Linear
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
 CONTEXT = 256
@@ -51,7 +51,7 @@ Pass = Callable[[int], None]
 """Of so many tokens."""
 
 
-def engine_pass(engine: PackedEngine, scattered: bool = False) -> Pass:
+def engine_pass(engine: TorchEngine, scattered: bool = False) -> Pass:
     if scattered:
         singles = [engine.open(1) for _ in range(engine.blocks_total)]
         for single in singles[::2]:
@@ -101,8 +101,8 @@ def ways(folder: Path, dtype: str) -> dict[str, Pass]:
     def plain() -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
 
-    def engine(lean: bool) -> PackedEngine:
-        return PackedEngine(load_checkpoint(str(folder), dtype, lean=lean), KV_TOKENS, block_size=BLOCK)
+    def engine(lean: bool) -> TorchEngine:
+        return TorchEngine(load_checkpoint(str(folder), dtype, lean=lean), KV_TOKENS, block_size=BLOCK)
 
     return {
         "transformers": plain_pass(plain()),
@@ -136,7 +136,7 @@ def compare(name: str, folder: Path, dtype: str, clock: Callable[[], float]) -> 
     return rows
 
 
-def read(engine: PackedEngine, text: list[int], together: int) -> torch.Tensor:
+def read(engine: TorchEngine, text: list[int], together: int) -> torch.Tensor:
     """fp32 [LENGTH, V]: the logits behind each of the text's last tokens, in passes of so many."""
     sequence = engine.open(len(text) + together)
     start = Segment(sequence, text[:-LENGTH], want_logits=False)
@@ -154,7 +154,7 @@ def read(engine: PackedEngine, text: list[int], together: int) -> torch.Tensor:
 
 def dependence(name: str, folder: Path, dtype: str, lean: bool) -> Row:
     """How logits depend on the number of tokens in a pass."""
-    engine = PackedEngine(load_checkpoint(str(folder), dtype, lean=lean), KV_TOKENS, block_size=BLOCK)
+    engine = TorchEngine(load_checkpoint(str(folder), dtype, lean=lean), KV_TOKENS, block_size=BLOCK)
     tokenizer = load_tokenizer(str(folder))
     texts = [tokenizer.encode(text).ids[: 2 * LENGTH] for text in held_out(TEXTS)]
     pairs = [(read(engine, text, 1), read(engine, text, TOGETHER)) for text in texts if len(text) > LENGTH]

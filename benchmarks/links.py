@@ -21,7 +21,7 @@ from benchmarks.processes import cpu_s
 from slipstream.errors import SlipstreamError
 from slipstream.rpc import multiplexed_stream, proto_conversion
 from slipstream.rpc.channel import channel
-from slipstream.rpc.send_queue import Outbox
+from slipstream.rpc.send_queue import SendQueue
 from slipstream.rpc.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 
@@ -37,7 +37,7 @@ class Echo(drafter_pb2_grpc.DrafterServiceServicer):
         requests: AsyncIterator[drafter_pb2.DraftRequest],
         context: grpc.aio.ServicerContext[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
     ) -> None:
-        outbox: Outbox[types_pb2.Candidates] = Outbox()
+        outbox: SendQueue[types_pb2.Candidates] = SendQueue()
 
         def receive(request: drafter_pb2.DraftRequest) -> None:
             for command in request.commands:
@@ -85,7 +85,9 @@ class Rounds:
 
     async def run(
         self,
-        link: multiplexed_stream.Link[drafter_pb2.DraftCommand, drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
+        link: multiplexed_stream.MultiplexedStream[
+            drafter_pb2.DraftCommand, drafter_pb2.DraftRequest, drafter_pb2.DraftResponse
+        ],
         seconds: float,
     ) -> None:
         until = time.perf_counter() + seconds
@@ -102,7 +104,7 @@ class Rounds:
 async def measure(address: str, pid: int, sessions: int) -> None:
     async with channel(address) as line:
         rounds = Rounds(sessions)
-        link: multiplexed_stream.Link[Any, Any, Any] = multiplexed_stream.Link(
+        link: multiplexed_stream.MultiplexedStream[Any, Any, Any] = multiplexed_stream.MultiplexedStream(
             drafter_pb2_grpc.DrafterServiceStub(line).Draft, lambda c: drafter_pb2.DraftRequest(commands=c), rounds
         )
         running = asyncio.create_task(link.run())

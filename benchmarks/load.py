@@ -14,7 +14,7 @@ import sys
 from benchmarks.processes import INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import held_out, request
 from benchmarks.records import Row, write
-from slipstream.client.load_generator import Load, run_load
+from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -29,7 +29,7 @@ def requests(at_once: int, tokens: int, *, speculate: bool) -> list[gateway_pb2.
 
 
 async def compare(server: str, at_once: int, tokens: int, repeats: int) -> Row:
-    loads: dict[bool, list[Load]] = {False: [], True: []}
+    loads: dict[bool, list[LoadResult]] = {False: [], True: []}
     for _ in range(repeats):
         for speculate, some in loads.items():
             some.append(await run_load(server, requests(at_once, tokens, speculate=speculate), at_once))

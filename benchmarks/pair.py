@@ -14,7 +14,7 @@ import sys
 
 from benchmarks.processes import INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import request, without_loops
-from slipstream.client.load_generator import Load, run_load
+from slipstream.client.load_generator import LoadResult, run_load
 
 PROMPTS = 4
 TOKENS = 64
@@ -22,7 +22,7 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 
 
 async def compare(server: str, prompts: list[str], temperature: float, concurrency: int, repeats: int) -> None:
-    runs: dict[bool, list[Load]] = {False: [], True: []}
+    runs: dict[bool, list[LoadResult]] = {False: [], True: []}
     for _ in range(repeats):
         for speculate, loads in runs.items():
             requests = [

@@ -22,7 +22,7 @@ from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, Far
 from benchmarks.records import Row, write
 from benchmarks.virtual import VOCABULARY, System, World, run, system
 from capacity.cell import Cell, Outcome, Simulation, way_s
-from capacity.drafting import Drafting
+from capacity.drafting import DraftSettings
 from capacity.guessing import Acceptance
 from capacity.step import Verifying
 from slipstream.client.client import complete
@@ -103,7 +103,7 @@ class Seen:
 def predicted(load: Load, *, processes: bool) -> dict[str, float]:
     host, draft_host = (HOST_S[load.speculate], DRAFT_HOST_S) if processes else ((0.0, 0.0), (0.0, 0.0))
     verifying = Verifying(TARGET, ACCEPTANCE, *host, max_draft_tokens=NODES)
-    drafting = Drafting(DRAFT, *draft_host, load.delay_ms / 1e3)
+    drafting = DraftSettings(DRAFT, *draft_host, load.delay_ms / 1e3)
     cell = Cell(verifying, drafting if load.speculate else None, client_s=CLIENT_S)
     runs = [_simulated(cell, load, seed).figures() for seed in range(SEEDS if load.speculate else 1)]
     return {name: statistics.mean(figures[name] for figures in runs) for name in runs[0]}

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from benchmarks.processes import MODELS, serving
 from benchmarks.prompts import held_out, request, without_loops
 from benchmarks.records import Row, write
-from slipstream.client.load_generator import Load, run_load
+from slipstream.client.load_generator import LoadResult, run_load
 
 TOKENS = 96
 CONCURRENCY = 2
@@ -44,7 +44,7 @@ def edited(text: str, share: float, chance: random.Random, others: Sequence[str]
 
 async def run(
     server: str, prompts: list[str], temperature: float, drafters: Sequence[str], predictions: Sequence[str]
-) -> Load:
+) -> LoadResult:
     requests = [
         request(prompt, TOKENS, speculate=bool(drafters), temperature=temperature, seed=seed)
         for seed, prompt in enumerate(prompts)
@@ -55,7 +55,7 @@ async def run(
     return await run_load(server, requests, CONCURRENCY)
 
 
-def row(temperature: float, drafters: Sequence[str], changed: float | None, load: Load) -> Row:
+def row(temperature: float, drafters: Sequence[str], changed: float | None, load: LoadResult) -> Row:
     drafted, accepted = load.total("drafted"), load.total("accepted")
     predicted, refuted = (load.total(f"{name}_prediction_tokens") for name in ("accepted", "rejected"))
     return {

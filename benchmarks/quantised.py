@@ -28,10 +28,10 @@ from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.forward import LibraryForward
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from training.inflate.inflate import inflate
-from training.inflate.proportions import Request
+from training.inflate.proportions import InflateRequest
 
 CHOICES = (("", "float32"), ("", "bfloat16"), ("int8", "bfloat16"), ("int4", "bfloat16"), ("int8-dynamic", "float32"))
 SIZES = (1, 4, 16)
@@ -51,7 +51,7 @@ class Text:
     seed: int
 
 
-def write_texts(engine: PackedEngine, prompts: list[list[int]], greedy: bool) -> list[Text]:
+def write_texts(engine: TorchEngine, prompts: list[list[int]], greedy: bool) -> list[Text]:
     """What the target says after each prompt, all of them in one step."""
     sequences = [engine.open(len(prompt) + TOKENS) for prompt in prompts]
     pending, texts = prompts, [Text(prompt, [], greedy, seed) for seed, prompt in enumerate(prompts)]
@@ -71,7 +71,7 @@ def write_texts(engine: PackedEngine, prompts: list[list[int]], greedy: bool) ->
 
 def target_texts(count: int) -> list[Text]:
     """Greedy and sampled texts after the same `count` prompts."""
-    engine = PackedEngine(load_checkpoint(str(MODELS / "target"), "float32"), KV_TOKENS)
+    engine = TorchEngine(load_checkpoint(str(MODELS / "target"), "float32"), KV_TOKENS)
     tokenizer = load_tokenizer(str(MODELS / "target"))
     texts: list[Text] = []
     seed = 1
@@ -84,7 +84,7 @@ def target_texts(count: int) -> list[Text]:
     return texts[: 2 * count]
 
 
-def guesses(engine: PackedEngine, text: Text) -> list[int]:
+def guesses(engine: TorchEngine, text: Text) -> list[int]:
     """The draft's best guess at every position of the text."""
     sequence = engine.open(len(text.prompt) + TOKENS + WALK)
     start = Segment(sequence, text.prompt[:-1], want_logits=False)
@@ -104,7 +104,7 @@ def guesses(engine: PackedEngine, text: Text) -> list[int]:
     return found
 
 
-def pass_ms(engines: list[PackedEngine], tokens: int) -> list[float]:
+def pass_ms(engines: list[TorchEngine], tokens: int) -> list[float]:
     """CPU of each engine's passes of `tokens` tokens, the median; one pass of each in turn."""
     segments = []
     for engine in engines:
@@ -152,7 +152,7 @@ def stored_bytes(folder: str, quantisation: str, dtype: str) -> int:
 
 def compare(name: str, folder: str, texts: list[Text]) -> list[Row]:
     checkpoints = [load_checkpoint(folder, dtype, quantisation=quantisation) for quantisation, dtype in CHOICES]
-    engines = [PackedEngine(checkpoint, KV_TOKENS) for checkpoint in checkpoints]
+    engines = [TorchEngine(checkpoint, KV_TOKENS) for checkpoint in checkpoints]
     times = dict(zip(SIZES, (pass_ms(engines, size) for size in SIZES), strict=True))
     truth = [text.tokens for text in texts]
     found = [[guesses(engine, text) for text in texts] for engine in engines]
@@ -178,7 +178,7 @@ def share(left: list[list[int]], right: list[list[int]], places: list[int]) -> f
 def main(count: int) -> None:
     torch.set_num_threads(1)
     big = ROOT / ".cache" / "draft-50m"
-    shape = inflate(MODELS / "draft", big, Request(50_000_000))
+    shape = inflate(MODELS / "draft", big, InflateRequest(50_000_000))
     texts = target_texts(count)
     rows = compare("shipped, 1 M", str(MODELS / "draft"), texts)
     rows += compare(f"inflated, {shape.parameters() / 1e6:.0f} M", str(big), texts)

@@ -20,11 +20,11 @@ from benchmarks.processes import MODELS
 from benchmarks.records import Row, write
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.segment import Segment
-from slipstream.engine.tensor_parallel.broadcast import MAGIC, Kind, Step, encode_step
-from slipstream.engine.tensor_parallel.group import LEADER, Place
-from slipstream.engine.tensor_parallel.parallel import FollowingEngine, LeadingEngine, Line, Patience, join
+from slipstream.engine.tensor_parallel.broadcast import MAGIC, BroadcastStep, Kind, encode_step
+from slipstream.engine.tensor_parallel.group import LEADER, Rank
+from slipstream.engine.tensor_parallel.parallel import FollowingEngine, GroupTimeouts, LeadingEngine, Line, join
 from slipstream.engine.tensor_parallel.spread import Spread
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 
 REPEATS = 30
 CONTEXT, NODES, PROMPT = 128, 8, 512
@@ -33,7 +33,7 @@ KV_TOKENS = 16_384
 COMMAND = "python -m torch.distributed.run --standalone --nproc-per-node 2 -m benchmarks.ranks"
 
 
-def decoding(engine: PackedEngine, sessions: int) -> list[Segment]:
+def decoding(engine: TorchEngine, sessions: int) -> list[Segment]:
     context = [Segment(engine.open(CONTEXT + NODES + 1), [1] * CONTEXT, want_logits=False) for _ in range(sessions)]
     engine.forward(context)
     for segment in context:
@@ -42,7 +42,7 @@ def decoding(engine: PackedEngine, sessions: int) -> list[Segment]:
     return [Segment(segment.sequence, [2], [3] * NODES, parents) for segment in context]
 
 
-def reading(engine: PackedEngine) -> list[Segment]:
+def reading(engine: TorchEngine) -> list[Segment]:
     return [Segment(engine.open(PROMPT), [1] * PROMPT)]
 
 
@@ -57,9 +57,9 @@ def seconds(*actions: Callable[[], object]) -> list[float]:
     return [statistics.median(taken) for taken in times]
 
 
-def row(name: str, alone: list[Segment], cut: list[Segment], engines: tuple[PackedEngine, PackedEngine, Line]) -> Row:
+def row(name: str, alone: list[Segment], cut: list[Segment], engines: tuple[TorchEngine, TorchEngine, Line]) -> Row:
     one, two, line = engines
-    step = Step([], cut)
+    step = BroadcastStep([], cut)
     words = encode_step(step)
     beat = [MAGIC, Kind.BEAT, *words[2:]]  # as long, and nobody computes anything
     steps = seconds(lambda: one.forward(alone), lambda: two.forward(cut))
@@ -78,16 +78,16 @@ def row(name: str, alone: list[Segment], cut: list[Segment], engines: tuple[Pack
 
 
 def main(folder: str) -> None:
-    place = Place.told()
+    place = Rank.told()
     spread = Spread(ranks=place.size)
     line, checkpoint = join(
-        place, Patience(600.0, 60.0), lambda _: load_checkpoint(folder, "float32", spread=spread), KV_TOKENS
+        place, GroupTimeouts(600.0, 60.0), lambda _: load_checkpoint(folder, "float32", spread=spread), KV_TOKENS
     )
     if place.rank != LEADER:
         FollowingEngine(checkpoint, KV_TOKENS, line).follow()
         return
     two = LeadingEngine(checkpoint, KV_TOKENS, line)
-    one = PackedEngine(load_checkpoint(folder, "float32"), KV_TOKENS)
+    one = TorchEngine(load_checkpoint(folder, "float32"), KV_TOKENS)
     rows = [
         row(f"{sessions} sessions", decoding(one, sessions), decoding(two, sessions), (one, two, line))
         for sessions in SESSIONS

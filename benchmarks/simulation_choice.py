@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from benchmarks.simulation_texts import Key, Text
 from benchmarks.simulation_trees import Grown
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.frame import Limits
+from slipstream.speculation.frame import TreeLimits
 from slipstream.speculation.selection import ROOT, Selection
 from verifier_svc.acceptance.coupled import coupled
-from verifier_svc.acceptance.result import Verdict
+from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.calibration import Calibration
 
 MOST = 32
 """Nodes of the largest choice; smaller ones are its head."""
 STARTS = 4
 """The walk of a text is begun at each of its first few tokens: other rounds, the same text, less noise."""
-_ROOM = Limits(nodes=1 << 20, frame_nodes=1 << 20)
+_ROOM = TreeLimits(nodes=1 << 20, frame_nodes=1 << 20)
 _PRIORS = [math.log(share) for share in (0.60, 0.14, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)]
 
 Scoring = Callable[[Grown], Grown]
@@ -156,7 +156,7 @@ def accepted(text: Text, position: int, chosen: Selection) -> tuple[int, ...]:
         try:
             request = rule.send(text.tokens[base + chosen.depth(request.node)])
         except StopIteration as stop:
-            verdict: Verdict = stop.value
+            verdict: AcceptanceResult = stop.value
             return verdict.path
 
 

@@ -14,11 +14,11 @@ import torch
 from benchmarks.prompts import DISTINCT, distinct_share, held_out
 from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from verifier_svc.acceptance.judge import Case, judge
-from verifier_svc.acceptance.result import Broken, Verdict
+from verifier_svc.acceptance.judge import VerifyInput, judge
+from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 
 LOOKAHEAD = 32
 """Tokens generated behind those that count, so that the last rounds are not cut short."""
@@ -35,7 +35,7 @@ class Text:
 
     prompt: int
     """Which one: the same at every temperature."""
-    sampling: Sampling
+    sampling: SamplingParams
     prompt_length: int
     tokens: list[int]
     """Prompt first; the last `LOOKAHEAD` ones do not count."""
@@ -53,7 +53,7 @@ class Text:
 class Walk:
     """Several sequences of the target side by side, one pass for each round."""
 
-    def __init__(self, engine: Engine, prompts: list[list[int]], samplings: list[Sampling], room: int) -> None:
+    def __init__(self, engine: Engine, prompts: list[list[int]], samplings: list[SamplingParams], room: int) -> None:
         """`room` for so many tokens behind each prompt, candidates included."""
         self.tokens = [[*prompt] for prompt in prompts]
         self._engine = engine
@@ -68,18 +68,18 @@ class Walk:
             self._engine.close(sequence)
 
     @torch.inference_mode()
-    def round(self, selections: list[Selection]) -> list[Verdict]:
+    def round(self, selections: list[Selection]) -> list[AcceptanceResult]:
         """One target pass by the real rule; what it accepts is committed. Raises RuntimeError for broken numbers."""
         segments, cases, row = [], [], 0
         for number, chosen in enumerate(selections):
             sequence, tokens = self._sequences[number], self.tokens[number]
             pending = tokens[sequence.length :]
             segments.append(Segment(sequence, pending, list(chosen.token_ids), list(chosen.parents)))
-            cases.append(Case(chosen, row, self._samplings[number], len(tokens)))
+            cases.append(VerifyInput(chosen, row, self._samplings[number], len(tokens)))
             row += segments[-1].logit_rows
-        verdicts: list[Verdict] = []
+        verdicts: list[AcceptanceResult] = []
         for outcome in judge(cases, self._engine.forward(segments)):
-            if isinstance(outcome, Broken):
+            if isinstance(outcome, BrokenNumbers):
                 raise RuntimeError("the target's numbers are broken; use a sound checkpoint.")
             verdicts.append(outcome)
         for segment, chosen, verdict, tokens in zip(segments, selections, verdicts, self.tokens, strict=True):
@@ -95,7 +95,7 @@ def natural(engine: Engine, model: str, count: int, tokens: int) -> list[Text]:
     seed = 1
     while len(kept) < count:
         prompts = [tokenizer.encode(prompt).ids for prompt in held_out(BATCH, seed=seed)]
-        for text in _write(engine, prompts, [Sampling(temperature=0.0)] * BATCH, tokens):
+        for text in _write(engine, prompts, [SamplingParams(temperature=0.0)] * BATCH, tokens):
             if distinct_share(text.tokens[text.rounds.start : text.rounds.stop]) >= DISTINCT:
                 kept.append(Text(len(kept), text.sampling, text.prompt_length, text.tokens))
         seed += 1
@@ -105,11 +105,11 @@ def natural(engine: Engine, model: str, count: int, tokens: int) -> list[Text]:
 def sampled(engine: Engine, texts: list[Text], temperature: float) -> list[Text]:
     """The same prompts, drawn at this temperature with the prompt's number as seed."""
     prompts = [text.tokens[: text.prompt_length] for text in texts]
-    samplings = [Sampling(temperature=temperature, seed=text.prompt) for text in texts]
+    samplings = [SamplingParams(temperature=temperature, seed=text.prompt) for text in texts]
     return _write(engine, prompts, samplings, len(texts[0].rounds))
 
 
-def _write(engine: Engine, prompts: list[list[int]], samplings: list[Sampling], tokens: int) -> list[Text]:
+def _write(engine: Engine, prompts: list[list[int]], samplings: list[SamplingParams], tokens: int) -> list[Text]:
     """Plain decoding of all prompts side by side."""
     length = tokens + LOOKAHEAD
     with Walk(engine, prompts, samplings, length) as walk:

@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 
 from benchmarks.simulation_texts import LOOKAHEAD, Key, Text
-from drafter_svc.proposers import Guess, Proposer, Turn
-from drafter_svc.session import Policy, Session
-from drafter_svc.tree import Node
+from drafter_svc.proposers import DraftRequest, ProposedNode, Proposer
+from drafter_svc.session import DraftPolicy, DraftSession
+from drafter_svc.tree import DraftNode
 from slipstream.errors import SlipstreamError
 from slipstream.speculation.frame import Frame
 
@@ -57,15 +57,15 @@ def grow(proposer: Proposer, texts: list[Text], enough: int, expand: int) -> dic
     return {text.key: grown for text, grown in zip(texts, trees, strict=True)}
 
 
-def _session(text: Text) -> Session:
-    policy = Policy(max_nodes=1 << 20, min_path_probability=0.0)
+def _session(text: Text) -> DraftSession:
+    policy = DraftPolicy(max_nodes=1 << 20, min_path_probability=0.0)
     prefix = text.tokens[: text.prompt_length]
-    return Session(0, text.sampling, policy, prefix, text.prompt_length, len(text.tokens) + LOOKAHEAD)
+    return DraftSession(0, text.sampling, policy, prefix, text.prompt_length, len(text.tokens) + LOOKAHEAD)
 
 
-def _grow(proposer: Proposer, sessions: list[Session], enough: int, expand: int) -> dict[Node, int]:
+def _grow(proposer: Proposer, sessions: list[DraftSession], enough: int, expand: int) -> dict[DraftNode, int]:
     """Grows the trees side by side; returns the pass that made each node."""
-    made: dict[Node, int] = {}
+    made: dict[DraftNode, int] = {}
     number = 0
     while turns := [turn for session in sessions if (turn := _turn(session, enough, expand)) is not None]:
         number += 1
@@ -77,7 +77,7 @@ def _grow(proposer: Proposer, sessions: list[Session], enough: int, expand: int)
     return made
 
 
-def _turn(session: Session, enough: int, expand: int) -> Turn | None:
+def _turn(session: DraftSession, enough: int, expand: int) -> DraftRequest | None:
     """The next pass's share of a session; None once its `enough` likeliest nodes are known."""
     starts = session.frontier(expand)
     best = heapq.nlargest(enough, (node.path_log_prob for node in session.tree.nodes()))
@@ -90,7 +90,7 @@ def _turn(session: Session, enough: int, expand: int) -> Turn | None:
     needed = {above for node in starts for above in _above(node)}
     nodes = [node for node in session.tree.nodes() if node in needed]
     index = {node: number for number, node in enumerate(nodes)}
-    return Turn(
+    return DraftRequest(
         session,
         session.revision,
         start,
@@ -103,17 +103,17 @@ def _turn(session: Session, enough: int, expand: int) -> Turn | None:
     )
 
 
-def _above(node: Node) -> list[Node]:
+def _above(node: DraftNode) -> list[DraftNode]:
     """The node and what stands above it, the root excluded."""
-    path: list[Node] = []
+    path: list[DraftNode] = []
     while node.parent is not None:
         path.append(node)
         node = node.parent
     return path
 
 
-def _add(session: Session, guesses: list[Guess]) -> list[Node]:
-    added: list[Node | None] = []
+def _add(session: DraftSession, guesses: list[ProposedNode]) -> list[DraftNode]:
+    added: list[DraftNode | None] = []
     for guess in guesses:
         parent = added[guess.parent] if isinstance(guess.parent, int) else guess.parent
         # A lookup guesses again what it guessed from further above: that node is there already.
@@ -121,7 +121,7 @@ def _add(session: Session, guesses: list[Guess]) -> list[Node]:
     return [node for node in added if node is not None]
 
 
-def _snapshot(session: Session, made: dict[Node, int]) -> Grown:
+def _snapshot(session: DraftSession, made: dict[DraftNode, int]) -> Grown:
     nodes = [node for node in session.tree.nodes() if node.path_log_prob >= _LEAST]
     numbers = {node: number for number, node in enumerate(nodes, 1)}
     parents = [node.parent for node in nodes]

@@ -18,10 +18,10 @@ import time
 from benchmarks.processes import MODELS, serving
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.client.load_generator import Load, run_load
+from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import Grammars
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import eos_token_ids, fingerprint, load_tokenizer
 from slipstream.v1 import gateway_pb2
 
@@ -44,15 +44,19 @@ PERSON = {
     "additionalProperties": False,
     "x-guidance": {"whitespace_flexible": False},
 }
-LANGUAGES: dict[str, Structure | None] = {
+LANGUAGES: dict[str, StructuredOutput | None] = {
     "free": None,
-    "JSON schema": Structure("json_schema", json.dumps(PERSON)),
-    "lines of words": Structure("regex", r"(    [a-z_]{1,20}( [a-z_]{1,20}){0,6}\n)+"),
-    "calls": Structure("grammar", 'start: call+\ncall: NAME "(" (call | NAME) ("," call)? ")"\nNAME: /[a-z_]{1,12}/'),
+    "JSON schema": StructuredOutput("json_schema", json.dumps(PERSON)),
+    "lines of words": StructuredOutput("regex", r"(    [a-z_]{1,20}( [a-z_]{1,20}){0,6}\n)+"),
+    "calls": StructuredOutput(
+        "grammar", 'start: call+\ncall: NAME "(" (call | NAME) ("," call)? ")"\nNAME: /[a-z_]{1,12}/'
+    ),
 }
 
 
-async def run(server: str, structure: Structure | None, prompts: list[str], temperature: float, on: bool) -> Load:
+async def run(
+    server: str, structure: StructuredOutput | None, prompts: list[str], temperature: float, on: bool
+) -> LoadResult:
     requests = [
         gateway_pb2.GenerateRequest(
             prompt=prompt,
@@ -66,7 +70,7 @@ async def run(server: str, structure: Structure | None, prompts: list[str], temp
     return await run_load(server, requests, CONCURRENCY)
 
 
-def mask_us(grammars: Grammars, structure: Structure | None, texts: list[list[int]]) -> list[float]:
+def mask_us(grammars: Grammars, structure: StructuredOutput | None, texts: list[list[int]]) -> list[float]:
     """Microseconds of each mask along the texts, the first of a grammar left out: it belongs to compiling."""
     spent: list[float] = []
     if structure is None:

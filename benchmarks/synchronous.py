@@ -16,9 +16,9 @@ from slipstream.config import from_env
 from slipstream.process import run, until_signal
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
-from verifier_svc.scheduling.planner import Limits, Plan, Planner
-from verifier_svc.sources.drafter_pool import Drafters
-from verifier_svc.verifier import Parts, running
+from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
+from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.verifier import VerifierParts, running
 
 ANSWER_TIMEOUT_S = 1.0
 
@@ -28,16 +28,16 @@ class SynchronousPlanner(Planner):
     as was asked for, whatever its tokens are worth."""
 
     def __init__(
-        self, drafters: Drafters, limits: Limits, curve: CostCurve, clock: Callable[[], float] = time.monotonic
+        self, drafters: DrafterPool, limits: StepLimits, curve: CostCurve, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(drafters, limits, curve, clock)
         drafters.threshold = 0.0
 
-    def timed(self, plan: Plan, seconds: float, waited: float) -> int:
+    def timed(self, plan: StepPlan, seconds: float, waited: float) -> int:
         """Nothing is learned of what a candidate must be worth."""
         return sum(turn.tokens for turn in plan.turns)
 
-    def pause(self, plan: Plan, waited_s: float) -> float:
+    def pause(self, plan: StepPlan, waited_s: float) -> float:
         if not plan.decoding or waited_s >= ANSWER_TIMEOUT_S:
             return 0.0
         missing = any(turn.session.tree.depth < turn.session.draft_limit for turn in plan.turns)
@@ -46,7 +46,7 @@ class SynchronousPlanner(Planner):
 
 async def main() -> None:
     config = from_env(VerifierConfig, "VERIFIER_")
-    async with running(config, Parts(planner=SynchronousPlanner)) as verifier:
+    async with running(config, VerifierParts(planner=SynchronousPlanner)) as verifier:
         await verifier.server.serving(True)
         print(f"ready grpc={verifier.address}", flush=True)
         await until_signal()

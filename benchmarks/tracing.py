@@ -43,7 +43,7 @@ from slipstream.runtime_tuning import tune
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2
 from verifier_svc.session import Session
-from verifier_svc.tracing import SessionTrace
+from verifier_svc.tracing import VerifyTrace
 
 SESSIONS, NODES, PASS_S = 32, 8, 0.02
 WARM_STEPS, TURNS, STEPS = 60, 14, 40
@@ -68,11 +68,11 @@ class Drafted(Between):
         self.share = 0.0
         self.feeding_s = 0.0
         self._chance = random.Random(3)
-        self._traces: dict[Session, SessionTrace] = {}
+        self._traces: dict[Session, VerifyTrace] = {}
         for session in self._texts:
             trace = tracing.begin("generate", {})
             assert trace is not None
-            self._traces[session] = SessionTrace(trace, trace.now())
+            self._traces[session] = VerifyTrace(trace, trace.now())
         self._frame = types_pb2.Candidates(token_ids=range(24), confidences=bytes(24))
         self._frame.mark.length = 1
 

@@ -22,7 +22,7 @@ from benchmarks.records import Row, write
 from benchmarks.tracing import collector
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import Door, sampled_parent
+from slipstream.client.gateway_endpoint import GatewayEndpoint, sampled_parent
 from slipstream.v1 import gateway_pb2
 
 TARGET = "emulated:vocabulary=512&base_ms=20"
@@ -62,7 +62,7 @@ class System:
             ignore_eos=True,
             sampling=gateway_pb2.SamplingOptions(temperature=0.0),
         )
-        async with Door(self.address, traceparent=parent).channel() as line:
+        async with GatewayEndpoint(self.address, traceparent=parent).channel() as line:
             completion = await complete(line, request)
         assert bool(completion.trace_id) == traced
         return completion

@@ -31,14 +31,14 @@ from benchmarks import records
 from benchmarks.processes import MODELS
 from benchmarks.prompts import held_out
 from drafter_svc.config import DrafterConfig
-from drafter_svc.proposers import Proposer, Turn, translated, translation
+from drafter_svc.proposers import DraftRequest, Proposer, translated, translation
 from drafter_svc.proposers.opening import open_proposer
-from drafter_svc.session import Policy, Session
+from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
 TARGET = str(MODELS / "target")
@@ -53,7 +53,7 @@ class Run:
 
     tokens: list[int]
     prompt_length: int
-    sampling: Sampling
+    sampling: SamplingParams
 
 
 def permuted(folder: Path, out: Path, seed: int = 0) -> Path:
@@ -79,14 +79,14 @@ def permuted(folder: Path, out: Path, seed: int = 0) -> Path:
 
 def runs(target: Engine, prompts: Sequence[str], temperature: float, tokens: int) -> list[Run]:
     tokenizer = load_tokenizer(TARGET)
-    samplings = [Sampling(temperature=temperature, seed=seed) for seed in range(len(prompts))]
+    samplings = [SamplingParams(temperature=temperature, seed=seed) for seed in range(len(prompts))]
     return [
         _continued(target, tokenizer.encode(p).ids, sampling, tokens)
         for p, sampling in zip(prompts, samplings, strict=True)
     ]
 
 
-def _continued(target: Engine, prompt: list[int], sampling: Sampling, count: int) -> Run:
+def _continued(target: Engine, prompt: list[int], sampling: SamplingParams, count: int) -> Run:
     sequence = target.open(len(prompt) + count)
     tokens, pending = list(prompt), list(prompt)
     for _ in range(count):
@@ -105,11 +105,13 @@ def agreement(proposer: Proposer, some: Sequence[Run]) -> tuple[float, float]:
     first = anywhere = total = 0
     for run in some:
         prompt = run.tokens[: run.prompt_length]
-        session = Session(1, run.sampling, Policy(8, 0.0), prompt, run.prompt_length, len(run.tokens) + 1)
+        session = DraftSession(1, run.sampling, DraftPolicy(8, 0.0), prompt, run.prompt_length, len(run.tokens) + 1)
         computed = 0
         for place in range(run.prompt_length, len(run.tokens)):
             pending = run.tokens[computed:place]
-            (answer,) = proposer.grow([Turn(session, 0, computed, pending, [], [], [], [-1], [session.tree.root])])
+            (answer,) = proposer.grow(
+                [DraftRequest(session, 0, computed, pending, [], [], [], [-1], [session.tree.root])]
+            )
             assert isinstance(answer, list), answer
             guesses = [guess.token for guess in answer]
             first += guesses[:1] == [run.tokens[place]]

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
 from drafter_svc.proposers.model import ModelProposer
-from drafter_svc.scheduler import Scheduler as DraftScheduler
+from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.kvcache.block_pool import BlockPool
@@ -30,10 +30,10 @@ from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc import service as verifier_service
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
-from verifier_svc.scheduling.planner import Limits, Planner
+from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.sources.drafter_link import Drafter
-from verifier_svc.sources.drafter_pool import Drafters
+from verifier_svc.sources.drafter_link import DrafterLink
+from verifier_svc.sources.drafter_pool import DrafterPool
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 VOCABULARY = 512
@@ -131,7 +131,7 @@ class Outcome:
 class VirtualLink:
     """For `links.Link`: what the verifier says arrives at one drafter's stream, and the other way round, late."""
 
-    def __init__(self, peer: drafter_service.Peer, listener: Drafter, delay_s: float) -> None:
+    def __init__(self, peer: drafter_service.VerifierStream, listener: DrafterLink, delay_s: float) -> None:
         self.up = True
         self.bytes = 0
         self._outbox = peer.outbox
@@ -180,9 +180,9 @@ class System:
     link: VirtualLink
     drafter: verifier_pb2.DrafterAddress
 
-    def gateway(self) -> verifier_service.Peer:
+    def gateway(self) -> verifier_service.GatewayStream:
         """One gateway's stream."""
-        return verifier_service.Peer(self.service)
+        return verifier_service.GatewayStream(self.service)
 
 
 @asynccontextmanager
@@ -198,20 +198,20 @@ async def system(world: World) -> AsyncIterator[System]:
     )
     proposer = ModelProposer(draft, width=world.width, max_nodes=world.max_nodes, proposal_tokens=32)
     drafting = DraftScheduler(proposer, draft_thread, 512, world.expand, loop.time)  # type: ignore[arg-type]
-    bounds = drafter_service.Bounds(proto_conversion.model_to_wire(draft.model), 4096, world.max_nodes)
+    bounds = drafter_service.ServiceLimits(proto_conversion.model_to_wire(draft.model), 4096, world.max_nodes)
 
     target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
     model = proto_conversion.model_to_wire(target.model)
-    drafters = Drafters(model, world.min_path_probability, loop.time)
-    planner = world.planner(drafters, Limits(512, 256, 0.25), _curve(world.target), loop.time)
+    drafters = DrafterPool(model, world.min_path_probability, loop.time)
+    planner = world.planner(drafters, StepLimits(512, 256, 0.25), _curve(world.target), loop.time)
     verifying = Scheduler(target, target_thread, drafters, planner, loop.time)  # type: ignore[arg-type]
     tokens = world.blocks * BLOCK_SIZE
-    promised = verifier_service.Bounds(model, 4096, 64, tokens)
+    promised = verifier_service.ServiceLimits(model, 4096, 64, tokens)
     service = verifier_service.VerifierService(verifying, drafters, promised, Grammars.of("", target.model))
 
     address = verifier_pb2.DrafterAddress(address="drafter:1", name="model")
     drafter = drafters._drafter(address, [])
-    link = VirtualLink(drafter_service.Peer(drafting, bounds), drafter, world.delay_s)
+    link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, world.delay_s)
     drafter._link = link  # type: ignore[assignment]
     tasks = [loop.create_task(each.run()) for each in (drafting, verifying, link)]
     try:

@@ -18,7 +18,7 @@ from slipstream.cli.serve import Role
 from slipstream.client.load_generator import run_load
 from slipstream.v1 import drafter_pb2
 from verifier_svc.config import VerifierConfig
-from verifier_svc.sources.drafter_link import Drafter
+from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.verifier import running
 
 SESSIONS = (1, 8, 32)
@@ -33,15 +33,15 @@ class Counted:
         self.frames = self.bytes = self.nodes = 0
 
     def watch(self) -> None:
-        receive = Drafter.receive
+        receive = DrafterLink.receive
 
-        def counting(drafter: Drafter, frame: drafter_pb2.DraftResponse) -> None:
+        def counting(drafter: DrafterLink, frame: drafter_pb2.DraftResponse) -> None:
             self.frames += 1
             self.bytes += frame.ByteSize()
             self.nodes += sum(len(candidates.token_ids) for candidates in frame.candidates)
             receive(drafter, frame)
 
-        Drafter.receive = counting  # type: ignore[method-assign, assignment]
+        DrafterLink.receive = counting  # type: ignore[method-assign, assignment]
 
 
 async def measure(counted: Counted, sessions: int) -> Row:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from capacity.agenda import Agenda
-from capacity.drafting import Drafter, Drafting
-from capacity.guessing import Tree
-from capacity.session import Session
+from capacity.drafting import DraftSettings, SimulatedDrafter
+from capacity.guessing import SimulatedTree
+from capacity.session import SimulatedSession
 from capacity.step import Verifying
-from capacity.verifying import Verifier
+from capacity.verifying import SimulatedVerifier
 
 Request = tuple[float, int, int]
 """(seconds since the one before, prompt tokens, output tokens)"""
@@ -22,7 +22,7 @@ Request = tuple[float, int, int]
 @dataclass(frozen=True, slots=True)
 class Cell:
     verifying: Verifying
-    drafting: Drafting | None = None
+    drafting: DraftSettings | None = None
     verifiers: int = 1
     drafters: int = 1
     """Of no use without `drafting`."""
@@ -36,7 +36,7 @@ class Outcome:
     """What was seen in a window of `seconds`: of the sessions that ended in it, and of the workers."""
 
     seconds: float
-    sessions: list[Session]
+    sessions: list[SimulatedSession]
     tokens: int
     """Of all sessions in the window."""
     steps: int
@@ -82,14 +82,18 @@ class Simulation:
         self.agenda = Agenda()
         draws = random.Random(seed)
         self._ways = random.Random(f"{seed} ways")
-        self.verifiers = [Verifier(self.agenda, cell.verifying, draws, self._ended) for _ in range(cell.verifiers)]
+        self.verifiers = [
+            SimulatedVerifier(self.agenda, cell.verifying, draws, self._ended) for _ in range(cell.verifiers)
+        ]
         count = cell.drafters if cell.drafting is not None else 0
         most = cell.verifying.max_draft_tokens
-        self.drafters = [Drafter(self.agenda, cell.drafting, most) for _ in range(count) if cell.drafting is not None]
+        self.drafters = [
+            SimulatedDrafter(self.agenda, cell.drafting, most) for _ in range(count) if cell.drafting is not None
+        ]
         self._placed = dict.fromkeys(self.verifiers, 0)
         self._paired = dict.fromkeys(self.drafters, 0)
-        self._inside: dict[Session, None] = {}
-        self._done: list[Session] = []
+        self._inside: dict[SimulatedSession, None] = {}
+        self._done: list[SimulatedSession] = []
         self._next: Iterator[tuple[int, int]] | None = None
         self._area = self._since = 0.0
         self._committed = 0
@@ -142,7 +146,7 @@ class Simulation:
     def _admit(self, prompt: int, output: int) -> None:
         """The gateway's part."""
         self._tally()
-        session = Session(self.agenda.now, prompt, output, Tree(self._cell.verifying.acceptance))
+        session = SimulatedSession(self.agenda.now, prompt, output, SimulatedTree(self._cell.verifying.acceptance))
         self._inside[session] = None
         if self.drafters:
             session.drafter = min(self.drafters, key=lambda drafter: self._paired[drafter])
@@ -151,7 +155,7 @@ class Simulation:
         self._placed[verifier] += 1
         self.agenda.at(self.agenda.now + way_s(self._cell.client_s, self._ways), lambda: verifier.add(session))
 
-    def _ended(self, verifier: Verifier, session: Session) -> None:
+    def _ended(self, verifier: SimulatedVerifier, session: SimulatedSession) -> None:
         self._tally()
         del self._inside[session]
         self._committed += session.tokens

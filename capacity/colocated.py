@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from capacity.cost import over
-from capacity.guessing import Tree
-from capacity.session import Session
+from capacity.guessing import SimulatedTree
+from capacity.session import SimulatedSession
 from capacity.step import Verifying
 from verifier_svc.scheduling.budget import Offer, allot
 
@@ -22,7 +22,7 @@ class Serial:
         self._settings = settings
         self._passes: dict[int, int] = {}
 
-    def grow(self, decoding: Sequence[Session], now: float) -> None:
+    def grow(self, decoding: Sequence[SimulatedSession], now: float) -> None:
         """The trees of those that decode."""
         for session in decoding:
             for _ in range(self.passes(len(decoding))):
@@ -47,7 +47,7 @@ class Serial:
 
     def _best(self, sessions: int) -> int:
         """From trees that begin with nothing."""
-        settings, tree = self._settings, Tree(self._settings.acceptance)
+        settings, tree = self._settings, SimulatedTree(self._settings.acceptance)
         seconds = settings.host_s + settings.host_session_s * sessions
         rates: list[float] = []
         for number in range(settings.max_draft_tokens + 1):
@@ -65,7 +65,7 @@ class Serial:
         return draft(sessions * (1 + self._settings.expand * number), sessions) if draft is not None else 0.0
 
 
-def _pass(tree: Tree, expand: int) -> None:
+def _pass(tree: SimulatedTree, expand: int) -> None:
     for start in tree.frontier(expand, MOST_NODES):
         start.expanded = True
         tree.grow(start)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from capacity.scenario import Scenario
-from capacity.sizing import Plan, fleet
-from capacity.stationary import State
+from capacity.sizing import FleetPlan, fleet
+from capacity.stationary import CellState
 
 PER_HOUR = 4
 GRAIN = 0.01
@@ -34,17 +34,17 @@ class Moment:
     price_per_hour: float
 
 
-def day(scenario: Scenario, plan: Plan, *, scaled: bool = True) -> list[Moment]:
+def day(scenario: Scenario, plan: FleetPlan, *, scaled: bool = True) -> list[Moment]:
     """One way to serve, at every quarter of an hour. `scaled`: each region has as many cells as its traffic needs now;
     else as many as its peak needs."""
-    states: dict[float, State] = {}
+    states: dict[float, CellState] = {}
     return [_moment(scenario, plan, number / PER_HOUR, scaled, states) for number in range(24 * PER_HOUR)]
 
 
-def _moment(scenario: Scenario, plan: Plan, hour: float, scaled: bool, states: dict[float, State]) -> Moment:
+def _moment(scenario: Scenario, plan: FleetPlan, hour: float, scaled: bool, states: dict[float, CellState]) -> Moment:
     verifiers = drafters = 0
     sessions = 0.0
-    worst: list[State] = []
+    worst: list[CellState] = []
     for region in scenario.regions:
         rate = region.rate(hour)
         ours, theirs = fleet(plan.mode, rate if scaled else region.peak_rate, plan.most_rate)
@@ -73,7 +73,7 @@ def price_per_million(moments: Sequence[Moment]) -> float:
     return sum(m.price_per_hour for m in moments) / sum(m.tokens_per_s * 3600.0 for m in moments) * 1e6
 
 
-def grown(scenario: Scenario, plan: Plan, sessions: float) -> Scenario:
+def grown(scenario: Scenario, plan: FleetPlan, sessions: float) -> Scenario:
     """The same regions with as much traffic as makes so many sessions at once at the peak of all."""
     for _ in range(ROUNDINGS):
         share = sessions / max(moment.sessions for moment in day(scenario, plan))

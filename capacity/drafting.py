@@ -7,8 +7,8 @@ from typing import Protocol
 
 from capacity.agenda import Agenda
 from capacity.cost import Cost
-from capacity.guessing import Guess
-from capacity.session import Session
+from capacity.guessing import SimulatedGuess
+from capacity.session import SimulatedSession
 from verifier_svc.sources.flow_control import AHEAD
 from verifier_svc.wait_policy.draft_threshold import PAUSE
 
@@ -17,7 +17,7 @@ ROUND, PROMPTS, PASS_NODES = 16, 4, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftSettings:
     """The settings of a drafter."""
 
     cost: Cost
@@ -32,19 +32,19 @@ class Drafting:
     step_tokens: int = 512
 
 
-class Listener(Protocol):
+class CandidateListener(Protocol):
     """A verifier."""
 
-    def arrived(self, sessions: list[Session]) -> None: ...
+    def arrived(self, sessions: list[SimulatedSession]) -> None: ...
 
 
-class Drafter:
-    def __init__(self, agenda: Agenda, settings: Drafting, max_draft_tokens: int) -> None:
+class SimulatedDrafter:
+    def __init__(self, agenda: Agenda, settings: DraftSettings, max_draft_tokens: int) -> None:
         self._agenda = agenda
         self._settings = settings
         self._most = min(settings.max_nodes, AHEAD * max_draft_tokens)
-        self.sessions: dict[Session, None] = {}
-        self._listeners: dict[Session, Listener] = {}
+        self.sessions: dict[SimulatedSession, None] = {}
+        self._listeners: dict[SimulatedSession, CandidateListener] = {}
         self._busy = self._awake = False
         self.busy_s = self.needed_s = 0.0
         """In passes; and of each session in them by the chance that its text needs the guess
@@ -55,22 +55,22 @@ class Drafter:
     def delay_s(self) -> float:
         return self._settings.delay_s
 
-    def add(self, session: Session, threshold: float, listener: Listener) -> None:
+    def add(self, session: SimulatedSession, threshold: float, listener: CandidateListener) -> None:
         session.tree.demand(threshold)
         self.sessions[session] = None
         self._listeners[session] = listener
         self.wake()
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: SimulatedSession) -> None:
         self.sessions.pop(session, None)
         self._listeners.pop(session, None)
 
-    def demand(self, session: Session, threshold: float) -> None:
+    def demand(self, session: SimulatedSession, threshold: float) -> None:
         if session in self.sessions:
             session.tree.demand(threshold)
             self.wake()
 
-    def commit(self, session: Session, count: int) -> None:
+    def commit(self, session: SimulatedSession, count: int) -> None:
         """The next `count` committed tokens are known here."""
         if session in self.sessions:
             session.tree.commit(count)
@@ -97,7 +97,7 @@ class Drafter:
             host_s = self._settings.host_s + self._settings.host_session_s * len(turns)
             self._agenda.at(self._agenda.now + seconds + host_s, lambda: self._end(turns))
 
-    def _end(self, turns: list[tuple[Session, int, list[Guess]]]) -> None:
+    def _end(self, turns: list[tuple[SimulatedSession, int, list[SimulatedGuess]]]) -> None:
         self._busy = False
         guessed = [(session, starts) for session, _, starts in turns if session in self.sessions]
         for session, starts in guessed:
@@ -106,14 +106,14 @@ class Drafter:
         self._tell([session for session, starts in guessed if starts])
         self.wake()
 
-    def _turns(self) -> list[tuple[Session, int, list[Guess]]]:
+    def _turns(self) -> list[tuple[SimulatedSession, int, list[SimulatedGuess]]]:
         """(session, tokens, places to guess on) of the next pass: those that decode, the fewest guesses first, then
         prompts, each with an equal share of what is left."""
         frontiers = self._frontiers()
         reading = sum(session.reading > ROUND for session, _ in frontiers)
         kept = self._settings.step_tokens // PROMPTS if reading else 0
         room = self._settings.step_tokens - kept
-        turns: list[tuple[Session, int, list[Guess]]] = []
+        turns: list[tuple[SimulatedSession, int, list[SimulatedGuess]]] = []
         for session, starts in frontiers:
             prompt = session.reading > ROUND
             if prompt:
@@ -127,7 +127,9 @@ class Drafter:
             room -= turns[-1][1]
         return turns
 
-    def _turn(self, session: Session, starts: list[Guess], share: int) -> tuple[Session, int, list[Guess]]:
+    def _turn(
+        self, session: SimulatedSession, starts: list[SimulatedGuess], share: int
+    ) -> tuple[SimulatedSession, int, list[SimulatedGuess]]:
         size = min(session.reading, share)
         if size < session.reading:
             session.reading -= size
@@ -138,10 +140,10 @@ class Drafter:
             start.expanded = True
         return session, size + _above(session.tree.root, starts), starts
 
-    def _frontiers(self) -> list[tuple[Session, list[Guess]]]:
+    def _frontiers(self) -> list[tuple[SimulatedSession, list[SimulatedGuess]]]:
         """Of each session its likeliest place to guess on, and the likeliest of all others that a pass has room for."""
         order = sorted(self.sessions, key=lambda session: (session.reading > ROUND, session.tree.size))
-        found: list[tuple[Session, list[Guess]]] = []
+        found: list[tuple[SimulatedSession, list[SimulatedGuess]]] = []
         for session in order:
             starts = session.tree.frontier(self._settings.expand, self._allowed(session))
             if starts:
@@ -157,18 +159,18 @@ class Drafter:
                 del starts[count:]
         return found
 
-    def _allowed(self, session: Session) -> int:
+    def _allowed(self, session: SimulatedSession) -> int:
         """Nodes that may be told."""
         return self._most if session.tree.least < PAUSE else 0
 
-    def _tell(self, sessions: list[Session]) -> None:
+    def _tell(self, sessions: list[SimulatedSession]) -> None:
         arrives = self._agenda.now + self._settings.delay_s
         richer = [session for session in sessions if session.tree.tell(self._allowed(session), arrives)]
         if richer:
             self._agenda.at(arrives, lambda: self._arrive(richer))
 
-    def _arrive(self, sessions: list[Session]) -> None:
-        of_each: dict[Listener, list[Session]] = {}
+    def _arrive(self, sessions: list[SimulatedSession]) -> None:
+        of_each: dict[CandidateListener, list[SimulatedSession]] = {}
         for session in sessions:
             if listener := self._listeners.get(session):
                 of_each.setdefault(listener, []).append(session)
@@ -176,11 +178,11 @@ class Drafter:
             listener.arrived(some)
 
 
-def _above(root: Guess, starts: list[Guess]) -> int:
+def _above(root: SimulatedGuess, starts: list[SimulatedGuess]) -> int:
     """Guesses that a pass over these places computes: they and all above them."""
     seen: set[int] = set()
     for start in starts:
-        node: Guess | None = start
+        node: SimulatedGuess | None = start
         while node is not None and node is not root and id(node) not in seen:
             seen.add(id(node))
             node = node.parent

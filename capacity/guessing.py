@@ -16,12 +16,12 @@ from functools import cached_property
 from itertools import accumulate
 
 from slipstream.engine.emulated.model import ALTERNATIVES
-from slipstream.speculation.frame import Limits
+from slipstream.speculation.frame import TreeLimits
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 NOWHERE = -1
 """Rank of a token that is none of the guesses."""
-DEEPEST = Limits().depth
+DEEPEST = TreeLimits().depth
 """Of a verifier's tree."""
 NEVER = math.inf
 PREPARED, UNTOLD_SHARE = 4.0, 8
@@ -59,24 +59,24 @@ class Acceptance:
         return [tuple(accumulate(shares)) for shares in self._shares]
 
 
-class Guess:
+class SimulatedGuess:
     """A candidate, or the root."""
 
     __slots__ = ("arrives", "children", "depth", "expanded", "parent", "path")
 
-    def __init__(self, parent: Guess | None, depth: int, path: float) -> None:
+    def __init__(self, parent: SimulatedGuess | None, depth: int, path: float) -> None:
         self.parent = parent
         self.depth = depth
         self.path = path
         """Probability of the path from the drafter's root."""
         self.expanded = False
-        self.children: list[Guess] = []
+        self.children: list[SimulatedGuess] = []
         """By rank."""
         self.arrives = NEVER
         """When the verifier has it; NEVER: not told."""
 
 
-class Tree:
+class SimulatedTree:
     """Of one session."""
 
     def __init__(self, acceptance: Acceptance, least: float = LEVELS[0]) -> None:
@@ -86,7 +86,7 @@ class Tree:
         self._order = 0
         self.lag: list[int] = []
         """Ranks of committed tokens that the drafter does not know of yet."""
-        self._plant(Guess(None, 0, 1.0))
+        self._plant(SimulatedGuess(None, 0, 1.0))
 
     # What the drafter does.
 
@@ -96,23 +96,23 @@ class Tree:
             self.least = least
             self._plant(self.root)
 
-    def frontier(self, count: int, most: int) -> list[Guess]:
+    def frontier(self, count: int, most: int) -> list[SimulatedGuess]:
         """The `count` likeliest places that were not guessed on yet; `most` nodes may be told."""
         room = most - self.told
         if room <= 0 or self.size >= UNTOLD_SHARE * most:
             return []
         return self._best(self._open, min(count, room))
 
-    def shelve(self, places: Sequence[Guess]) -> None:
+    def shelve(self, places: Sequence[SimulatedGuess]) -> None:
         """These are not guessed on now."""
         for place in places:
             self._push(self._open, place, self.least / PREPARED)
 
-    def grow(self, place: Guess) -> None:
+    def grow(self, place: SimulatedGuess) -> None:
         """Adds the guesses below a place, unless it died since the pass began."""
         if self._lives(place):
             shares = self._acceptance.shares(place.depth - self.root.depth + 1)
-            place.children = [Guess(place, place.depth + 1, place.path * share) for share in shares]
+            place.children = [SimulatedGuess(place, place.depth + 1, place.path * share) for share in shares]
             for child in place.children:
                 self._push(self._open, child, self.least / PREPARED)
                 self._push(self._untold, child, self.least)
@@ -132,7 +132,7 @@ class Tree:
     def commit(self, count: int) -> None:
         """The drafter hears of the next `count` committed tokens."""
         ranks, self.lag = self.lag[:count], self.lag[count:]
-        old, new = self.root, _walk(self.root, ranks) or Guess(None, 0, 1.0)
+        old, new = self.root, _walk(self.root, ranks) or SimulatedGuess(None, 0, 1.0)
         if new.parent is not None:
             new.parent.children = [child for child in new.parent.children if child is not new]
         _drop(old)
@@ -140,14 +140,14 @@ class Tree:
 
     # What the verifier does.
 
-    def offer(self, now: float, limit: int) -> tuple[list[Guess], list[float]]:
+    def offer(self, now: float, limit: int) -> tuple[list[SimulatedGuess], list[float]]:
         """The best candidates that have arrived, best first, and their path probabilities."""
         root = _walk(self.root, self.lag)
         if root is None:
             return [], []
-        chosen: list[Guess] = []
+        chosen: list[SimulatedGuess] = []
         paths: list[float] = []
-        heap: list[tuple[float, int, Guess]] = []
+        heap: list[tuple[float, int, SimulatedGuess]] = []
         node, path, order = root, 1.0, 0
         while len(chosen) < limit:
             for child, share in zip(node.children, self._acceptance.shares(node.depth - root.depth + 1), strict=False):
@@ -162,7 +162,7 @@ class Tree:
             paths.append(path)
         return chosen, paths
 
-    def decide(self, chosen: Sequence[Guess], draws: Sequence[float]) -> tuple[list[int], bool]:
+    def decide(self, chosen: Sequence[SimulatedGuess], draws: Sequence[float]) -> tuple[list[int], bool]:
         """(ranks of the tokens that a pass over these candidates commits, at most one for each draw; whether one of the
         candidates was refused at the end of the accepted path)"""
         taken, node, ranks = set(map(id, chosen)), _walk(self.root, self.lag), list[int]()
@@ -189,14 +189,14 @@ class Tree:
                 stack += node.children
         return count <= 0
 
-    def _plant(self, root: Guess) -> None:
+    def _plant(self, root: SimulatedGuess) -> None:
         """The drafter's root is another one; what does not hang below it is dead."""
         root.parent = None
         self.root = root
         whole, root.path = root.path, 1.0
         self.size = self.told = 0
-        self._open: list[tuple[float, int, Guess]] = []
-        self._untold: list[tuple[float, int, Guess]] = []
+        self._open: list[tuple[float, int, SimulatedGuess]] = []
+        self._untold: list[tuple[float, int, SimulatedGuess]] = []
         if not root.expanded:
             self._push(self._open, root, 0.0)
         stack = [*root.children]
@@ -212,30 +212,30 @@ class Tree:
                 self.told += 1
             stack += node.children
 
-    def _push(self, heap: list[tuple[float, int, Guess]], node: Guess, least: float) -> None:
+    def _push(self, heap: list[tuple[float, int, SimulatedGuess]], node: SimulatedGuess, least: float) -> None:
         """What is too unlikely now is looked at again when the root has moved."""
         if node.path >= least:
             self._order += 1
             heapq.heappush(heap, (-node.path, self._order, node))
 
-    def _best(self, heap: list[tuple[float, int, Guess]], count: int) -> list[Guess]:
+    def _best(self, heap: list[tuple[float, int, SimulatedGuess]], count: int) -> list[SimulatedGuess]:
         """Takes the likeliest from the heap, down to DEEPEST as seen from the root."""
         deepest = self.root.depth + DEEPEST
-        best: list[Guess] = []
+        best: list[SimulatedGuess] = []
         while heap and len(best) < count:
             _, _, node = heapq.heappop(heap)
             if node.depth < deepest and not (heap is self._untold and node.arrives < NEVER):
                 best.append(node)
         return best
 
-    def _lives(self, node: Guess) -> bool:
-        above: Guess | None = node
+    def _lives(self, node: SimulatedGuess) -> bool:
+        above: SimulatedGuess | None = node
         while above is not None and above is not self.root:
             above = above.parent
         return above is not None
 
 
-def _drop(node: Guess) -> None:
+def _drop(node: SimulatedGuess) -> None:
     """Takes a dead tree apart: rings of parents and children would wait for the garbage collector."""
     stack = [node]
     while stack:
@@ -244,7 +244,7 @@ def _drop(node: Guess) -> None:
         dead.children, dead.parent = [], None
 
 
-def _walk(node: Guess | None, ranks: Sequence[int]) -> Guess | None:
+def _walk(node: SimulatedGuess | None, ranks: Sequence[int]) -> SimulatedGuess | None:
     """The guess at the end of a path, if it was made."""
     for rank in ranks:
         if node is None or rank == NOWHERE or not node.children:

@@ -9,12 +9,12 @@ from rich.table import Table
 
 from capacity.day import Moment, day, price_per_million
 from capacity.scenario import Scenario
-from capacity.sizing import Plan
+from capacity.sizing import FleetPlan
 
 Row = dict[str, str | float | int | None]
 
 
-def row(plan: Plan) -> Row:
+def row(plan: FleetPlan) -> Row:
     """Latencies in seconds: of a cell at the most traffic that it bears, simulated step by step, or estimated. The same
     cell says what to scale at: sessions of each verifier, and sessions that need each drafter at a time."""
     seen = plan.seen or plan.cells.at(plan.most_rate)
@@ -40,7 +40,7 @@ def row(plan: Plan) -> Row:
     }
 
 
-def table(scenario: Scenario, plans: Sequence[Plan]) -> Table:
+def table(scenario: Scenario, plans: Sequence[FleetPlan]) -> Table:
     traffic = scenario.traffic
     drawn = Table(title=f"{scenario.name}: {traffic.rate:g} requests/s, {traffic.output.average:g} tokens each")
     drawn.add_column("mode")
@@ -53,7 +53,7 @@ def table(scenario: Scenario, plans: Sequence[Plan]) -> Table:
     return drawn
 
 
-def _cells(plan: Plan) -> list[str]:
+def _cells(plan: FleetPlan) -> list[str]:
     if not plan.verifiers:
         return [plan.mode.name, *["-"] * 8, plan.limit]
     figures = row(plan)
@@ -78,7 +78,7 @@ def _ms(seconds: object) -> str:
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
-def sentence(scenario: Scenario, plans: Sequence[Plan]) -> str:
+def sentence(scenario: Scenario, plans: Sequence[FleetPlan]) -> str:
     """What to run. `plans`: the cheapest first."""
     best = plans[0]
     if not best.verifiers:
@@ -104,7 +104,7 @@ def _thresholds(told: Row) -> str:
     return f"Scale so that there is a verifier to {told['scale_verifiers_at']:.3g} sessions{drafters}."
 
 
-def day_rows(scenario: Scenario, plans: Sequence[Plan]) -> list[Row]:
+def day_rows(scenario: Scenario, plans: Sequence[FleetPlan]) -> list[Row]:
     rows: list[Row] = []
     for plan in plans:
         if plan.verifiers:
@@ -114,7 +114,7 @@ def day_rows(scenario: Scenario, plans: Sequence[Plan]) -> list[Row]:
     return rows
 
 
-def _day_row(plan: Plan, moments: Sequence[Moment], fixed: Sequence[Moment], most: Moment) -> Row:
+def _day_row(plan: FleetPlan, moments: Sequence[Moment], fixed: Sequence[Moment], most: Moment) -> Row:
     return {
         "mode": plan.mode.name,
         "sessions, most": most.sessions,
@@ -130,7 +130,7 @@ def _day_row(plan: Plan, moments: Sequence[Moment], fixed: Sequence[Moment], mos
     }
 
 
-def day_table(scenario: Scenario, plans: Sequence[Plan]) -> Table:
+def day_table(scenario: Scenario, plans: Sequence[FleetPlan]) -> Table:
     rows = day_rows(scenario, plans)
     drawn = Table(title=f"A day of {', '.join(region.name for region in scenario.regions)}")
     for name in rows[0] if rows else ():

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from capacity.cell import Request
 from capacity.cost import Cost, read_cost
-from capacity.drafting import Drafting
+from capacity.drafting import DraftSettings
 from capacity.guessing import Acceptance
 from capacity.step import Verifying
 from slipstream.engine.emulated.model import ALTERNATIVES
@@ -96,7 +96,7 @@ class Scenario:
     slo: Slo
     prices: Prices
     verifying: Verifying
-    drafting: Drafting
+    drafting: DraftSettings
     colocated: Cost | None = None
     """A pass of the draft model on the verifier's device; None: co-located speculation is not considered."""
     colocated_kv_tokens: int | None = None
@@ -129,7 +129,7 @@ def parse(given: Mapping[str, Any], folder: Path = Path()) -> Scenario:
         slo=_build(Slo, parts.get("slo", {}), "slo"),
         prices=_build(Prices, parts.get("prices", {}), "prices"),
         verifying=_build(Verifying, parts.get("verifier", {}) | {"acceptance": acceptance}, "verifier"),
-        drafting=_build(Drafting, parts.get("drafter", {}) | delay, "drafter"),
+        drafting=_build(DraftSettings, parts.get("drafter", {}) | delay, "drafter"),
         colocated=colocated.get("cost"),
         colocated_kv_tokens=colocated.get("kv_tokens"),
         client_s=float(network.get("client_s", 0.0)),

@@ -6,20 +6,20 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from capacity.guessing import Tree
-from verifier_svc.wait_policy.arrival_times import Delays
+from capacity.guessing import SimulatedTree
+from verifier_svc.wait_policy.arrival_times import DelayDistribution
 
 if TYPE_CHECKING:
-    from capacity.drafting import Drafter
+    from capacity.drafting import SimulatedDrafter
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class SimulatedSession:
     arrived: float
     prompt: int
     output: int
-    tree: Tree
-    drafter: Drafter | None = None
+    tree: SimulatedTree
+    drafter: SimulatedDrafter | None = None
     rank: int = 0
     """Order of arrival at its verifier."""
     priority: int = 0
@@ -39,7 +39,7 @@ class Session:
     since: float = 0.0
     """When candidates began to be awaited (`verifier_svc.sources.attachment`)."""
     fresh: bool = True
-    delays: Delays = field(default_factory=Delays)
+    delays: DelayDistribution = field(default_factory=DelayDistribution)
 
     def __post_init__(self) -> None:
         self.pending = self.reading = self.prompt

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from capacity.cell import Outcome, Simulation
 from capacity.mode import Mode, modes
 from capacity.scenario import Scenario
-from capacity.stationary import Cells, State
+from capacity.stationary import Cells, CellState
 
 PRECISION = 0.01
 STEP_BACK = 0.93
@@ -21,7 +21,7 @@ OVERLOAD = "verifier"
 """More traffic than its passes or its KV can hold, whatever latency is allowed."""
 
 
-class Bound(NamedTuple):
+class SizeBound(NamedTuple):
     mode: Mode
     cells: Cells
     most: float
@@ -31,7 +31,7 @@ class Bound(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class FleetPlan:
     """One mode for the whole traffic."""
 
     mode: Mode
@@ -40,7 +40,7 @@ class Plan:
     """Requests a second that one verifier bears within the SLO; 0: none."""
     verifiers: int
     drafters: int
-    state: State
+    state: CellState
     """Of a verifier at its share of the traffic."""
     seen: Outcome | None
     """The same simulated step by step."""
@@ -68,13 +68,13 @@ def most_rate(cells: Cells, scenario: Scenario) -> float:
     return low
 
 
-def _within(state: State, scenario: Scenario) -> bool:
+def _within(state: CellState, scenario: Scenario) -> bool:
     return state.stable and not missed(state, scenario)
 
 
-def missed(seen: State | Outcome, scenario: Scenario) -> str:
+def missed(seen: CellState | Outcome, scenario: Scenario) -> str:
     """Which part of the SLO."""
-    if isinstance(seen, State) and not seen.stable:
+    if isinstance(seen, CellState) and not seen.stable:
         return OVERLOAD
     if seen.tpot_s(0.95) > scenario.slo.tpot_p95_s:
         return "TPOT"
@@ -89,14 +89,14 @@ def simulate(mode: Mode, scenario: Scenario, rate: float, seed: int = 0) -> Outc
     return simulation.observe(simulation.agenda.now + max(COUNTED / mode.cell.verifiers, LEAST) / rate)
 
 
-def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> Plan:
+def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
     """The smallest fleet of this mode. `exact`: what the simulation of a cell, step by step, finds beyond the SLO takes
     traffic from it until it is within."""
     cells = Cells(mode.cell, scenario.traffic)
     most = most_rate(cells, scenario)
     if most <= 0.0:
         least = cells.at(1e-3)
-        return Plan(mode, cells, 0.0, 0, 0, least, None, missed(least, scenario) or OVERLOAD, math.inf, math.inf)
+        return FleetPlan(mode, cells, 0.0, 0, 0, least, None, missed(least, scenario) or OVERLOAD, math.inf, math.inf)
     limit = missed(cells.at(most * (1.0 + 3.0 * PRECISION)), scenario) or OVERLOAD
     seen = simulate(mode, scenario, most) if exact else None
     for _ in range(TRIES):
@@ -104,16 +104,16 @@ def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> Plan:
             break
         limit, most = late, most * STEP_BACK
         seen = simulate(mode, scenario, most)
-    return _fleet(Bound(mode, cells, most, limit), scenario, seen)
+    return _fleet(SizeBound(mode, cells, most, limit), scenario, seen)
 
 
-def _fleet(bound: Bound, scenario: Scenario, seen: Outcome | None) -> Plan:
+def _fleet(bound: SizeBound, scenario: Scenario, seen: Outcome | None) -> FleetPlan:
     mode, cells, most = bound.mode, bound.cells, bound.most
     rate = scenario.traffic.rate
     verifiers, drafters = fleet(mode, rate, most)
     price = verifiers * scenario.prices.verifier + drafters * scenario.prices.drafter
     tokens = rate * scenario.traffic.output.average * 3600.0
-    return Plan(
+    return FleetPlan(
         mode,
         cells,
         most,
@@ -127,6 +127,6 @@ def _fleet(bound: Bound, scenario: Scenario, seen: Outcome | None) -> Plan:
     )
 
 
-def compare(scenario: Scenario, *, exact: bool = True) -> list[Plan]:
+def compare(scenario: Scenario, *, exact: bool = True) -> list[FleetPlan]:
     """Of every mode, the cheapest first."""
     return sorted((plan(mode, scenario, exact=exact) for mode in modes(scenario)), key=lambda each: each.price_per_hour)

@@ -89,7 +89,7 @@ def _closed(cell: Cell, sessions: int, seed: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class State:
+class CellState:
     """Of one verifier in the long run."""
 
     rate: float
@@ -136,7 +136,7 @@ class Cells:
         self._alone = np.ceil(self._prompts / cell.verifying.step_tokens) * seconds
         """Seconds of each prompt on a verifier that has nothing else to do."""
 
-    def at(self, rate: float) -> State:
+    def at(self, rate: float) -> CellState:
         """With `rate` requests a second to each verifier."""
         sessions = np.arange(1, self.room + 1, dtype=float)
         speeds = self.rates.speed(sessions) * np.clip(1.0 - rate * self._on_grid(self._prefill, sessions), 1e-9, 1.0)
@@ -159,7 +159,7 @@ class Cells:
         present = np.minimum(found + 1, self.room).astype(float)
         tpot = self._tpot(rate, present)
         ttft = self._ttft(rate, found.astype(float), present) + np.where(found >= self.room, waiting / rate, 0.0)
-        return State(rate, True, inside, float(waiting), tpot, ttft)
+        return CellState(rate, True, inside, float(waiting), tpot, ttft)
 
     def _tpot(self, rate: float, present: Array) -> Array:
         """Of sessions of many lengths beside so many others. In the life of one, prompts come by chance, and each slows
@@ -176,9 +176,9 @@ class Cells:
         seconds: Array = pure * luck + delayed / tokens
         return seconds
 
-    def _overloaded(self, rate: float) -> State:
+    def _overloaded(self, rate: float) -> CellState:
         never = np.full(SAMPLES, 1e9)
-        return State(rate, False, float(self.room), math.inf, never, never)
+        return CellState(rate, False, float(self.room), math.inf, never, never)
 
     def _ttft(self, rate: float, found: Array, present: Array) -> Array:
         """Of requests that find so many sessions: the rest of a step, then their own prompt in pieces, slowed down by

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from capacity.cost import Cost
-from capacity.guessing import Acceptance, Guess
-from capacity.session import Session
+from capacity.guessing import Acceptance, SimulatedGuess
+from capacity.session import SimulatedSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Verifying:
     """Co-located speculation: what a pass of the draft model costs on this device, between the target's passes."""
     expand: int = 4
 
-    def limit(self, session: Session) -> int:
+    def limit(self, session: SimulatedSession) -> int:
         """Most candidates of the session in one step."""
         if session.drafter is None and self.draft is None:
             return 0
@@ -37,13 +37,13 @@ class Verifying:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    decoding: list[Session]
-    chosen: list[list[Guess]]
+class SimulatedStep:
+    decoding: list[SimulatedSession]
+    chosen: list[list[SimulatedGuess]]
     """Candidates of each of them."""
     paths: list[list[float]]
     """Path probabilities of each one's best candidates, of which the first are chosen."""
-    reading: dict[Session, int]
+    reading: dict[SimulatedSession, int]
     tokens: float
     """Expected to be committed."""
     seconds: float

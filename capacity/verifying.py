@@ -15,32 +15,36 @@ from capacity.agenda import Agenda
 from capacity.attachments import Attachments
 from capacity.colocated import Serial
 from capacity.cost import over
-from capacity.drafting import Drafter
-from capacity.guessing import Guess
-from capacity.session import Session
-from capacity.step import Step, Verifying
+from capacity.drafting import SimulatedDrafter
+from capacity.guessing import SimulatedGuess
+from capacity.session import SimulatedSession
+from capacity.step import SimulatedStep, Verifying
 from slipstream.speculation.selection import ROOT
 from verifier_svc.scheduling.budget import Offer, allot
 from verifier_svc.scheduling.prefill import chunks
-from verifier_svc.wait_policy.arrival_gain import Hope
-from verifier_svc.wait_policy.arrival_times import Delays
+from verifier_svc.wait_policy.arrival_gain import ExpectedGain
+from verifier_svc.wait_policy.arrival_times import DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
-from verifier_svc.wait_policy.wait_policy import Patience
+from verifier_svc.wait_policy.wait_policy import WaitPolicy
 
 
-class Verifier:
+class SimulatedVerifier:
     def __init__(
-        self, agenda: Agenda, settings: Verifying, random: random.Random, ended: Callable[[Verifier, Session], None]
+        self,
+        agenda: Agenda,
+        settings: Verifying,
+        random: random.Random,
+        ended: Callable[[SimulatedVerifier, SimulatedSession], None],
     ) -> None:
         self._agenda = agenda
         self._settings = settings
         self._random = random
         self._ended = ended
-        self._patience = Patience[Session](LEVELS[0], settings.max_wait_s, settings.cost)
+        self._patience = WaitPolicy[SimulatedSession](LEVELS[0], settings.max_wait_s, settings.cost)
         self._attachments = Attachments(agenda, settings.max_draft_tokens)
         self._serial = Serial(settings)
-        self._sessions: dict[Session, None] = {}
-        self.waiting: list[Session] = []
+        self._sessions: dict[SimulatedSession, None] = {}
+        self.waiting: list[SimulatedSession] = []
         """For room."""
         self._kv = 0
         self._count = 0
@@ -51,14 +55,14 @@ class Verifier:
         self.steps = self.computed = 0
         """Steps taken; tokens computed in them."""
 
-    def add(self, session: Session) -> None:
+    def add(self, session: SimulatedSession) -> None:
         self._count += 1
         session.rank = self._count
         self.waiting.append(session)
         self._enter()
         self._wake()
 
-    def arrived(self, sessions: list[Session]) -> None:
+    def arrived(self, sessions: list[SimulatedSession]) -> None:
         """Candidates of these came."""
         for session in sessions:
             if session in self._sessions:
@@ -79,11 +83,11 @@ class Verifier:
                 self._attachments.opened(session)
                 self._say(session.drafter, partial(self._open, session.drafter, session))
 
-    def _open(self, drafter: Drafter, session: Session) -> None:
+    def _open(self, drafter: SimulatedDrafter, session: SimulatedSession) -> None:
         if session in self._sessions:
             drafter.add(session, self._patience.threshold, self)
 
-    def _say(self, drafter: Drafter, what: Callable[[], None]) -> None:
+    def _say(self, drafter: SimulatedDrafter, what: Callable[[], None]) -> None:
         """It arrives."""
         self._agenda.at(self._agenda.now + drafter.delay_s, what)
 
@@ -114,7 +118,7 @@ class Verifier:
         if plan == self._plans:
             self._wake()
 
-    def _pause(self, step: Step, waited: float) -> float:
+    def _pause(self, step: SimulatedStep, waited: float) -> float:
         """Seconds worth waiting before it, having waited so long already."""
         if step.reading:
             return 0.0
@@ -125,12 +129,12 @@ class Verifier:
         }
         return self._patience.pause(step, hopes, self._awaited, waited)
 
-    def _hope(self, session: Session, nodes: list[Guess], paths: list[float]) -> Hope:
+    def _hope(self, session: SimulatedSession, nodes: list[SimulatedGuess], paths: list[float]) -> ExpectedGain:
         places = {id(node): place for place, node in enumerate(nodes)}
         parents = [places.get(id(node.parent), ROOT) for node in nodes]
         return self._patience.hope(session.version, paths, parents, self._settings.limit(session))
 
-    def _awaited(self, session: Session) -> tuple[Delays, float] | None:
+    def _awaited(self, session: SimulatedSession) -> tuple[DelayDistribution, float] | None:
         return self._attachments.awaited(session) if self._wanted else None
 
     @property
@@ -138,7 +142,7 @@ class Verifier:
         """Whether any candidates pay now."""
         return self._patience.threshold < PAUSE
 
-    def _plan(self) -> Step:
+    def _plan(self) -> SimulatedStep:
         limits, now = self._settings, self._agenda.now
         decoding = sorted((s for s in self._sessions if not s.pending), key=lambda s: s.idle_since)
         prefilling = [session for session in self._sessions if session.pending]
@@ -150,7 +154,7 @@ class Verifier:
         self._serial.grow(decoding, now)
         room = limits.step_tokens - reserved - len(decoding)
         offers: list[Offer] = []
-        offered: list[list[Guess]] = []
+        offered: list[list[SimulatedGuess]] = []
         for session in decoding:
             limit = limits.limit(session)
             nodes, paths = session.tree.offer(now, min(limit, room)) if limit else ([], [])
@@ -162,9 +166,9 @@ class Verifier:
         reading = chunks(prefilling, min(room, limits.prefill_tokens) if decoding else room)
         likely = [list(offer.probabilities) for offer in offers]
         seconds = allotment.seconds + self._serial.seconds(len(decoding))
-        return Step(decoding, chosen, likely, reading, allotment.tokens, seconds)
+        return SimulatedStep(decoding, chosen, likely, reading, allotment.tokens, seconds)
 
-    def _start(self, step: Step, waited: float) -> None:
+    def _start(self, step: SimulatedStep, waited: float) -> None:
         members = len(step.decoding) + len(step.reading)
         seconds = self._serial.seconds(len(step.decoding)) + self._settings.cost(step.size, members)
         seconds += self._serial.reading_s(sum(step.reading.values()), len(step.reading))
@@ -175,7 +179,7 @@ class Verifier:
         whole = seconds + self._settings.host_s + self._settings.host_session_s * members
         self._agenda.at(self._agenda.now + whole, partial(self._end, step, whole + waited))
 
-    def _end(self, step: Step, seconds: float) -> None:
+    def _end(self, step: SimulatedStep, seconds: float) -> None:
         self._busy = False
         if not step.reading and self._patience.timed(step, step.size, seconds):
             for session in self._sessions:
@@ -192,7 +196,7 @@ class Verifier:
         self._enter()
         self._wake()
 
-    def _commit(self, session: Session, nodes: list[Guess]) -> None:
+    def _commit(self, session: SimulatedSession, nodes: list[SimulatedGuess]) -> None:
         draws = [self._random.random() for _ in range(min(session.left, len(nodes) + 1))]
         ranks, refused = session.tree.decide(nodes, draws)
         if nodes:
@@ -210,7 +214,7 @@ class Verifier:
         else:
             session.tree.commit(len(ranks))
 
-    def _finish(self, session: Session) -> None:
+    def _finish(self, session: SimulatedSession) -> None:
         session.ended = self._agenda.now
         del self._sessions[session]
         self._kv -= session.prompt + session.output

@@ -11,14 +11,14 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.metrics_source import meter
 from drafter_svc.proposers import Proposer
 from drafter_svc.proposers.opening import open_proposer
-from drafter_svc.scheduler import Scheduler
-from drafter_svc.service import Bounds, DrafterService
+from drafter_svc.scheduler import DraftScheduler
+from drafter_svc.service import DrafterService, ServiceLimits
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_thread import ModelThread
 from slipstream.rpc.role_authorization import between_roles
 from slipstream.rpc.server import Server
 from slipstream.rpc.tls import Certificates
-from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2, worker_pb2
@@ -27,11 +27,11 @@ Opening = Callable[[DrafterConfig], tuple[types_pb2.ModelInfo, Proposer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
+class DrafterServer:
     """A running drafter."""
 
     address: str
-    scheduler: Scheduler
+    scheduler: DraftScheduler
     server: Server
 
 
@@ -41,14 +41,14 @@ async def running(
     opening: Opening = open_proposer,
     certificates: Certificates | None = None,
     tracing: Tracing | None = None,
-) -> AsyncIterator[Drafter]:
+) -> AsyncIterator[DrafterServer]:
     """A drafter that listens; `opening` runs on the model's thread. At the end sessions have `grace_s` to finish."""
     async with ModelThread(threads_for(config.threads), "draft-model") as thread:
         model, proposer = await thread.run(opening, config)
-        scheduler = Scheduler(proposer, thread, config.step_tokens, config.expand)
-        bounds = Bounds(model, config.max_sessions, config.max_nodes, proposer.draws, tracing)
+        scheduler = DraftScheduler(proposer, thread, config.step_tokens, config.expand)
+        bounds = ServiceLimits(model, config.max_sessions, config.max_nodes, proposer.draws, tracing)
         service = DrafterService(scheduler, bounds)
-        worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
+        worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
         server = Server([service.register, worker.register], between_roles(certificates))
         async with asyncio.TaskGroup() as tasks:
             drafting = tasks.create_task(scheduler.run())
@@ -56,7 +56,7 @@ async def running(
                 address = await server.start(config.listen, config.health_listen)
                 metrics = meter(scheduler, service.traffic, server, tracing)
                 async with exposing(metrics, config.metrics_listen) as server.metrics_address:
-                    yield Drafter(address, scheduler, server)
+                    yield DrafterServer(address, scheduler, server)
             finally:
                 await worker.end(server, config.grace_s)
                 drafting.cancel()

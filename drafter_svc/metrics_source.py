@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from drafter_svc.scheduler import Scheduler
-from slipstream.rpc.send_queue import Traffic
+from drafter_svc.scheduler import DraftScheduler
+from slipstream.rpc.send_queue import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.metrics_collector import Meter, spans_of
+from slipstream.telemetry.metrics_collector import MetricsCollector, spans_of
 from slipstream.telemetry.tracing import Tracing
 
 
-def meter(scheduler: Scheduler, verifiers: Traffic, server: Server, tracing: Tracing | None) -> Meter:
+def meter(
+    scheduler: DraftScheduler, verifiers: ByteCounter, server: Server, tracing: Tracing | None
+) -> MetricsCollector:
     """`verifiers`: what came and went on their streams."""
     tally = scheduler.tally
-    return Meter(
+    return MetricsCollector(
         "drafter",
         {
             metrics.RPC_ERRORS: lambda: server.errors,

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from drafter_svc.proposers import Answer, Proposer, Turn
+from drafter_svc.proposers import Answer, DraftRequest, Proposer
 from drafter_svc.send_policy import join, tell
-from drafter_svc.session import Session
-from drafter_svc.step_stats import Tally
-from drafter_svc.tree import Node
+from drafter_svc.session import DraftSession
+from drafter_svc.step_stats import StepStats
+from drafter_svc.tree import DraftNode
 from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import Internal, SlipstreamError
 
@@ -33,13 +33,13 @@ pass comes sooner instead: depth is worth more than breadth, and what is not gue
 class Subscriber:
     """Whom a session's guesses go to. Plain functions: the loop waits for nobody."""
 
-    session: Session
-    candidates: Callable[[list[Node]], None]
+    session: DraftSession
+    candidates: Callable[[list[DraftNode]], None]
     """Nodes to be told, numbered without a gap."""
     failed: Callable[[SlipstreamError], None]
 
 
-class Scheduler:
+class DraftScheduler:
     """`run` drafts until cancelled. `step_tokens` bounds one pass, `expand` the nodes of a session guessed on in it."""
 
     def __init__(
@@ -55,11 +55,11 @@ class Scheduler:
         self._step_tokens = step_tokens
         self._expand = expand
         self._clock = clock
-        self._subscribers: dict[Session, Subscriber] = {}
-        self._closing: list[Session] = []
+        self._subscribers: dict[DraftSession, Subscriber] = {}
+        self._closing: list[DraftSession] = []
         self._work = asyncio.Event()
         self.steps = 0
-        self.tally = Tally()
+        self.tally = StepStats()
 
     def __len__(self) -> int:
         return len(self._subscribers)
@@ -68,7 +68,7 @@ class Scheduler:
         self._subscribers[subscriber.session] = subscriber
         self.wake()
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: DraftSession) -> None:
         session.closed = True
         if session.trace is not None:
             session.trace.end()
@@ -76,7 +76,7 @@ class Scheduler:
             self._closing.append(session)
             self.wake()
 
-    def changed(self, session: Session) -> None:
+    def changed(self, session: DraftSession) -> None:
         """The session's root moved, or its policy did: what is worth telling now may have been guessed already."""
         self._tell(session, idle=True)
         self.wake()
@@ -105,10 +105,10 @@ class Scheduler:
                     turn.session.trace.passed(began, self._clock(), len(answer))
                 self._deliver(turn, answer)
 
-    def _turns(self) -> list[Turn]:
+    def _turns(self) -> list[DraftRequest]:
         """The sessions of the next step: those that decode, the fewest guesses ahead first, then those whose prompt is
         being read, each with an equal share of what is left."""
-        turns: list[Turn] = []
+        turns: list[DraftRequest] = []
         frontiers = self._frontiers()
         reading = sum(session.pending > ROUND for session, starts in frontiers if starts)
         kept = self._step_tokens // PROMPTS if reading else 0
@@ -126,7 +126,7 @@ class Scheduler:
                 self._tell(session, idle=room > 0)
         return turns
 
-    def _frontiers(self) -> list[tuple[Session, list[Node]]]:
+    def _frontiers(self) -> list[tuple[DraftSession, list[DraftNode]]]:
         """Of each session the nodes to guess on from: its likeliest, and of the others the likeliest of all sessions.
         Those under ratio rules do not compete: how much is guessed must not depend on what was drawn."""
         sessions = sorted(self._subscribers, key=lambda session: (session.pending > ROUND, session.tree.node_count))
@@ -146,7 +146,7 @@ class Scheduler:
             ]
         return list(zip(sessions, frontiers, strict=True))
 
-    def _turn(self, session: Session, starts: list[Node], room: int) -> Turn | None:
+    def _turn(self, session: DraftSession, starts: list[DraftNode], room: int) -> DraftRequest | None:
         """What the session brings, with at most `room` committed tokens; None when nothing is asked of it."""
         while len(nodes := session.tree.above(starts)) > session.policy.max_nodes:  # there is KV for so many
             starts.pop()
@@ -157,7 +157,7 @@ class Scheduler:
         pending = session.tokens[start:stop]
         if stop < end:
             session.computed = stop
-            return Turn(session, session.revision, start, pending, [], [], [], [], [])
+            return DraftRequest(session, session.revision, start, pending, [], [], [], [], [])
         # True once the step has ended, and no other step begins before. The last token is computed with each tree.
         session.computed = end - 1
         for node in starts:
@@ -165,9 +165,11 @@ class Scheduler:
         index = {id(node): number for number, node in enumerate(nodes)}
         parents = [index.get(id(node.parent), -1) for node in nodes]
         expand = [index.get(id(node), -1) for node in starts]
-        return Turn(session, session.revision, start, pending, nodes, [n.token for n in nodes], parents, expand, starts)
+        return DraftRequest(
+            session, session.revision, start, pending, nodes, [n.token for n in nodes], parents, expand, starts
+        )
 
-    def _step(self, turns: list[Turn], closing: list[Session]) -> list[Answer]:
+    def _step(self, turns: list[DraftRequest], closing: list[DraftSession]) -> list[Answer]:
         """On the model's thread."""
         for session in closing:
             self._proposer.close(session)
@@ -177,7 +179,7 @@ class Scheduler:
             log.error("a drafting step failed", exc_info=error)
             return [Internal("the drafter failed; open the session again.") for _ in turns]
 
-    def _deliver(self, turn: Turn, answer: Answer) -> None:
+    def _deliver(self, turn: DraftRequest, answer: Answer) -> None:
         session = turn.session
         subscriber = self._subscribers.get(session)
         if subscriber is None:
@@ -190,7 +192,7 @@ class Scheduler:
             join(session, answer)
             self._tell(session)
 
-    def _tell(self, session: Session, *, idle: bool = False) -> None:
+    def _tell(self, session: DraftSession, *, idle: bool = False) -> None:
         subscriber = self._subscribers.get(session)
         if subscriber is not None and (nodes := tell(session, self._clock(), idle=idle)):
             self.tally.told += len(nodes)

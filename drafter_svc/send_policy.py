@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 
-from drafter_svc.proposers import Guess
-from drafter_svc.session import DEEPEST, NEVER, Session
-from drafter_svc.tree import UNTOLD, Node
+from drafter_svc.proposers import ProposedNode
+from drafter_svc.session import DEEPEST, NEVER, DraftSession
+from drafter_svc.tree import UNTOLD, DraftNode
 
 URGENT = 0.2
 """A step waits for a candidate only if its path is likelier than about this (`verifier_svc.wait_policy.wait_time`)."""
@@ -24,7 +24,7 @@ TOGETHER_S = 0.004
 """So long less urgent candidates may wait for others: a fraction of any verifier's pass."""
 
 
-def join(session: Session, guesses: list[Guess]) -> None:
+def join(session: DraftSession, guesses: list[ProposedNode]) -> None:
     """The guesses become nodes of the session's tree."""
     if session.sampling.coupled:
         _join_ranked(session, guesses)
@@ -32,8 +32,8 @@ def join(session: Session, guesses: list[Guess]) -> None:
         _join_drawn(session, guesses)
 
 
-def _join_ranked(session: Session, guesses: list[Guess]) -> None:
-    added: list[Node | None] = []
+def _join_ranked(session: DraftSession, guesses: list[ProposedNode]) -> None:
+    added: list[DraftNode | None] = []
     for guess in guesses:
         parent = added[guess.parent] if isinstance(guess.parent, int) else guess.parent
         node = None if parent is None else session.tree.add(parent, guess.token, guess.log_prob)
@@ -42,7 +42,7 @@ def _join_ranked(session: Session, guesses: list[Guess]) -> None:
         added.append(node or (parent.children.get(guess.token) if parent is not None else None))
 
 
-def _join_drawn(session: Session, guesses: list[Guess]) -> None:
+def _join_drawn(session: DraftSession, guesses: list[ProposedNode]) -> None:
     """In the order of drawing, as many as there is room for.
 
     Whether a drawn token is there must not depend on its own value, nor on what was drawn below it or after it: here it
@@ -51,7 +51,7 @@ def _join_drawn(session: Session, guesses: list[Guess]) -> None:
     """
     for guess in guesses:
         parent = guess.parent
-        assert isinstance(parent, Node)
+        assert isinstance(parent, DraftNode)
         if session.tree.node_count >= session.policy.max_nodes:
             if not parent.children:  # it is asked again: its noise is its own, so is its draw
                 session.tree.reopen(parent)
@@ -59,7 +59,7 @@ def _join_drawn(session: Session, guesses: list[Guess]) -> None:
             session.tree.tell(node)
 
 
-def tell(session: Session, now: float, *, idle: bool = False) -> list[Node]:
+def tell(session: DraftSession, now: float, *, idle: bool = False) -> list[DraftNode]:
     """The nodes that the verifier is to be told now, parents before children; none while the rest can wait for more.
 
     `idle`: no pass is coming that could add to them.
@@ -78,7 +78,7 @@ def tell(session: Session, now: float, *, idle: bool = False) -> list[Node]:
     return tree.take_told()
 
 
-def _worthy(session: Session) -> list[Node]:
+def _worthy(session: DraftSession) -> list[DraftNode]:
     """Nodes not told yet on paths that are likely enough, likeliest first, as many as the policy has room for."""
     tree, policy = session.tree, session.policy
     room = policy.max_nodes - tree.told_count

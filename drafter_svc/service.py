@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
-from drafter_svc.scheduler import Scheduler, Subscriber
-from drafter_svc.session import Policy, Session
-from drafter_svc.tracing import SessionTrace
-from drafter_svc.tree import ROOT, Node
+from drafter_svc.scheduler import DraftScheduler, Subscriber
+from drafter_svc.session import DraftPolicy, DraftSession
+from drafter_svc.tracing import DraftTrace
+from drafter_svc.tree import ROOT, DraftNode
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.rpc import multiplexed_stream, proto_conversion
-from slipstream.rpc.send_queue import Outbox, Traffic, check_count
+from slipstream.rpc.send_queue import ByteCounter, SendQueue, check_count
 from slipstream.telemetry.logs import session_of
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.pairing import share_vocabulary
@@ -29,7 +29,7 @@ Reply = types_pb2.Candidates | drafter_pb2.DraftRefusal
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ServiceLimits:
     """What this drafter promises nobody more of."""
 
     model: types_pb2.ModelInfo
@@ -42,10 +42,10 @@ class Bounds:
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
-    def __init__(self, scheduler: Scheduler, bounds: Bounds) -> None:
+    def __init__(self, scheduler: DraftScheduler, bounds: ServiceLimits) -> None:
         self._scheduler = scheduler
         self._bounds = bounds
-        self.traffic = Traffic()
+        self.traffic = ByteCounter()
         """With verifiers."""
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -59,7 +59,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         requests: AsyncIterator[drafter_pb2.DraftRequest],
         context: grpc.aio.ServicerContext[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
     ) -> None:
-        peer = Peer(self._scheduler, self._bounds)
+        peer = VerifierStream(self._scheduler, self._bounds)
         try:
             await multiplexed_stream.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
         finally:
@@ -73,14 +73,14 @@ def pack(replies: list[Reply]) -> drafter_pb2.DraftResponse:
     )
 
 
-class Peer:
+class VerifierStream:
     """One verifier's stream: its sessions by the numbers it gave them."""
 
-    def __init__(self, scheduler: Scheduler, bounds: Bounds) -> None:
-        self.outbox: Outbox[Reply] = Outbox()
+    def __init__(self, scheduler: DraftScheduler, bounds: ServiceLimits) -> None:
+        self.outbox: SendQueue[Reply] = SendQueue()
         self._scheduler = scheduler
         self._bounds = bounds
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, DraftSession] = {}
 
     def receive(self, request: drafter_pb2.DraftRequest) -> None:
         check_count(request.commands)
@@ -116,7 +116,7 @@ class Peer:
         else:
             raise InvalidArgument("the command is empty; send open, commit, policy or close.")
 
-    def _commit(self, session: Session, commit: drafter_pb2.DraftCommit) -> None:
+    def _commit(self, session: DraftSession, commit: drafter_pb2.DraftCommit) -> None:
         if len(session.tokens) >= session.max_length:
             return  # nothing is guessed for it any more, so nothing need be kept of what follows
         if len(commit.token_ids) > session.max_length:
@@ -156,7 +156,7 @@ class Peer:
             return
         if len(self._scheduler) >= self._bounds.max_sessions:
             raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
-        session = Session(
+        session = DraftSession(
             epoch=epoch,
             sampling=sampling,
             policy=self._policy(request.policy),
@@ -174,10 +174,10 @@ class Peer:
         candidates, failed = partial(self._candidates, number, session), partial(self._failed, number, session)
         self._scheduler.add(Subscriber(session, candidates, failed))
 
-    def _trace(self, session: Session, request: drafter_pb2.DraftOpen) -> SessionTrace | None:
+    def _trace(self, session: DraftSession, request: drafter_pb2.DraftOpen) -> DraftTrace | None:
         tracing = self._bounds.tracing
         trace = None if tracing is None else tracing.join(request.trace)
-        return None if trace is None else SessionTrace(trace, session, request.trace.receiver)
+        return None if trace is None else DraftTrace(trace, session, request.trace.receiver)
 
     def _check(self, request: drafter_pb2.DraftOpen) -> None:
         """Everything that can be told without a copy."""
@@ -202,12 +202,12 @@ class Peer:
             raise InvalidArgument(f"a token lies outside the vocabulary of {self._bounds.model.vocabulary_size}.")
         return tokens
 
-    def _policy(self, policy: drafter_pb2.DraftPolicy) -> Policy:
+    def _policy(self, policy: drafter_pb2.DraftPolicy) -> DraftPolicy:
         if not policy.min_path_probability >= 0.0:  # nor for what is no number
             raise InvalidArgument("min_path_probability is a number not below zero.")
-        return Policy(min(policy.max_nodes, self._bounds.max_nodes), policy.min_path_probability)
+        return DraftPolicy(min(policy.max_nodes, self._bounds.max_nodes), policy.min_path_probability)
 
-    def _candidates(self, number: int, session: Session, nodes: list[Node]) -> None:
+    def _candidates(self, number: int, session: DraftSession, nodes: list[DraftNode]) -> None:
         frame = types_pb2.Candidates(
             session=number,
             epoch=session.epoch,
@@ -227,7 +227,7 @@ class Peer:
             session.trace.told(frame)
         self._say(frame)
 
-    def _failed(self, number: int, session: Session, error: SlipstreamError) -> None:
+    def _failed(self, number: int, session: DraftSession, error: SlipstreamError) -> None:
         self._refuse(number, session.epoch, error)
 
     def _refuse(self, number: int, epoch: int, error: SlipstreamError) -> None:

@@ -6,17 +6,17 @@ import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from drafter_svc.tracing import SessionTrace
-from drafter_svc.tree import DraftTree, Node
+from drafter_svc.tracing import DraftTrace
+from drafter_svc.tree import DraftNode, DraftTree
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.errors import OutOfRange
 from slipstream.speculation import noise
 from slipstream.speculation.common_prefix import common_prefix
-from slipstream.speculation.frame import Limits
+from slipstream.speculation.frame import TreeLimits
 from slipstream.speculation.noise import Purpose
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Cursor, Grammar
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.structured_output import StructuredOutput
 
 NEVER = 1e-9
 """A path probability below which nothing is worth a guess, whatever the policy says."""
@@ -26,12 +26,12 @@ PREPARED = 4.0
 """Guesses are made on paths down to so much less likely than what the verifier wants to be told."""
 UNTOLD_SHARE = 8
 """The tree holds at most so many nodes for each that the verifier may be told."""
-DEEPEST = Limits().depth
+DEEPEST = TreeLimits().depth
 """Tokens beyond the committed ones that a verifier's tree takes: what hangs below a node that it dropped is lost."""
 
 
 @dataclass(slots=True)
-class Policy:
+class DraftPolicy:
     """The verifier's flow control."""
 
     max_nodes: int
@@ -39,12 +39,12 @@ class Policy:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class DraftSession:
     """Owned by the event loop; only `sequence`, `grammar` and `cursor` are the model's."""
 
     epoch: int
-    sampling: Sampling
-    policy: Policy
+    sampling: SamplingParams
+    policy: DraftPolicy
     tokens: list[int]
     """The committed ones."""
     prompt_length: int
@@ -54,7 +54,7 @@ class Session:
     """Output that the client expects."""
     cache_salt: str = ""
     """Sessions of different salts share nothing that could tell one what the other wrote."""
-    structure: Structure | None = None
+    structure: StructuredOutput | None = None
     """What the output must be."""
     grammar: Future[Grammar] | None = None
     """The same compiled, soon; the model's."""
@@ -72,7 +72,7 @@ class Session:
     """Monotonic seconds: since when guesses that are worth telling wait for others; None while there are none."""
     closed: bool = False
     sequence: Sequence | None = None
-    trace: SessionTrace | None = None
+    trace: DraftTrace | None = None
     """Where the request is traced."""
     tree: DraftTree = field(init=False)
 
@@ -107,7 +107,7 @@ class Session:
         opening = noise.key(noise.key(self.sampling.seed, self.number, Purpose.DRAFT), self.epoch, Purpose.DRAFT)
         return noise.key(opening, self.tree.base_length, Purpose.DRAFT)
 
-    def frontier(self, count: int) -> list[Node]:
+    def frontier(self, count: int) -> list[DraftNode]:
         """The nodes to guess on from, best first; empty when nothing is asked for or nothing can pay."""
         room = self.policy.max_nodes - self.tree.told_count
         if room <= 0 or self.tree.node_count >= UNTOLD_SHARE * self.policy.max_nodes:

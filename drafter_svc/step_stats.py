@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from drafter_svc.proposers import Turn
+from drafter_svc.proposers import DraftRequest
 from slipstream.telemetry import metrics
 
 
-class Tally:
+class StepStats:
     def __init__(self) -> None:
         self.seconds = metrics.PASS_SECONDS.histogram()
         self.sessions = metrics.PASS_SESSIONS.histogram()
@@ -20,7 +20,7 @@ class Tally:
         self._needing = 0.0
         self.guessed = self.told = 0
 
-    def began(self, turns: Sequence[Turn]) -> None:
+    def began(self, turns: Sequence[DraftRequest]) -> None:
         """A pass runs."""
         self.sessions.observe(len(turns))
         self.tokens.observe(sum(len(turn.pending) + len(turn.nodes) for turn in turns))
@@ -32,7 +32,7 @@ class Tally:
         self.seconds.observe(seconds)
 
 
-def _chance(turn: Turn) -> float:
+def _chance(turn: DraftRequest) -> float:
     """That the text goes by the likeliest place that the turn guesses on. A drafter with nothing to catch up on is as
     busy as any, but on places that are ever less likely. What is committed, or a prompt to be read, is certain."""
     if not turn.starts:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanContext
 
-from drafter_svc.tree import DraftTree, Node
+from drafter_svc.tree import DraftNode, DraftTree
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Span, Trace, Value
 from slipstream.v1 import types_pb2
 
 if TYPE_CHECKING:
-    from drafter_svc.session import Session
+    from drafter_svc.session import DraftSession
 
 
-class SessionTrace:
+class DraftTrace:
     """Of one opening of a session."""
 
-    def __init__(self, trace: Trace, session: Session, drafter: str) -> None:
+    def __init__(self, trace: Trace, session: DraftSession, drafter: str) -> None:
         """`drafter`: the name that requests know it by."""
         self._trace = trace
         self._session = session
@@ -94,7 +94,7 @@ class SessionTrace:
 
 def _outlook(tree: DraftTree, token_ids: Sequence[int]) -> tuple[int, int]:
     """How many of the tokens the tree has on its way, and how many nodes it keeps behind all of them."""
-    node: Node | None = tree.root
+    node: DraftNode | None = tree.root
     for agreed, token in enumerate(token_ids):
         node = node.children.get(token) if node is not None else None
         if node is None:

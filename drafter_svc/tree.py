@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 
 ROOT = 0
 """Number of the generation's root."""
@@ -20,27 +20,27 @@ UNTOLD = -1
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class DraftNode:
     """A guessed token. The root is a node too: it stands for the last committed token."""
 
     number: int
     """UNTOLD, or its name on the wire."""
     token: int
-    parent: Node | None
+    parent: DraftNode | None
     depth: int
     log_prob: float = 0.0
     path_log_prob: float = 0.0
     """Sum of log_probs from above; what is below the present root differs by a constant."""
-    proposal: Proposal | None = None
+    proposal: DraftDistribution | None = None
     """What the token was drawn from, under the ratio rules."""
     expanded: bool = False
     """Whether its children were guessed already."""
-    children: dict[int, Node] = field(default_factory=dict)
+    children: dict[int, DraftNode] = field(default_factory=dict)
     order: int = 0
     """Of creation, in its tree; breaks ties, and puts parents before their children."""
 
 
-Ranked = list[tuple[float, int, Node]]
+Ranked = list[tuple[float, int, DraftNode]]
 """A heap of nodes, the likeliest path on top, the older one among equals. Nodes that were dealt with since they entered
 leave it when they come to the top: frontier and telling are looked at once a pass and session, trees are walked once a
 commit.
@@ -52,8 +52,8 @@ class DraftTree:
 
     def __init__(self, base_length: int) -> None:
         self.generation = 0
-        self._root = Node(ROOT, -1, None, 0)
-        self._told: list[Node] = []
+        self._root = DraftNode(ROOT, -1, None, 0)
+        self._told: list[DraftNode] = []
         self._order = 0
         self.restart(base_length)
 
@@ -68,28 +68,30 @@ class DraftTree:
         return self._count - self._untold_count
 
     @property
-    def root(self) -> Node:
+    def root(self) -> DraftNode:
         return self._root
 
     @property
-    def favourite(self) -> Node | None:
+    def favourite(self) -> DraftNode | None:
         """The root's first child: the best guess there is at the next token, however bad."""
         return next(iter(self._root.children.values()), None)
 
-    def lives(self, node: Node) -> bool:
+    def lives(self, node: DraftNode) -> bool:
         """Whether the node is the root or hangs below it."""
-        above: Node | None = node
+        above: DraftNode | None = node
         while above is not None and above is not self._root:
             above = above.parent
         return above is not None
 
-    def add(self, parent: Node, token: int, log_prob: float, proposal: Proposal | None = None) -> Node | None:
+    def add(
+        self, parent: DraftNode, token: int, log_prob: float, proposal: DraftDistribution | None = None
+    ) -> DraftNode | None:
         """One more guess, untold; None when the parent is dead, or has that child already."""
         if token in parent.children or not self.lives(parent):
             return None
         # Rounding must not make a path likelier than its beginning: parents are told before their children.
         path_log_prob = parent.path_log_prob + min(log_prob, 0.0)
-        node = Node(UNTOLD, token, parent, parent.depth + 1, log_prob, path_log_prob, proposal)
+        node = DraftNode(UNTOLD, token, parent, parent.depth + 1, log_prob, path_log_prob, proposal)
         self._order += 1
         node.order = self._order
         parent.children[token] = node
@@ -100,7 +102,7 @@ class DraftTree:
         heapq.heappush(self._open, entry)
         return node
 
-    def untold(self, count: int, least_log_prob: float, max_depth: int) -> list[Node]:
+    def untold(self, count: int, least_log_prob: float, max_depth: int) -> list[DraftNode]:
         """The `count` likeliest nodes that were not told, best first, and parents before their children.
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or `max_depth` are left.
@@ -114,12 +116,12 @@ class DraftTree:
             lambda node: node.depth <= deepest,
         )
 
-    def reopen(self, node: Node) -> None:
+    def reopen(self, node: DraftNode) -> None:
         """Nothing was guessed below the node after all: ask again."""
         node.expanded = False
         self._rank(list(self.nodes()))
 
-    def tell(self, node: Node) -> None:
+    def tell(self, node: DraftNode) -> None:
         """Gives the node its number. Its parent must have one."""
         assert node.parent is not None and node.parent.number != UNTOLD
         self._last_number += 1
@@ -127,7 +129,7 @@ class DraftTree:
         self._untold_count -= 1
         self._told.append(node)
 
-    def take_told(self) -> list[Node]:
+    def take_told(self) -> list[DraftNode]:
         """The nodes told since the last time, in order of their numbers."""
         told, self._told = self._told, []
         return told
@@ -136,7 +138,7 @@ class DraftTree:
         """Moves the root along committed tokens. False when they left what was told: a new generation begins after
         them.
         """
-        node: Node | None = self._root
+        node: DraftNode | None = self._root
         for token in token_ids:
             if node is not None:
                 child = node.children.pop(token, None)
@@ -161,11 +163,11 @@ class DraftTree:
     def restart(self, length: int) -> None:
         """A new generation, from nothing, after a committed prefix of `length` tokens."""
         _drop(self._root)
-        self._root = Node(ROOT, -1, None, 0)
+        self._root = DraftNode(ROOT, -1, None, 0)
         self._rank([])
         self._begin(length)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[DraftNode]:
         """Live nodes below the root, every parent before its children, older siblings first."""
         stack = [*reversed(self._root.children.values())]
         while stack:
@@ -173,19 +175,19 @@ class DraftTree:
             yield node
             stack.extend(reversed(node.children.values()))
 
-    def above(self, starts: Sequence[Node]) -> list[Node]:
+    def above(self, starts: Sequence[DraftNode]) -> list[DraftNode]:
         """These nodes and all above them but the root, every parent before its children: what a pass must compute."""
-        needed: dict[Node, None] = {}
+        needed: dict[DraftNode, None] = {}
         for start in starts:
-            path: list[Node] = []
-            node: Node | None = start
+            path: list[DraftNode] = []
+            node: DraftNode | None = start
             while node is not None and node is not self._root and node not in needed:
                 path.append(node)
                 node = node.parent
             needed.update(dict.fromkeys(reversed(path)))
         return list(needed)
 
-    def frontier(self, count: int, least_log_prob: float, max_depth: int) -> list[Node]:
+    def frontier(self, count: int, least_log_prob: float, max_depth: int) -> list[DraftNode]:
         """The `count` likeliest nodes, root included, whose children were not guessed yet, best first.
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or at `max_depth` are left.
@@ -198,15 +200,15 @@ class DraftTree:
     def _best(
         self,
         ranked: Ranked,
-        belongs: Callable[[Node], bool],
+        belongs: Callable[[DraftNode], bool],
         count: int,
         least_log_prob: float,
-        allowed: Callable[[Node], bool] = lambda node: True,
-    ) -> list[Node]:
+        allowed: Callable[[DraftNode], bool] = lambda node: True,
+    ) -> list[DraftNode]:
         """The first `count` that are allowed. Only those that do not belong there any more leave the heap."""
         worst = -(self._root.path_log_prob + least_log_prob)
         seen: Ranked = []
-        best: list[Node] = []
+        best: list[DraftNode] = []
         while ranked and len(best) < count and ranked[0][0] <= worst:
             entry = heapq.heappop(ranked)
             if belongs(entry[2]):
@@ -217,7 +219,7 @@ class DraftTree:
             heapq.heappush(ranked, entry)
         return best
 
-    def _rank(self, alive: list[Node]) -> None:
+    def _rank(self, alive: list[DraftNode]) -> None:
         """What is kept about the live nodes below the root, anew."""
         entries = [(-node.path_log_prob, node.order, node) for node in (self._root, *alive)]
         self._open: Ranked = [entry for entry in entries if not entry[2].expanded]
@@ -234,7 +236,7 @@ class DraftTree:
         self._told = []
 
 
-def _drop(node: Node) -> None:
+def _drop(node: DraftNode) -> None:
     """What hangs below the node is dead. It is taken apart: rings of parents and children would wait for the garbage
     collector, and a chain of old roots for its rarest round."""
     stack = [node]

@@ -11,26 +11,26 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.api.grpc_service import GatewayService
-from gateway.auth.api_keys import Keyring
+from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
 from gateway.experiments.trial import Trial
-from gateway.routing.configured_workers import Workers
+from gateway.routing.configured_workers import ConfiguredWorkers
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
-from gateway.sessions.context import Stage
-from gateway.sessions.registry import Chance, Sessions
+from gateway.sessions.context import GatewayContext
+from gateway.sessions.registry import ClockAndRandomness, SessionRegistry
 from gateway.store import SessionStore
 from gateway.store.measured import MeasuredStore
-from gateway.store.memory import Memory, MemoryStore
-from gateway.store.write_behind import Scribe
-from gateway.telemetry.metrics_source import Parts, meter
-from gateway.telemetry.request_metrics import Meters, Objectives
+from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.store.write_behind import WriteBehindQueue
+from gateway.telemetry.metrics_source import MetricsParts, meter
+from gateway.telemetry.request_metrics import Objectives, RequestMetrics
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import Unavailable
 from slipstream.process import until_signal
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, Dial, dialling
-from slipstream.rpc.send_queue import Traffic
-from slipstream.rpc.server import Access, Server
+from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.server import AccessControl, Server
 from slipstream.rpc.tls import Certificates, certificates_from_env, server_credentials
 from slipstream.runtime_tuning import tune
 from slipstream.telemetry.metrics_server import exposing
@@ -49,10 +49,10 @@ TOLD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class GatewayDependencies:
     """What lies outside the process: replaced in tests."""
 
-    chance: Chance
+    chance: ClockAndRandomness
     dial: Dial | None = None
     """None: as the certificates say."""
     certificates: Certificates | None = None
@@ -65,12 +65,12 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
+class GatewayServer:
     """A running gateway."""
 
     address: str
     router: Router
-    sessions: Sessions
+    sessions: SessionRegistry
     server: Server
     tokenizer: Tokenizer
 
@@ -84,25 +84,25 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]:
+async def running(config: GatewayConfig, world: GatewayDependencies) -> AsyncIterator[GatewayServer]:
     """A gateway that listens; at the end its running sessions have `grace_s` to finish, and are let go then."""
     tokenizer = Tokenizer(await asyncio.to_thread(load_tokenizer, config.tokenizer), config.max_prompt_bytes)
     async with AsyncExitStack() as stack:
         store = MeasuredStore(world.store or _open_store(config, world.chance), world.chance.clock)
         stack.push_async_callback(store.close)
-        meters, traffic = _meters(config), Traffic()
+        meters, traffic = _meters(config), ByteCounter()
         experiment = config.parsed_experiment()
-        workers = Workers(config, tokenizer.fingerprint, partial(_reach, world), meters, traffic, experiment)
+        workers = ConfiguredWorkers(config, tokenizer.fingerprint, partial(_reach, world), meters, traffic, experiment)
         router = workers.router(world.chance.clock)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
-        scribe = Scribe(world.chance.clock) if config.durability == "relaxed" else None
+        scribe = WriteBehindQueue(world.chance.clock) if config.durability == "relaxed" else None
         trial = None if experiment is None else Trial(experiment)
-        stage = Stage(config, router, meters, world.tracing, trial)
-        sessions = Sessions(stage, tokenizer, store, scribe, world.chance)
+        stage = GatewayContext(config, router, meters, world.tracing, trial)
+        sessions = SessionRegistry(stage, tokenizer, store, scribe, world.chance)
         service = GatewayService(stage, tokenizer, sessions)
         server = Server([service.register], _access(config, world), _options(config))
-        told = meter(Parts(config, meters, router, store, scribe, traffic, server, world.tracing))
+        told = meter(MetricsParts(config, meters, router, store, scribe, traffic, server, world.tracing))
         server.metrics_address = await stack.enter_async_context(exposing(told, config.metrics_listen))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
@@ -113,7 +113,7 @@ async def running(config: GatewayConfig, world: World) -> AsyncIterator[Gateway]
                 loops.append(tasks.create_task(scribe.run()))
             try:
                 address = await server.start(config.listen, config.health_listen)
-                yield Gateway(address, router, sessions, server, tokenizer)
+                yield GatewayServer(address, router, sessions, server, tokenizer)
             finally:
                 await drained(server, sessions, config.grace_s)
                 await written(scribe, config.store_grace_s)
@@ -126,7 +126,10 @@ async def serve(config: GatewayConfig) -> None:
     certificates = certificates_from_env()
     async with (
         tracing_from_env("slipstream-gateway") as tracing,
-        running(config, World(Chance(secrets.randbits), certificates=certificates, tracing=tracing)) as gateway,
+        running(
+            config,
+            GatewayDependencies(ClockAndRandomness(secrets.randbits), certificates=certificates, tracing=tracing),
+        ) as gateway,
         asyncio.TaskGroup() as tasks,
     ):
         ready = tasks.create_task(_announce(gateway))
@@ -143,16 +146,16 @@ async def check(config: GatewayConfig) -> None:
     await server.stop(0.0)
 
 
-async def _announce(gateway: Gateway) -> None:
+async def _announce(gateway: GatewayServer) -> None:
     await gateway.ready()
     log.info("%s", gateway.server.announcement)
     print(gateway.server.announcement, flush=True)
 
 
-def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
+def _open_store(config: GatewayConfig, chance: ClockAndRandomness) -> SessionStore:
     owner = f"{chance.random_bits(64):016x}"
     if config.store == "memory":
-        return MemoryStore(Memory(chance.clock), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s)
+        return MemoryStore(MemoryBackend(chance.clock), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s)
     # Imported here: on one machine without Redis its client is not needed.
     from gateway.store.client import connect
     from gateway.store.redis import RedisStore
@@ -162,16 +165,18 @@ def _open_store(config: GatewayConfig, chance: Chance) -> SessionStore:
     return RedisStore(client, owner=owner, replicas=config.store_replicas, **times)
 
 
-def _access(config: GatewayConfig, world: World) -> Access:
+def _access(config: GatewayConfig, world: GatewayDependencies) -> AccessControl:
     """Clients have keys, no certificates. Those of the service do for its side of TLS where there are no others."""
     certificates = Certificates(config.tls_folder, authorities=False) if config.tls_folder else world.certificates
     credentials = server_credentials(certificates, ask_clients=False) if certificates is not None else None
     if not config.api_keys:
         log.warning("GATEWAY_API_KEYS is not set: whoever reaches %s may use this gateway", config.listen)
-        return Access(credentials)
+        return AccessControl(credentials)
     if credentials is None:
         log.warning("API keys come in plaintext to %s: set GATEWAY_TLS_FOLDER where others can listen", config.listen)
-    return Access(credentials, Keyring(config.api_keys, config.failed_keys_per_minute, world.chance.clock).authorise)
+    return AccessControl(
+        credentials, ApiKeys(config.api_keys, config.failed_keys_per_minute, world.chance.clock).authorise
+    )
 
 
 def _options(config: GatewayConfig) -> dict[str, int]:
@@ -183,16 +188,16 @@ def _options(config: GatewayConfig) -> dict[str, int]:
     }
 
 
-def _reach(world: World, role: str) -> Dial:
+def _reach(world: GatewayDependencies, role: str) -> Dial:
     return world.dial or dialling(role, world.certificates)
 
 
-def _meters(config: GatewayConfig) -> Meters:
+def _meters(config: GatewayConfig) -> RequestMetrics:
     objectives = Objectives(config.slo_ttft_s, config.slo_tpot_s, config.slow_request_s)
-    return Meters(objectives, config.metric_workloads)
+    return RequestMetrics(objectives, config.metric_workloads)
 
 
-async def drained(server: Server, sessions: Sessions, grace_s: float) -> None:
+async def drained(server: Server, sessions: SessionRegistry, grace_s: float) -> None:
     """Sessions have `grace_s` to finish; those that have not are let go, and their clients told to resume them."""
     log.info("draining: sessions have %g s to finish", grace_s)
     stopping = asyncio.create_task(server.stop(grace_s + TOLD_S))
@@ -201,7 +206,7 @@ async def drained(server: Server, sessions: Sessions, grace_s: float) -> None:
     await stopping
 
 
-async def written(scribe: Scribe | None, grace_s: float) -> None:
+async def written(scribe: WriteBehindQueue | None, grace_s: float) -> None:
     """Give what relaxed sessions left behind a chance to be written."""
     if scribe is None:
         return

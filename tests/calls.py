@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.store.memory import Memory, MemoryStore
+from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2
 from tests.front import Answer, Front, Setting
 
 
-def store(memory: Memory, owner: str, lease_s: float = 60.0) -> MemoryStore:
+def store(memory: MemoryBackend, owner: str, lease_s: float = 60.0) -> MemoryStore:
     return MemoryStore(memory, owner=owner, ttl_s=60, lease_s=lease_s)
 
 
@@ -42,7 +42,7 @@ async def heard(call: Any, tokens: int) -> Answer:
 class Shared:
     """A session of which 9 tokens came, and a client that follows it on another gateway."""
 
-    memory: Memory
+    memory: MemoryBackend
     front: Front
     beside: Front
     call: Any
@@ -86,7 +86,7 @@ async def left_after(front: Front, tokens: int = 9, **request: Any) -> Answer:
 
 
 async def shared_session(setting: Setting) -> Shared:
-    memory = Memory()
+    memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     beside = await setting.beside(front, store(memory, "b"))
     call, answer = await begun(front)

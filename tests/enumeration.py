@@ -10,14 +10,14 @@ from functools import cache
 
 import numpy as np
 
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.selection import Selection
-from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.result import AcceptanceResult, Distribution, FloatArray
 
 Path = tuple[int, ...]
 Target = Callable[[Path], FloatArray]
-Draft = Callable[[Path], Proposal | None]
+Draft = Callable[[Path], DraftDistribution | None]
 Law = dict[Path, float]
 ALWAYS_SAYS = 1
 """The token of a deterministic draft."""
@@ -50,10 +50,10 @@ class Outcomes:
         return self.branch(list(weights / weights.sum()))
 
 
-AnyRule = Callable[..., Generator[Distribution, FloatArray, Verdict]]
+AnyRule = Callable[..., Generator[Distribution, FloatArray, AcceptanceResult]]
 
 
-def run(rule: AnyRule, selection: Selection, chance: object, target: Target) -> Verdict:
+def run(rule: AnyRule, selection: Selection, chance: object, target: Target) -> AcceptanceResult:
     """The rule's verdict; a request is answered with an array of its own, as by the judge."""
     walk = rule(selection, chance)
     request = next(walk)
@@ -61,11 +61,11 @@ def run(rule: AnyRule, selection: Selection, chance: object, target: Target) -> 
         try:
             request = walk.send(target(selection.path(request.node)).copy())
         except StopIteration as stop:
-            verdict: Verdict = stop.value
+            verdict: AcceptanceResult = stop.value
             return verdict
 
 
-def outcomes(rule: AnyRule, selection: Selection, target: Target) -> Iterator[tuple[Verdict, float]]:
+def outcomes(rule: AnyRule, selection: Selection, target: Target) -> Iterator[tuple[AcceptanceResult, float]]:
     waiting: list[Path] = [()]
     while waiting:
         chance = Outcomes(waiting.pop())
@@ -73,7 +73,7 @@ def outcomes(rule: AnyRule, selection: Selection, target: Target) -> Iterator[tu
         waiting += chance.alternatives
 
 
-def tree(nodes: list[tuple[Path, Proposal | None]]) -> Selection:
+def tree(nodes: list[tuple[Path, DraftDistribution | None]]) -> Selection:
     """Of (tokens from the root down to the node, what its token was drawn from), parents first."""
     index = {path: number for number, (path, _) in enumerate(nodes)}
     assert len(index) == len(nodes)
@@ -92,7 +92,7 @@ def chain(tokens: Path, draft: Draft) -> Selection:
     return tree([(tokens[: index + 1], draft(tokens[:index])) for index in range(len(tokens))])
 
 
-def dense(proposal: Proposal | None, vocabulary: int) -> FloatArray:
+def dense(proposal: DraftDistribution | None, vocabulary: int) -> FloatArray:
     """q over the vocabulary."""
     q = np.zeros(vocabulary)
     if proposal is None:
@@ -110,7 +110,7 @@ def chains(draft: Draft, length: int, vocabulary: int) -> Iterator[tuple[Path, f
             yield tokens, weight
 
 
-def law_of(found: Iterator[tuple[Selection, Verdict, float]], target: Target, length: int) -> Law:
+def law_of(found: Iterator[tuple[Selection, AcceptanceResult, float]], target: Target, length: int) -> Law:
     """Joint law of the first `length` tokens, where what a round leaves open is drawn from the target."""
     law: Law = defaultdict(float)
     for selection, verdict, weight in found:
@@ -150,19 +150,19 @@ def draft_of(seed: int, vocabulary: int, support: int) -> Draft:
     """An honest sparse q of this many tokens at every path; 0: a deterministic draft."""
 
     @cache
-    def draft(path: Path) -> Proposal | None:
+    def draft(path: Path) -> DraftDistribution | None:
         if support == 0:
             return None
         generator = np.random.default_rng([seed, *path, len(path), 77])
         ids = generator.permutation(vocabulary)[:support]
-        return Proposal(tuple(ids.tolist()), tuple(generator.integers(1, 65536, support).tolist()))
+        return DraftDistribution(tuple(ids.tolist()), tuple(generator.integers(1, 65536, support).tolist()))
 
     return draft
 
 
 def rounds(
     rule: AnyRule, target: Target, draft: Draft, length: int, drawn: Draft
-) -> Iterator[tuple[Selection, Verdict, float]]:
+) -> Iterator[tuple[Selection, AcceptanceResult, float]]:
     """Every round there can be. `drawn` is what draft tokens are really drawn from, if the drafter lies."""
     for tokens, weight in chains(drawn, length, len(target(()))):
         selection = chain(tokens, draft)

@@ -21,14 +21,14 @@ from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import channel
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.grammar import Grammars
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.loopback import ANY
 from verifier_svc.config import VerifierConfig
-from verifier_svc.verifier import Parts, Verifier
+from verifier_svc.verifier import VerifierParts, VerifierServer
 from verifier_svc.verifier import running as verifier_running
 
 
@@ -57,7 +57,7 @@ async def drafter(
 
 
 @asynccontextmanager
-async def verifier(engine: Engine, tracing: Tracing | None = None, **settings: Any) -> AsyncIterator[Verifier]:
+async def verifier(engine: Engine, tracing: Tracing | None = None, **settings: Any) -> AsyncIterator[VerifierServer]:
     """A running verifier with `settings` of its configuration; its cost curve starts from nothing."""
     defaults: dict[str, Any] = {
         "model": "given",
@@ -68,7 +68,7 @@ async def verifier(engine: Engine, tracing: Tracing | None = None, **settings: A
         "grace_s": 0.0,
     }
     config = VerifierConfig(**(defaults | settings))
-    async with verifier_running(config, Parts(opening=lambda _: engine, tracing=tracing)) as running:
+    async with verifier_running(config, VerifierParts(opening=lambda _: engine, tracing=tracing)) as running:
         yield running
 
 
@@ -129,7 +129,7 @@ def opening(
     prompt: list[int],
     *,
     tokens: int = 32,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     drafters: list[str] | None = None,
     max_draft_tokens: int = 8,
     stop: list[int] | None = None,
@@ -138,7 +138,7 @@ def opening(
     epoch: int = 1,
     trusted: bool = False,
     output: list[int] | None = None,
-    structure: Structure | None = None,
+    structure: StructuredOutput | None = None,
     top_logprobs: int | None = None,
 ) -> verifier_pb2.DecodeOpen:
     """An Open of a session, whose prefix is the prompt and what is known of the output."""
@@ -148,7 +148,7 @@ def opening(
     return verifier_pb2.DecodeOpen(
         key=types_pb2.SessionKey(id=session_id, epoch=epoch),
         prefix=types_pb2.Prefix(token_ids=[*prompt, *(output or [])], prompt_length=len(prompt)),
-        sampling=proto_conversion.sampling_to_wire(sampling or Sampling(temperature=0.0)),
+        sampling=proto_conversion.sampling_to_wire(sampling or SamplingParams(temperature=0.0)),
         max_length=len(prompt) + tokens,
         stop_token_ids=stop or [],
         policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),

@@ -12,10 +12,10 @@ import grpc
 from tokenizers import Tokenizer
 
 from gateway.config import GatewayConfig
-from gateway.gateway import Gateway, World, running
-from gateway.sessions.registry import Chance
+from gateway.gateway import GatewayDependencies, GatewayServer, running
+from gateway.sessions.registry import ClockAndRandomness
 from gateway.store import SessionStore
-from gateway.store.memory import Memory, MemoryStore
+from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.rpc.channel import channel, error_of
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
@@ -49,7 +49,7 @@ class Answer:
 class Front:
     """A running gateway, its client stub, and what it stands on."""
 
-    gateway: Gateway
+    gateway: GatewayServer
     stub: Any
     verifiers: list[ScriptedVerifier]
     servers: list[Any]
@@ -111,7 +111,7 @@ class Setting:
 
     async def front(self, *verifiers: ScriptedVerifier, store: SessionStore | None = None, **config: Any) -> Front:
         opened = [await self._stack.enter_async_context(served(verifier)) for verifier in verifiers]
-        store = store or MemoryStore(Memory(), owner="me", ttl_s=60, lease_s=60)
+        store = store or MemoryStore(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
         servers, addresses = [server for _, server in opened], [address for address, _ in opened]
         gateway = await self.gateway(addresses, store, **config)
         line = await self._stack.enter_async_context(channel(gateway.address))
@@ -124,7 +124,7 @@ class Setting:
         line = await self._stack.enter_async_context(channel(gateway.address))
         return replace(front, gateway=gateway, stub=gateway_pb2_grpc.GatewayServiceStub(line), store=store)
 
-    async def gateway(self, verifiers: list[str], store: SessionStore, **config: Any) -> Gateway:
+    async def gateway(self, verifiers: list[str], store: SessionStore, **config: Any) -> GatewayServer:
         settings = GatewayConfig(
             verifiers=tuple(verifiers),
             tokenizer=str(self._folder),
@@ -132,7 +132,7 @@ class Setting:
             **{"grace_s": 0.0, **config},
         )
         self._gateways += 1  # names of sessions must differ
-        world = World(Chance(random.Random(6 + self._gateways).getrandbits), store=store)
+        world = GatewayDependencies(ClockAndRandomness(random.Random(6 + self._gateways).getrandbits), store=store)
         gateway = await self._stack.enter_async_context(running(settings, world))
         await gateway.ready()
         return gateway

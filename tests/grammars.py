@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, Mask
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 
 TARGET = str(Path(__file__).resolve().parents[1] / "models/target")
@@ -59,13 +59,13 @@ def _is_sum(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    structure: Structure
+    structure: StructuredOutput
     holds: Callable[[str], bool]
     """Whether a text is of it, by means that have nothing to do with llguidance."""
 
 
 def regex(pattern: str) -> Language:
-    return Language(Structure("regex", pattern), lambda text: re.fullmatch(pattern, text, re.DOTALL) is not None)
+    return Language(StructuredOutput("regex", pattern), lambda text: re.fullmatch(pattern, text, re.DOTALL) is not None)
 
 
 LANGUAGES = {
@@ -73,8 +73,8 @@ LANGUAGES = {
     "forced": regex("return ((the quick brown )?fox|self){2,5}"),
     "any": regex("[a-f ]{0,30}"),
     "unicode": regex("(é|日本|[x-z]){1,12}"),
-    "schema": Language(Structure("json_schema", SCHEMA), _fits_schema),
-    "sum": Language(Structure("grammar", SUM), _is_sum),
+    "schema": Language(StructuredOutput("json_schema", SCHEMA), _fits_schema),
+    "sum": Language(StructuredOutput("grammar", SUM), _is_sum),
 }
 
 
@@ -88,11 +88,11 @@ def grammars() -> Grammars:
     return Grammars(tokenizer, fingerprint(tokenizer()), VOCABULARY, (END,))
 
 
-def compiled(structure: Structure) -> Grammar:
+def compiled(structure: StructuredOutput) -> Grammar:
     return grammars().compile(structure).result()
 
 
-def place(structure: Structure) -> Cursor:
+def place(structure: StructuredOutput) -> Cursor:
     return compiled(structure).cursor()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
 
 Command = drafter_pb2.DraftCommand
@@ -62,7 +62,7 @@ async def hostile(answer: Answer, model: types_pb2.ModelInfo | None = None) -> A
     server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)
     if model is not None:
-        WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "model"), drafter.load).register(server)
+        WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "model"), drafter.load).register(server)
     drafter.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

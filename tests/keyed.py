@@ -15,7 +15,7 @@ import numpy as np
 from slipstream.speculation import noise
 from slipstream.speculation.noise import Purpose
 from tests.enumeration import Outcomes, Path
-from verifier_svc.acceptance.rejection import KeyedChance
+from verifier_svc.acceptance.rejection import KeyedRandomness
 from verifier_svc.acceptance.result import FloatArray
 
 
@@ -52,7 +52,7 @@ class Coin:
 def kept(chances: Noise) -> Iterator[None]:
     """The rules' own chances, on these numbers."""
 
-    def draw(chance: KeyedChance, depth: int, weights: FloatArray, purpose: Purpose) -> int:
+    def draw(chance: KeyedRandomness, depth: int, weights: FloatArray, purpose: Purpose) -> int:
         possible = np.flatnonzero(weights > 0.0)
         shares = weights[possible] / weights[possible].sum()
         key = noise.key(chance._seed, chance._position + depth, purpose)
@@ -61,5 +61,5 @@ def kept(chances: Noise) -> Iterator[None]:
     def coin(key: int, index: int = 0) -> Coin:
         return Coin(chances, (key, index))
 
-    with mock.patch.object(noise, "scalar_uniform", coin), mock.patch.object(KeyedChance, "draw", draw):
+    with mock.patch.object(noise, "scalar_uniform", coin), mock.patch.object(KeyedRandomness, "draw", draw):
         yield

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW
 
 TOLERANCE = 1e-4
@@ -25,7 +25,7 @@ fragmented = pytest.mark.parametrize("opened", [True], ids=["fragmented"], indir
 class Pair:
     """An engine and the library's model on the same weights."""
 
-    engine: PackedEngine
+    engine: TorchEngine
     reference: Any
 
     def expect(self, tokens: list[int]) -> torch.Tensor:
@@ -91,7 +91,7 @@ def prefill(pair: Pair, session: Session) -> None:
     session.keep(pair, [])
 
 
-def fragment(engine: PackedEngine) -> list[Sequence]:
+def fragment(engine: TorchEngine) -> list[Sequence]:
     """Takes every second block, so that whatever is opened next has no contiguous run."""
     singles = [engine.open(1) for _ in range(engine.blocks_total)]
     for single in singles[::2]:

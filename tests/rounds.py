@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from unittest import mock
 
 from drafter_svc import scheduler
-from drafter_svc.proposers import Answer, Guess, Turn
+from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
 from drafter_svc.proposers.model import Place, siblings
-from drafter_svc.service import Bounds, Peer, Reply
-from drafter_svc.session import Session as Drafting
-from drafter_svc.tree import Node
-from slipstream.engine.sampler.token_history import History
+from drafter_svc.service import Reply, ServiceLimits, VerifierStream
+from drafter_svc.session import DraftSession as Drafting
+from drafter_svc.tree import DraftNode
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.rpc import proto_conversion
 from slipstream.speculation import noise
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.noise import Purpose
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.v1 import drafter_pb2, types_pb2
 from tests.enumeration import Draft, Law, Path, Target
 from tests.keyed import Noise, kept
-from verifier_svc.acceptance.judge import RULES, Case
-from verifier_svc.acceptance.result import Verdict
+from verifier_svc.acceptance.judge import RULES, VerifyInput
+from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.scheduling.planner import drawn
 from verifier_svc.session import Session
 from verifier_svc.sources.frame_reader import read
@@ -44,12 +44,12 @@ NO_THREAD = mock.Mock()
 """Steps are taken by hand."""
 
 
-def by_node(session: Drafting, start: Node) -> int:
+def by_node(session: Drafting, start: DraftNode) -> int:
     """The key of the draws below a node."""
     return noise.key(session.stream, start.number, Purpose.DRAFT)
 
 
-Keying = Callable[[Drafting, Node], int]
+Keying = Callable[[Drafting, DraftNode], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +104,14 @@ class Table:
     def __init__(self, world: World, chances: Noise) -> None:
         self._world, self._chances = world, chances
 
-    def grow(self, turns: list[Turn]) -> list[Answer]:
+    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
         return [self._answer(turn) for turn in turns]
 
-    def _answer(self, turn: Turn) -> Answer:
+    def _answer(self, turn: DraftRequest) -> Answer:
         places = zip(turn.expand, turn.starts, strict=True)
         return [guess for node, start in places for guess in self._below(turn, node, start)]
 
-    def _below(self, turn: Turn, node: int, start: Node) -> list[Guess]:
+    def _below(self, turn: DraftRequest, node: int, start: DraftNode) -> list[ProposedNode]:
         session, drafts = turn.session, self._world.drafts
         known = [*session.tokens[: turn.computed], *turn.pending][len(PROMPT) :]
         q = drafts[(session.number - 1) % len(drafts)]((*known, *turn.path(node)))
@@ -136,7 +136,7 @@ class Run:
 
     def __init__(self, world: World, chances: Noise) -> None:
         self._world, self._chances = world, chances
-        sampling = Sampling(seed=SEED, acceptance=world.rule)
+        sampling = SamplingParams(seed=SEED, acceptance=world.rule)
         self.session = Session(
             id="s",
             number=1,
@@ -149,14 +149,14 @@ class Run:
             max_draft_tokens=8,
             credit=None,
             tree=CandidateTree(PROMPT),
-            history=History(PROMPT),
+            history=TokenHistory(PROMPT),
             say=lambda reply: None,
         )
         if world.admits is not None:
             self.session.tree.admits = world.admits(self.session)
-        self._loop = scheduler.Scheduler(Table(world, chances), NO_THREAD, 512, world.expand)
+        self._loop = scheduler.DraftScheduler(Table(world, chances), NO_THREAD, 512, world.expand)
         model = types_pb2.ModelInfo(vocabulary_size=len(world.target(())), max_length=LIMIT)
-        self._peer = Peer(self._loop, Bounds(model, 4, world.max_nodes))
+        self._peer = VerifierStream(self._loop, ServiceLimits(model, 4, world.max_nodes))
         self._frames = Mailbox()
         self._peer.outbox = self._frames  # type: ignore[assignment]
         self._commands: list[drafter_pb2.DraftCommand] = []
@@ -199,14 +199,14 @@ class Run:
     def _judge(self, chosen: Selection) -> None:
         """The round's end: a verdict, and the commit."""
         base = len(self.session.tokens)
-        walk = RULES[self._world.rule](Case(chosen, 0, self.session.sampling, base))
+        walk = RULES[self._world.rule](VerifyInput(chosen, 0, self.session.sampling, base))
         request = next(walk)
         output = tuple(self.session.tokens[len(PROMPT) :])
         while True:
             try:
                 request = walk.send(self._world.target(output + chosen.path(request.node)).copy())
             except StopIteration as stop:
-                verdict: Verdict = stop.value
+                verdict: AcceptanceResult = stop.value
                 break
         assert not verdict.dishonest
         tokens = [*(chosen.token_ids[node] for node in verdict.path), verdict.next_token]

@@ -12,9 +12,9 @@ import grpc
 
 from slipstream.errors import SlipstreamError
 from slipstream.rpc import multiplexed_stream, proto_conversion
-from slipstream.rpc.send_queue import Outbox
+from slipstream.rpc.send_queue import SendQueue
 from slipstream.rpc.server import Server
-from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
 from tests.loopback import ANY
 
@@ -28,7 +28,7 @@ class ScriptedSession:
     open: verifier_pb2.DecodeOpen
     tokens: list[int]
     credit: int
-    outbox: Outbox[Reply]
+    outbox: SendQueue[Reply]
 
     @property
     def output(self) -> int:
@@ -72,7 +72,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             await self.changed.wait_for(condition)
 
     async def Decode(self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Any) -> None:
-        outbox: Outbox[Reply] = Outbox()
+        outbox: SendQueue[Reply] = SendQueue()
         async with asyncio.TaskGroup() as tasks:
             driver = tasks.create_task(self._drive(outbox))
             try:
@@ -84,7 +84,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                     del self.sessions[key]
                 driver.cancel()
 
-    def _receive(self, request: verifier_pb2.DecodeRequest, outbox: Outbox[Reply]) -> None:
+    def _receive(self, request: verifier_pb2.DecodeRequest, outbox: SendQueue[Reply]) -> None:
         for command in request.commands:
             self.commands.append(command)
             session = self.sessions.get((id(outbox), command.session))
@@ -100,7 +100,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             elif command.HasField("close"):
                 self._end(session, outbox, verifier_pb2.FINISH_REASON_CANCELLED)
 
-    def _open(self, command: verifier_pb2.DecodeCommand, outbox: Outbox[Reply]) -> None:
+    def _open(self, command: verifier_pb2.DecodeCommand, outbox: SendQueue[Reply]) -> None:
         request = command.open
         if self.refuse is not None:
             failure = proto_conversion.failure_to_wire(self.refuse)
@@ -113,7 +113,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         session = ScriptedSession(command.session, command.epoch, request, tokens, request.credit, outbox)
         self.sessions[id(outbox), command.session] = session
 
-    async def _drive(self, outbox: Outbox[Reply]) -> None:
+    async def _drive(self, outbox: SendQueue[Reply]) -> None:
         while True:
             for session in [] if self.frozen else list(self.sessions.values()):
                 if session.outbox is outbox:
@@ -123,7 +123,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 self.changed.notify_all()
             await asyncio.sleep(0.001)
 
-    def _step(self, session: ScriptedSession, outbox: Outbox[Reply]) -> None:
+    def _step(self, session: ScriptedSession, outbox: SendQueue[Reply]) -> None:
         if session.credit <= 0 or (self.limit is not None and session.output >= self.limit):
             return
         base = len(session.tokens)
@@ -154,7 +154,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         if reason:
             self._end(session, outbox, reason)
 
-    def _end(self, session: ScriptedSession, outbox: Outbox[Reply], reason: verifier_pb2.FinishReason) -> None:
+    def _end(self, session: ScriptedSession, outbox: SendQueue[Reply], reason: verifier_pb2.FinishReason) -> None:
         del self.sessions[id(outbox), session.number]
         if not self.mute:
             outbox.put(verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason))
@@ -172,7 +172,7 @@ async def served(verifier: ScriptedVerifier, listen: str = ANY) -> AsyncIterator
     """The address of a running verifier, and its server to end it early."""
     load = worker_pb2.WatchResponse
     worker = WorkerService(
-        Identity(verifier.model, worker_pb2.ROLE_VERIFIER),
+        WorkerIdentity(verifier.model, worker_pb2.ROLE_VERIFIER),
         lambda: load(sessions=len(verifier.sessions), steps=verifier.steps),
     )
     server = Server([verifier.register, worker.register])
@@ -185,7 +185,7 @@ async def served(verifier: ScriptedVerifier, listen: str = ANY) -> AsyncIterator
 @asynccontextmanager
 async def served_drafter(model: types_pb2.ModelInfo, method: str = "model") -> AsyncIterator[str]:
     """The address of a worker that says it is a drafter."""
-    worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, method), worker_pb2.WatchResponse)
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, method), worker_pb2.WatchResponse)
     server = Server([worker.register])
     try:
         yield await server.start("127.0.0.1:0")

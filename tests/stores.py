@@ -11,8 +11,8 @@ from typing import Any
 
 from gateway.store import SessionStore
 from gateway.store.client import Client, close, connect
-from gateway.store.memory import Memory, MemoryStore
-from gateway.store.record import Record
+from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.store.record import SessionRecord
 from gateway.store.redis import RedisStore
 from slipstream.errors import SlipstreamError, Unavailable
 
@@ -33,8 +33,10 @@ end
 """
 
 
-def record(**changes: Any) -> Record:
-    fresh = Record(id=uuid.uuid4().hex, epoch=1, params=b"\x00params\xff", prompt_length=len(PROMPT), tokens=PROMPT)
+def record(**changes: Any) -> SessionRecord:
+    fresh = SessionRecord(
+        id=uuid.uuid4().hex, epoch=1, params=b"\x00params\xff", prompt_length=len(PROMPT), tokens=PROMPT
+    )
     return replace(fresh, **changes)
 
 
@@ -49,7 +51,7 @@ class World:
     def store(self, owner: str = "a", *, ttl_s: float = 60.0, lease_s: float = 60.0) -> SessionStore:
         return self.open(owner=owner, ttl_s=ttl_s, lease_s=lease_s)
 
-    def record(self, **changes: Any) -> Record:
+    def record(self, **changes: Any) -> SessionRecord:
         made = record(**changes)
         self.known.append(made.id)
         return made
@@ -61,7 +63,7 @@ class World:
 
 def memory_world() -> World:
     now = [1000.0]
-    memory = Memory(clock=lambda: now[0])
+    memory = MemoryBackend(clock=lambda: now[0])
 
     async def pass_time(_: list[str], seconds: float) -> None:
         now[0] += seconds

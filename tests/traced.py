@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 
 from gateway.config import GatewayConfig
-from gateway.gateway import World, running
-from gateway.sessions.registry import Chance
+from gateway.gateway import GatewayDependencies, running
+from gateway.sessions.registry import ClockAndRandomness
 from gateway.store import SessionStore
 from gateway.store.memory import MemoryStore
 from slipstream.engine.factory import open_engine
@@ -22,7 +22,7 @@ from slipstream.telemetry.tracing import Clocks
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.collector import Collected, Collector
 from tests.fleet import drafter, until, verifier
-from verifier_svc.verifier import Verifier
+from verifier_svc.verifier import VerifierServer
 
 TOKENIZER = str(Path(__file__).resolve().parents[1] / "models" / "target")
 TARGET = "emulated:base_ms=15"
@@ -41,7 +41,7 @@ class System:
         self.collector = collector
         self.stub: Any
 
-    async def verifier(self, engine: str = TARGET, clocks: Clocks | None = None, **settings: Any) -> Verifier:
+    async def verifier(self, engine: str = TARGET, clocks: Clocks | None = None, **settings: Any) -> VerifierServer:
         tracing = self.collector.tracing("verifier", clocks)
         return await self._stack.enter_async_context(
             verifier(open_engine(engine, kv_tokens=KV), tracing, **{"silence_s": 0.4} | settings)
@@ -57,7 +57,7 @@ class System:
 
     async def open(
         self,
-        verifiers: list[Verifier],
+        verifiers: list[VerifierServer],
         drafters: list[str],
         store: SessionStore | None = None,
         clocks: Clocks | None = None,
@@ -73,7 +73,7 @@ class System:
             **settings,
         )
         tracing = self.collector.tracing("gateway", clocks)
-        world = World(Chance(random.Random(5).getrandbits), store=store, tracing=tracing)
+        world = GatewayDependencies(ClockAndRandomness(random.Random(5).getrandbits), store=store, tracing=tracing)
         gateway = await self._stack.enter_async_context(running(config, world))
         await gateway.ready()
         await until(lambda: all(known.present for known in gateway.router.drafters))

@@ -18,10 +18,10 @@ hush()
 
 from slipstream.engine.models.checkpoint import load_checkpoint  # noqa: E402
 from slipstream.engine.segment import Segment  # noqa: E402
-from slipstream.engine.tensor_parallel.group import LEADER, Group, GroupLost, Place  # noqa: E402
+from slipstream.engine.tensor_parallel.group import LEADER, Group, GroupLost, Rank  # noqa: E402
 from slipstream.engine.tensor_parallel.parallel import FollowingEngine, LeadingEngine  # noqa: E402
 from slipstream.engine.tensor_parallel.spread import Spread  # noqa: E402
-from slipstream.engine.torch_engine import PackedEngine  # noqa: E402
+from slipstream.engine.torch_engine import TorchEngine  # noqa: E402
 from slipstream.errors import FailedPrecondition  # noqa: E402
 from tests.checkpoints import VOCABULARY  # noqa: E402
 
@@ -41,7 +41,7 @@ class Room:
         pass
 
 
-def compare(whole: PackedEngine, cut: LeadingEngine) -> float:
+def compare(whole: TorchEngine, cut: LeadingEngine) -> float:
     """The largest difference of a logit, over steps of five sessions with rows that move and a rollback."""
     source, worst = random.Random(1), 0.0
     pairs = [(whole.open(300), cut.open(300)) for _ in range(5)]
@@ -61,7 +61,7 @@ def compare(whole: PackedEngine, cut: LeadingEngine) -> float:
 
 
 def lead(room: Room, folder: str) -> None:
-    whole = PackedEngine(load_checkpoint(folder), TOKENS)
+    whole = TorchEngine(load_checkpoint(folder), TOKENS)
     cut = LeadingEngine(load_checkpoint(folder, spread=Spread(ranks=2)), TOKENS, room)
     kept = [sum(group.nbytes for group in engine._store._groups) for engine in (whole, cut)]
     same = whole.model == cut.model
@@ -69,7 +69,7 @@ def lead(room: Room, folder: str) -> None:
     cut.end()
 
 
-def differ(group: Group, place: Place) -> None:
+def differ(group: Group, place: Rank) -> None:
     group.agree(model="one", tokens=5)  # they do not
     try:
         group.agree(model="one", tokens=place.rank)
@@ -90,7 +90,7 @@ def wait_in_vain(engine: FollowingEngine, group: Group) -> None:
 
 
 def main(folders: list[str]) -> None:
-    place = Place.told()
+    place = Rank.told()
     group = Group.join(place, 60.0)
     engine: FollowingEngine | None = None
     for folder in folders:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.checkpoint import Position
-from training.corpus import Corpus
+from training.corpus import TrainingCorpus
 from training.evaluate import Evaluation
-from training.settings import Settings, Stage
+from training.settings import Settings, TrainingStage
 
 CARD = """\
 # A small trained pair
@@ -58,11 +58,11 @@ On {positions:,} positions of held-out files ({bytes_per_token:.2f} bytes per to
 
 
 @dataclass(frozen=True)
-class Record:
+class TrainingRecord:
     """Everything the card states; `sizes` and `ends` are (target, draft)."""
 
     settings: Settings
-    corpus: Corpus
+    corpus: TrainingCorpus
     evaluation: Evaluation
     sizes: tuple[int, int]
     ends: tuple[Position, Position]
@@ -70,12 +70,12 @@ class Record:
     command: str
 
 
-def write_card(record: Record, path: Path) -> None:
+def write_card(record: TrainingRecord, path: Path) -> None:
     """Write the card as Markdown."""
     path.write_text(render_card(record), encoding="utf-8")
 
 
-def render_card(record: Record) -> str:
+def render_card(record: TrainingRecord) -> str:
     """The card's Markdown."""
     found, settings, stage = record.evaluation, record.settings, record.settings.target
     return CARD.format(
@@ -103,7 +103,7 @@ def render_card(record: Record) -> str:
     )
 
 
-def _rows(record: Record) -> list[str]:
+def _rows(record: TrainingRecord) -> list[str]:
     found, (target, draft) = record.evaluation, record.ends
     losses = (found.target_loss, found.draft_loss)
     lines = [
@@ -118,6 +118,6 @@ def _rows(record: Record) -> list[str]:
     return [f"| {label} | {left} | {right} |" for label, left, right in lines]
 
 
-def _shape(stage: Stage) -> str:
+def _shape(stage: TrainingStage) -> str:
     shape = stage.shape
     return f"{shape.layers} x {shape.hidden}, {shape.heads}/{shape.kv_heads} heads, MLP {shape.feed_forward}"

@@ -23,7 +23,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class TrainingCheckpoint:
     """A stage's whole state; `key` names the settings it belongs to."""
 
     key: str
@@ -40,7 +40,7 @@ class Checkpoint:
         os.replace(fresh, path)
 
     @classmethod
-    def load(cls, path: Path, key: str) -> Checkpoint | None:
+    def load(cls, path: Path, key: str) -> TrainingCheckpoint | None:
         """The checkpoint at `path`, or None. Raises FailedPrecondition if it belongs to other settings or data."""
         if not path.exists():
             return None

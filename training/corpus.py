@@ -23,7 +23,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class TrainingCorpus:
     """Documents split by file: no held-out file is ever trained on, not even by the tokenizer."""
 
     train: tuple[Document, ...]
@@ -32,7 +32,7 @@ class Corpus:
     licence: str
 
 
-def read_corpus(directory: Path | None) -> Corpus:
+def read_corpus(directory: Path | None) -> TrainingCorpus:
     """Read `directory` (the standard library if None), without duplicates; the split hangs on the path alone."""
     root = directory or Path(sysconfig.get_path("stdlib"))
     train: list[Document] = []
@@ -51,8 +51,8 @@ def read_corpus(directory: Path | None) -> Corpus:
         (held_out if is_held_out(document.path) else train).append(document)
     if directory is None:
         version = sysconfig.get_python_version()
-        return Corpus(tuple(train), tuple(held_out), f"the Python {version} standard library", "PSF-2.0")
-    return Corpus(tuple(train), tuple(held_out), f"the Python files of `{root.name}`", "as stated by its owner")
+        return TrainingCorpus(tuple(train), tuple(held_out), f"the Python {version} standard library", "PSF-2.0")
+    return TrainingCorpus(tuple(train), tuple(held_out), f"the Python files of `{root.name}`", "as stated by its owner")
 
 
 def is_held_out(path: str) -> bool:

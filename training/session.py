@@ -11,22 +11,22 @@ import torch
 from tokenizers import Tokenizer
 
 from slipstream.errors import InvalidArgument
-from training.card import Record, write_card
+from training.card import TrainingRecord, write_card
 from training.checkpoint import Position
-from training.corpus import Corpus
+from training.corpus import TrainingCorpus
 from training.evaluate import evaluate
 from training.growth import grow
 from training.loss import Teacher, head_loss
 from training.network import Network, build_llama
 from training.pair import save_model
-from training.settings import Settings, Stage
+from training.settings import Settings, TrainingStage
 from training.trainer import Keeping, LossFunction, Trainer
 from training.vocabulary import train_vocabulary
 from training.windows import encode_stream
 
 
 @dataclass(frozen=True)
-class Places:
+class TrainingFolders:
     """`out` gets target/, draft/ and README.md; `cache` gets what a resumed run needs; `start` has an earlier pair."""
 
     out: Path
@@ -38,7 +38,7 @@ class Places:
 class TrainingSession:
     """Runs the stages in order; every stage resumes from its own checkpoint."""
 
-    def __init__(self, settings: Settings, corpus: Corpus, places: Places) -> None:
+    def __init__(self, settings: Settings, corpus: TrainingCorpus, places: TrainingFolders) -> None:
         if not corpus.held_out:
             raise InvalidArgument("No file fell into the 2 % held out for evaluation; give more or other files.")
         self.settings = settings
@@ -48,7 +48,7 @@ class TrainingSession:
         self.stream = encode_stream(self.tokenizer, corpus.train, settings.seed)
         self.held_out = encode_stream(self.tokenizer, corpus.held_out, settings.seed)
 
-    def run(self, command: str) -> Record:
+    def run(self, command: str) -> TrainingRecord:
         """Train both models, save them, evaluate them and write the card; `command` is quoted in it."""
         target, target_end = self._target()
         save_model(target, self.tokenizer, self.places.out / "target", self.settings.target.shape.context)
@@ -56,7 +56,9 @@ class TrainingSession:
         save_model(draft, self.tokenizer, self.places.out / "draft", self.settings.draft.shape.context)
         found = evaluate(target, draft, self.held_out, self.bytes_per_token(), self.settings.evaluation_windows)
         sizes = (target.num_parameters(), draft.num_parameters())
-        record = Record(self.settings, self.corpus, found, sizes, (target_end, draft_end), len(self.stream), command)
+        record = TrainingRecord(
+            self.settings, self.corpus, found, sizes, (target_end, draft_end), len(self.stream), command
+        )
         write_card(record, self.places.out / "README.md")
         return record
 
@@ -86,7 +88,7 @@ class TrainingSession:
         network, end = self._stage(self.settings.draft, loss_of, self.settings.seed + 100)
         return network.model.eval(), end
 
-    def _stage(self, stage: Stage, loss_of: LossFunction, seed: int) -> tuple[Network, Position]:
+    def _stage(self, stage: TrainingStage, loss_of: LossFunction, seed: int) -> tuple[Network, Position]:
         model = build_llama(stage.shape, self.settings.vocabulary, seed)
         if self.places.start is not None:
             grow(model, self.places.start / stage.name)

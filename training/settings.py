@@ -61,7 +61,7 @@ class Optimisation:
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """One model's training. From `long_from` of the budget on, windows are longer and fewer (same tokens per step)."""
 
     name: str
@@ -83,8 +83,8 @@ DRAFT = Shape(hidden=128, layers=2, heads=4, kv_heads=2, feed_forward=512)
 class Settings:
     """A whole run. `seed` decides initial weights and data order."""
 
-    target: Stage
-    draft: Stage
+    target: TrainingStage
+    draft: TrainingStage
     vocabulary: int = 4096
     seed: int = 17
     checkpoint_minutes: float = 5.0

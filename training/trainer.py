@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from training.checkpoint import Checkpoint, Position
+from training.checkpoint import Position, TrainingCheckpoint
 from training.network import Network
 from training.optimiser import Optimiser
 from training.progress import TrainingProgress
-from training.settings import Stage
+from training.settings import TrainingStage
 from training.windows import Windows
 
 # Mean loss in nats per position of one batch, tokens int64 [B, T + 1].
@@ -35,7 +35,7 @@ class Keeping:
 class Trainer:
     """Trains one network on one stream; the data of a step depends on the seed and the step alone."""
 
-    def __init__(self, stage: Stage, network: Network, stream: npt.NDArray[np.int64], seed: int) -> None:
+    def __init__(self, stage: TrainingStage, network: Network, stream: npt.NDArray[np.int64], seed: int) -> None:
         self.stage = stage
         self.network = network
         self.optimiser = Optimiser(network, stage.optimisation)
@@ -67,7 +67,7 @@ class Trainer:
 
     def save(self, keeping: Keeping) -> None:
         masters = [master.detach() for master in self.network.masters]
-        Checkpoint(keeping.key, self.position, masters, self.optimiser.state()).save(keeping.path)
+        TrainingCheckpoint(keeping.key, self.position, masters, self.optimiser.state()).save(keeping.path)
 
     def _used(self) -> float:
         return self.stage.budget.used(self.position.seconds, self.position.step)
@@ -84,7 +84,7 @@ class Trainer:
         return float(loss.detach())
 
     def _restore(self, keeping: Keeping) -> None:
-        checkpoint = Checkpoint.load(keeping.path, keeping.key)
+        checkpoint = TrainingCheckpoint.load(keeping.path, keeping.key)
         if checkpoint is not None:
             self.position = checkpoint.position
             self.network.restore(checkpoint.masters)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from slipstream.config import from_env
-from slipstream.engine.tensor_parallel.group import LEADER, Place
+from slipstream.engine.tensor_parallel.group import LEADER, Rank
 from slipstream.process import explained, run, until_signal
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.runtime_tuning import tune
@@ -14,15 +14,15 @@ from slipstream.telemetry import logs
 from slipstream.telemetry.span_exporters import tracing_from_env
 from verifier_svc.config import PREFIX, VerifierConfig
 from verifier_svc.execution.target import follow
-from verifier_svc.verifier import Parts, running
+from verifier_svc.verifier import VerifierParts, running
 
 log = logging.getLogger("verifier_svc")  # run as a program, the module has no name of its own
 
 
-async def serve(config: VerifierConfig, place: Place) -> None:
+async def serve(config: VerifierConfig, place: Rank) -> None:
     async with (
         tracing_from_env("slipstream-verifier") as tracing,
-        running(config, Parts(certificates=certificates_from_env(), tracing=tracing)) as verifier,
+        running(config, VerifierParts(certificates=certificates_from_env(), tracing=tracing)) as verifier,
     ):
         await asyncio.wrap_future(verifier.service.grammars.prepare())
         await verifier.server.serving(True)
@@ -34,7 +34,7 @@ async def serve(config: VerifierConfig, place: Place) -> None:
 
 def main() -> None:
     with explained("verifier"):
-        place = Place.told()
+        place = Rank.told()
         config = from_env(VerifierConfig, PREFIX)
         logs.configure("verifier", config.log_level, config.log_format)
     if place.rank == LEADER:

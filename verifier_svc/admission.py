@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.logprobs import MOST_TOP
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.sources.address_allowlist import Places
+from verifier_svc.sources.address_allowlist import AddressAllowlist
 
 MAX_STOP_TOKENS = 4096
 """The client's and the model's own."""
@@ -44,7 +44,7 @@ def _check_end(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) -> 
         )
 
 
-def check_drafters(drafters: Sequence[verifier_pb2.DrafterAddress], places: Places) -> None:
+def check_drafters(drafters: Sequence[verifier_pb2.DrafterAddress], places: AddressAllowlist) -> None:
     """Before any of them is dialled. Raises InvalidArgument, or PermissionDenied for a place where none may be."""
     if len(drafters) > MAX_DRAFTERS:
         raise InvalidArgument(f"a session has at most {MAX_DRAFTERS} drafters.")
@@ -82,7 +82,7 @@ def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) 
             raise InvalidArgument(f"{where} names a token outside the vocabulary of {model.vocabulary_size}.")
 
 
-def check_trust(sampling: Sampling, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
+def check_trust(sampling: SamplingParams, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
     """Raises PermissionDenied where a rule would have to believe a q that it may not, InvalidArgument for a shadow that
     could not be scored."""
     if sampling.coupled:

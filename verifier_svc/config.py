@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
 from slipstream.telemetry import logs
-from verifier_svc.sources.address_allowlist import Places
+from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 PREFIX = "VERIFIER_"
@@ -75,7 +75,7 @@ class VerifierConfig:
     """`json`, `text`, or `auto`: text on a terminal, else JSON."""
 
     def __post_init__(self) -> None:
-        Places(self.drafters_allowed)  # raises for what cannot be read
+        AddressAllowlist(self.drafters_allowed)  # raises for what cannot be read
         logs.check(self.log_level, self.log_format)
         require_positive(self, PREFIX, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
         require_positive(self, PREFIX, "group_timeout_s", "group_start_s")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.tokenizer.grammar import Grammar, Grammars
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ Command = verifier_pb2.DecodeCommand
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class CompilationListener:
     """What becomes of the commands."""
 
     open: Callable[[Command, Grammar], None]
@@ -27,11 +27,11 @@ class Listener:
     """Those that came meanwhile, in order."""
 
 
-class Compiling:
+class GrammarCompilation:
     """Of one stream. Compiling takes milliseconds, for the largest schemas a second or two, and never the event loop's
     time."""
 
-    def __init__(self, grammars: Grammars, listener: Listener) -> None:
+    def __init__(self, grammars: Grammars, listener: CompilationListener) -> None:
         self._grammars = grammars
         self._listener = listener
         self._held: dict[int, list[Command]] = {}
@@ -45,7 +45,7 @@ class Compiling:
         held.append(command)
         return True
 
-    def start(self, command: Command, structure: Structure) -> None:
+    def start(self, command: Command, structure: StructuredOutput) -> None:
         """The session is opened, or fails, when its grammar is there."""
         self._held[command.session] = []
         task = asyncio.create_task(self._compile(command, structure))
@@ -58,7 +58,7 @@ class Compiling:
         for task in self._tasks:
             task.cancel()
 
-    async def _compile(self, command: Command, structure: Structure) -> None:
+    async def _compile(self, command: Command, structure: StructuredOutput) -> None:
         failure: SlipstreamError | None = None
         try:
             grammar = await asyncio.wrap_future(self._grammars.compile(structure, command.open.cache_salt))

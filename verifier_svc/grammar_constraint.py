@@ -9,7 +9,7 @@ MOST_FAILURES = 8
 """Of candidates on which the library gave up: it starts again from the beginning each time."""
 
 
-class Constraint:
+class GrammarConstraint:
     """Two places in one grammar: the model's thread asks while it judges, the event loop while it grafts, and neither
     waits for the other."""
 
@@ -28,9 +28,9 @@ class Constraint:
         """What may follow the committed tokens and this path. Raises FailedPrecondition where that cannot be said."""
         return self._judging.mask(self._output(path))
 
-    def beside(self, tokens: list[int]) -> Constraint:
+    def beside(self, tokens: list[int]) -> GrammarConstraint:
         """The same grammar along another list of tokens, for candidates that are judged apart."""
-        return Constraint(self._grammar, tokens, self._prompt_length, drawn=self._drawn)
+        return GrammarConstraint(self._grammar, tokens, self._prompt_length, drawn=self._drawn)
 
     def admits(self, path: tuple[int, ...], token: int) -> bool:
         """Whether a candidate has a place in the tree below this path.

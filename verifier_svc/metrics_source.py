@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections import Counter
 
 from slipstream.engine.engine import Engine
-from slipstream.rpc.send_queue import Traffic
+from slipstream.rpc.send_queue import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.metrics_collector import Meter, Values, spans_of
+from slipstream.telemetry.metrics_collector import MetricsCollector, Values, spans_of
 from slipstream.telemetry.tracing import Tracing
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.sources.drafter_pool import Drafters
+from verifier_svc.sources.drafter_pool import DrafterPool
 
 
 def meter(
     scheduler: Scheduler,
     engine: Engine,
-    drafters: Drafters,
-    gateways: Traffic,
+    drafters: DrafterPool,
+    gateways: ByteCounter,
     server: Server,
     tracing: Tracing | None,
-) -> Meter:
+) -> MetricsCollector:
     """`gateways`: what came and went on their streams."""
     tally, memory = scheduler.tally, scheduler.memory
-    return Meter(
+    return MetricsCollector(
         "verifier",
         {
             metrics.RPC_ERRORS: lambda: server.errors,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from slipstream.engine.sampler.token_history import History
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import (
     DRAINING,
     Aborted,
@@ -22,46 +22,46 @@ from slipstream.errors import (
     Unavailable,
 )
 from slipstream.rpc import multiplexed_stream, proto_conversion
-from slipstream.rpc.send_queue import Outbox, Traffic, check_count
+from slipstream.rpc.send_queue import ByteCounter, SendQueue, check_count
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry.logs import session_of
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
-from verifier_svc.grammar_compilation import Compiling, Listener
-from verifier_svc.grammar_constraint import Constraint
+from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
+from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.session import Reply, Rewind, Session
-from verifier_svc.sources.address_allowlist import Places
-from verifier_svc.sources.drafter_pool import Drafters
-from verifier_svc.tracing import SessionTrace
+from verifier_svc.session import PendingRollback, Reply, Session
+from verifier_svc.sources.address_allowlist import AddressAllowlist
+from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.tracing import VerifyTrace
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ServiceLimits:
     """What this verifier promises nobody more of."""
 
     model: types_pb2.ModelInfo
     max_sessions: int
     max_draft_tokens: int
     kv_tokens: int
-    places: Places = field(default_factory=Places)
+    places: AddressAllowlist = field(default_factory=AddressAllowlist)
     """Where drafters may be."""
     tracing: Tracing | None = None
     """None: no session is traced here."""
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
-    def __init__(self, scheduler: Scheduler, drafters: Drafters, bounds: Bounds, grammars: Grammars) -> None:
+    def __init__(self, scheduler: Scheduler, drafters: DrafterPool, bounds: ServiceLimits, grammars: Grammars) -> None:
         self.scheduler = scheduler
         self.drafters = drafters
         self.bounds = bounds
         self.grammars = grammars
-        self.traffic = Traffic()
+        self.traffic = ByteCounter()
         """With gateways."""
         self.by_id: dict[str, Session] = {}
         """Sessions of all gateways: the fence between two that claim one session."""
@@ -87,15 +87,15 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         requests: AsyncIterator[verifier_pb2.DecodeRequest],
         context: grpc.aio.ServicerContext[verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse],
     ) -> None:
-        peer = Peer(self)
+        peer = GatewayStream(self)
         try:
             await multiplexed_stream.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
         finally:
             peer.leave()
 
 
-def _history(token_ids: list[int], prompt_length: int) -> History:
-    history = History(token_ids[:prompt_length])
+def _history(token_ids: list[int], prompt_length: int) -> TokenHistory:
+    history = TokenHistory(token_ids[:prompt_length])
     history.append(token_ids[prompt_length:])
     return history
 
@@ -112,14 +112,14 @@ def pack(replies: list[Reply]) -> verifier_pb2.DecodeResponse:
     )
 
 
-class Peer:
+class GatewayStream:
     """One gateway's stream: its sessions by the numbers it gave them."""
 
     def __init__(self, service: VerifierService) -> None:
-        self.outbox: Outbox[Reply] = Outbox()
+        self.outbox: SendQueue[Reply] = SendQueue()
         self._service = service
         self._sessions: dict[int, Session] = {}
-        self._compiling = Compiling(service.grammars, Listener(self._obey, self._fail, self._take))
+        self._compiling = GrammarCompilation(service.grammars, CompilationListener(self._obey, self._fail, self._take))
 
     def receive(self, request: verifier_pb2.DecodeRequest) -> None:
         check_count(request.commands)
@@ -162,7 +162,7 @@ class Peer:
             self._service.drafters.policy(session)
             self._service.scheduler.wake()
         elif kind == "rollback":
-            self._roll_back(session, Rewind(command.epoch, command.rollback.length))
+            self._roll_back(session, PendingRollback(command.epoch, command.rollback.length))
         elif kind == "credit":
             session.credit = None if session.credit is None else session.credit + command.credit.tokens
             self._service.scheduler.wake()
@@ -194,7 +194,7 @@ class Peer:
         session = self._session(command, sampling)
         if grammar is not None:
             session.structure, drawn = structure, not sampling.coupled
-            session.constraint = Constraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
+            session.constraint = GrammarConstraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
             session.tree.admits = session.constraint.admits
         try:
             self._service.drafters.attach(session, list(request.drafters))
@@ -204,7 +204,7 @@ class Peer:
         self._sessions[number] = self._service.by_id[session.id] = session
         self._service.scheduler.add(session)
 
-    def _session(self, command: verifier_pb2.DecodeCommand, sampling: Sampling) -> Session:
+    def _session(self, command: verifier_pb2.DecodeCommand, sampling: SamplingParams) -> Session:
         request = command.open
         tokens = list(request.prefix.token_ids)
         prompt_length = request.prefix.prompt_length
@@ -230,10 +230,10 @@ class Peer:
             trace=self._trace(request),
         )
 
-    def _trace(self, request: verifier_pb2.DecodeOpen) -> SessionTrace | None:
+    def _trace(self, request: verifier_pb2.DecodeOpen) -> VerifyTrace | None:
         tracing = self._service.bounds.tracing
         trace = None if tracing is None else tracing.join(request.trace)
-        return None if trace is None else SessionTrace(trace, trace.now())
+        return None if trace is None else VerifyTrace(trace, trace.now())
 
     def _fence(self, session_id: str, epoch: int) -> None:
         """Of two claims on one session the higher epoch wins. Raises Aborted for the other."""
@@ -245,7 +245,7 @@ class Peer:
             raise fenced
         self._service.scheduler.end(rival, verifier_pb2.FINISH_REASON_ERROR, fenced)
 
-    def _roll_back(self, session: Session, rewind: Rewind) -> None:
+    def _roll_back(self, session: Session, rewind: PendingRollback) -> None:
         if rewind.epoch <= session.epoch:
             raise FailedPrecondition("a rollback needs a higher epoch than the session's.")
         longest = session.rewind.length if session.rewind is not None else len(session.tokens)

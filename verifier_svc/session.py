@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.sampler.token_history import History
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
-from verifier_svc.grammar_constraint import Constraint
-from verifier_svc.tracing import SessionTrace
+from verifier_svc.grammar_constraint import GrammarConstraint
+from verifier_svc.tracing import VerifyTrace
 
 MOST_SOURCES = 64
 """Whose names are remembered: every open on a drafter is a source of its own."""
@@ -23,7 +23,7 @@ Reply = verifier_pb2.Round | verifier_pb2.DrafterEvent | verifier_pb2.SessionEnd
 
 
 @dataclass(frozen=True, slots=True)
-class Rewind:
+class PendingRollback:
     """A rollback that waits for the step in flight."""
 
     epoch: int
@@ -31,7 +31,7 @@ class Rewind:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class CandidateChoice:
     """The best candidates of a tree, for as long as the tree stays as it is."""
 
     version: int
@@ -50,7 +50,7 @@ class Session:
     number: int
     """The gateway's name of the session on its stream."""
     epoch: int
-    sampling: Sampling
+    sampling: SamplingParams
     tokens: list[int]
     """All committed tokens, prompt first. The last one has no KV yet: it is the root of the candidates."""
     prompt_length: int
@@ -60,7 +60,7 @@ class Session:
     credit: int | None
     """Output tokens the gateway still takes; None is without limit."""
     tree: CandidateTree
-    history: History | None
+    history: TokenHistory | None
     """Kept where penalties look at it."""
     say: Callable[[Reply], None]
     """To the session's gateway; never blocks, never raises."""
@@ -81,22 +81,22 @@ class Session:
     """Whether it ever had one."""
     in_step: bool = False
     closed: bool = False
-    rewind: Rewind | None = None
+    rewind: PendingRollback | None = None
     idle_since: float = field(default=0.0)
     """Monotonic seconds: the end of the session's last round."""
     miss: verifier_pb2.MissCause = verifier_pb2.MISS_CAUSE_OPENING
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
-    constraint: Constraint | None = None
+    constraint: GrammarConstraint | None = None
     """Where the output is structured."""
-    structure: Structure | None = None
+    structure: StructuredOutput | None = None
     """The same, for the drafters."""
     top_logprobs: int | None = None
     """Of how many likeliest tokens the gateway wants log-probabilities with each token's own; None: not even that."""
     served: bool = True
     """False: a double, on which a shadow's candidates are scored (`verifier_svc.sources.shadow`); it is in no step."""
-    offer: Offered | None = None
+    offer: CandidateChoice | None = None
     """What the planner made of the tree the last time it looked."""
-    trace: SessionTrace | None = None
+    trace: VerifyTrace | None = None
     """Where the request is traced."""
     _sources: dict[int, str] = field(default_factory=dict)
     _labels: dict[tuple[int, ...], str] = field(default_factory=dict)

@@ -13,15 +13,15 @@ from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
 from slipstream.v1 import types_pb2
 
 if TYPE_CHECKING:
-    from verifier_svc.execution.embedded import Turn
-    from verifier_svc.scheduling.planner import Plan
-    from verifier_svc.scheduling.step_result import Result, Timing
+    from verifier_svc.execution.embedded import ScheduledSequence
+    from verifier_svc.scheduling.planner import StepPlan
+    from verifier_svc.scheduling.step_result import RoundResult, StepTiming
 
 
 MOST_TOLD = 64
 
 
-class Frame(NamedTuple):
+class TracedFrame(NamedTuple):
     """Candidates that came."""
 
     at_s: float
@@ -32,7 +32,7 @@ class Frame(NamedTuple):
     wire_s: float | None
 
 
-class SessionTrace:
+class VerifyTrace:
     """Of one session; asked by the loop for what is over."""
 
     def __init__(self, trace: Trace, opened_s: float) -> None:
@@ -46,7 +46,7 @@ class SessionTrace:
         self._cached = 0
         self._told: dict[int, tuple[int, float]] = {}
         """When each drafter, by its number, was told of which length; until its candidates on it came."""
-        self._frames: list[Frame] = []
+        self._frames: list[TracedFrame] = []
         """That came since the last step began."""
         self._drafts: list[SpanContext] = []
         """Whose candidates were the last to come before it."""
@@ -68,9 +68,9 @@ class SessionTrace:
             if mark.length == length:
                 del self._told[number]
                 wire_s = max(0.0, now - told_s - mark.held_us / 1e6)
-        self._frames.append(Frame(now, candidates.ByteSize(), draft, wire_s))
+        self._frames.append(TracedFrame(now, candidates.ByteSize(), draft, wire_s))
 
-    def read(self, turn: Turn, timing: Timing) -> None:
+    def read(self, turn: ScheduledSequence, timing: StepTiming) -> None:
         """A step took in a piece of the prompt."""
         if not self._pieces:
             self._reading_s = timing.started
@@ -78,7 +78,7 @@ class SessionTrace:
         self._pieces += 1
         self._computing_s += timing.seconds
 
-    def verified(self, result: Result, step: int) -> int:
+    def verified(self, result: RoundResult, step: int) -> int:
         """Unix nanoseconds when the step ended, for whoever sends the round."""
         turn, timing = result.turn, result.timing
         if self._pieces or len(turn.pending) > 1 or self._opened_s < math.inf:
@@ -101,14 +101,14 @@ class SessionTrace:
         self._emit(timing, attributes, step, self.round(turn), self._drafts if len(chosen) else ())
         return self.trace.at(timing.ended)
 
-    def round(self, turn: Turn) -> SpanContext:
+    def round(self, turn: ScheduledSequence) -> SpanContext:
         """The turn's; asked for twice of each."""
         place = turn.session.epoch, turn.base
         if self._round is None or self._round[0] != place:
             self._round = place, self.trace.round(*place)
         return self._round[1]
 
-    def void(self, turn: Turn, timing: Timing, step: int) -> None:
+    def void(self, turn: ScheduledSequence, timing: StepTiming, step: int) -> None:
         """A step was for nothing: the session was closed or rolled back meanwhile."""
         if turn.complete:
             self._emit(timing, {spans.DRAFTED: len(turn.selection), spans.DISCARDED: True}, step)
@@ -118,7 +118,7 @@ class SessionTrace:
 
     def _emit(
         self,
-        timing: Timing,
+        timing: StepTiming,
         attributes: dict[str, Value],
         step: int,
         parent: SpanContext | None = None,
@@ -129,7 +129,7 @@ class SessionTrace:
             Span(spans.VERIFY, timing.started, timing.ended, attributes, parent=parent, links=(step_span, *links))
         )
 
-    def _prefilled(self, turn: Turn, timing: Timing) -> None:
+    def _prefilled(self, turn: ScheduledSequence, timing: StepTiming) -> None:
         """The last step of a prompt says its first token: round and prefill have it both."""
         began = min(self._opened_s, self._reading_s)
         attributes = {
@@ -144,7 +144,7 @@ class SessionTrace:
         self._opened_s, self._pieces, self._computing_s = math.inf, 0, 0.0
 
 
-def stepped(tracing: Tracing, number: int, plan: Plan, timing: Timing) -> None:
+def stepped(tracing: Tracing, number: int, plan: StepPlan, timing: StepTiming) -> None:
     """The step itself, if a traced session was in it."""
     rounds = [turn.session.trace.round(turn) for turn in plan.turns if turn.session.trace is not None and turn.complete]
     if rounds:

@@ -16,7 +16,7 @@ from slipstream.rpc.channel import dialling
 from slipstream.rpc.role_authorization import DRAFTER, between_roles
 from slipstream.rpc.server import Server
 from slipstream.rpc.tls import Certificates
-from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.grammar import Grammars
@@ -26,15 +26,15 @@ from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.estimators.cost_measurement import measure
 from verifier_svc.execution.target import open_target
 from verifier_svc.metrics_source import meter
-from verifier_svc.scheduling.planner import Limits, Planner
+from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.service import Bounds, VerifierService
-from verifier_svc.sources.address_allowlist import Places
-from verifier_svc.sources.drafter_pool import Drafters
+from verifier_svc.service import ServiceLimits, VerifierService
+from verifier_svc.sources.address_allowlist import AddressAllowlist
+from verifier_svc.sources.drafter_pool import DrafterPool
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class VerifierParts:
     """What tests and benchmarks replace, and what the configuration does not hold."""
 
     opening: Callable[[VerifierConfig], Engine] = open_target
@@ -47,7 +47,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Verifier:
+class VerifierServer:
     """A running verifier."""
 
     address: str
@@ -58,9 +58,9 @@ class Verifier:
 
 
 @asynccontextmanager
-async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIterator[Verifier]:
+async def running(config: VerifierConfig, parts: VerifierParts | None = None) -> AsyncIterator[VerifierServer]:
     """A verifier that listens; at the end its sessions have `grace_s` to finish."""
-    parts = parts or Parts()
+    parts = parts or VerifierParts()
     async with ModelThread(threads_for(config.threads), "target-model") as thread:
         engine = await thread.run(parts.opening, config)
         async with leading(engine, thread, config.group_timeout_s), _serving(config, parts, engine, thread) as verifier:
@@ -69,26 +69,26 @@ async def running(config: VerifierConfig, parts: Parts | None = None) -> AsyncIt
 
 @asynccontextmanager
 async def _serving(
-    config: VerifierConfig, parts: Parts, engine: Engine, thread: ModelThread
-) -> AsyncIterator[Verifier]:
+    config: VerifierConfig, parts: VerifierParts, engine: Engine, thread: ModelThread
+) -> AsyncIterator[VerifierServer]:
     model = proto_conversion.model_to_wire(engine.model)
     dial = dialling(DRAFTER, parts.certificates)
-    drafters = Drafters(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
+    drafters = DrafterPool(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
     curve = CostCurve()
     await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
-    limits = Limits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
+    limits = StepLimits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
     scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
     scheduler.tracing = parts.tracing
-    bounds = Bounds(
+    bounds = ServiceLimits(
         model,
         config.max_sessions,
         config.max_draft_tokens,
         engine.blocks_total * engine.block_size,
-        Places(config.drafters_allowed),
+        AddressAllowlist(config.drafters_allowed),
         parts.tracing,
     )
     service = VerifierService(scheduler, drafters, bounds, Grammars.of(config.model, engine.model))
-    worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
     server = Server([service.register, worker.register], between_roles(parts.certificates))
     async with asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
@@ -96,7 +96,7 @@ async def _serving(
             address = await server.start(config.listen, config.health_listen)
             metrics = meter(scheduler, engine, drafters, service.traffic, server, parts.tracing)
             async with exposing(metrics, config.metrics_listen) as server.metrics_address:
-                yield Verifier(address, scheduler, engine, service, server)
+                yield VerifierServer(address, scheduler, engine, service, server)
         finally:
             service.leave()
             # Where the loop has failed nobody finishes any more.

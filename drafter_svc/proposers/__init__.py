@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from drafter_svc.session import Session
-from drafter_svc.tree import Node
+from drafter_svc.session import DraftSession
+from drafter_svc.tree import DraftNode
 from slipstream.errors import SlipstreamError
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DraftRequest:
     """What one session brings to one step: a snapshot, for the session goes on changing while the model runs."""
 
-    session: Session
+    session: DraftSession
     revision: int
     computed: int
     pending: list[int]
     """Committed tokens after the first `computed` ones, at least one."""
-    nodes: list[Node]
+    nodes: list[DraftNode]
     """The tree below the last pending token, parents before children; empty for an unfinished prefill."""
     tokens: list[int]
     """Of the nodes."""
@@ -28,7 +28,7 @@ class Turn:
     """Of the nodes: an index, or -1 for the root."""
     expand: list[int]
     """Where guesses are asked for: indices of nodes, or -1 for the root; empty for an unfinished prefill."""
-    starts: list[Node]
+    starts: list[DraftNode]
     """The nodes behind `expand`."""
 
     def path(self, index: int) -> list[int]:
@@ -41,17 +41,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class ProposedNode:
     """One more node of a session's tree."""
 
-    parent: Node | int
+    parent: DraftNode | int
     """A node of the tree, or the index of an earlier guess of the same answer."""
     token: int
     log_prob: float
-    proposal: Proposal | None = None
+    proposal: DraftDistribution | None = None
 
 
-Answer = list[Guess] | SlipstreamError
+Answer = list[ProposedNode] | SlipstreamError
 """Guesses best first, parents before children; none for an unfinished prefill; or the session's typed failure."""
 
 
@@ -61,10 +61,10 @@ class Proposer(Protocol):
     draws: bool
     """Whether it can draw its guesses and say from what, as the ratio rules need."""
 
-    def grow(self, turns: list[Turn]) -> list[Answer]:
+    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
         """One step for many sessions."""
         ...
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DraftSession) -> None:
         """Give back what the session holds; harmless twice."""
         ...

@@ -10,7 +10,7 @@ from drafter_svc.proposers.belief import believed
 from drafter_svc.proposers.suffix_automaton import Match, Matcher, SuffixAutomaton
 
 
-class Node(NamedTuple):
+class GrownNode(NamedTuple):
     """One guess, named as on the wire: parent 0 is the root, parent n the n-th node of the list."""
 
     parent: int
@@ -50,22 +50,22 @@ def continuations(
     return list(shares.items())
 
 
-def grow(matchers: Sequence[Matcher], nodes: int, width: int, min_probability: float) -> list[Node]:
+def grow(matchers: Sequence[Matcher], nodes: int, width: int, min_probability: float) -> list[GrownNode]:
     """At most `nodes` guesses beyond what the matchers have read, none on a path below `min_probability`.
 
     At most `width` children each. Every node is looked up with all matchers: that of the session's own text first,
     then those of the tenant's corpus. They stay where they are.
     """
-    grown: list[Node] = []
+    grown: list[GrownNode] = []
     automata = [matcher.automaton for matcher in matchers]
     # Path probability (negated, for the smallest comes first), order of creation, the node, its parent's matches.
-    frontier: list[tuple[float, int, Node, list[Match]]] = []
+    frontier: list[tuple[float, int, GrownNode, list[Match]]] = []
     order = 0
     path, matches = 1.0, [matcher.match for matcher in matchers]
     while len(grown) < nodes:
         for token, share in continuations(automata, matches, width, min_probability / path):
             order += 1
-            heapq.heappush(frontier, (-path * share, order, Node(len(grown), token, share), matches))
+            heapq.heappush(frontier, (-path * share, order, GrownNode(len(grown), token, share), matches))
         if not frontier:
             break
         negated, _, node, above = heapq.heappop(frontier)

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from drafter_svc.proposers import Answer, Guess, Turn
+from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
 from drafter_svc.proposers.corpus import REACH, Corpus
-from drafter_svc.proposers.growth import Node as Grown
+from drafter_svc.proposers.growth import GrownNode as Grown
 from drafter_svc.proposers.growth import grow
 from drafter_svc.proposers.ngram_index import NgramIndex
 from drafter_svc.proposers.suffix_automaton import Matcher, SuffixAutomaton
-from drafter_svc.session import Session
+from drafter_svc.session import DraftSession
 
 CHUNK = 256
 """Tokens of output after which a corpus gets them, while the session goes on."""
@@ -44,30 +44,30 @@ class LookupProposer:
 
     draws = False
 
-    def __init__(self, text: Callable[[Session], Text], count: int) -> None:
+    def __init__(self, text: Callable[[DraftSession], Text], count: int) -> None:
         self._text = text
         self._count = count
-        self._texts: dict[Session, Text] = {}
+        self._texts: dict[DraftSession, Text] = {}
 
-    def grow(self, turns: list[Turn]) -> list[Answer]:
+    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
         return [self._answer(turn) for turn in turns]
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DraftSession) -> None:
         text = self._texts.pop(session, None)
         if text is not None:
             text.finish()
 
-    def _answer(self, turn: Turn) -> Answer:
+    def _answer(self, turn: DraftRequest) -> Answer:
         text = self._texts.get(turn.session)
         if text is None:
             text = self._texts[turn.session] = self._text(turn.session)
         text.read(turn.computed, turn.pending)
-        guesses: list[Guess] = []
+        guesses: list[ProposedNode] = []
         for place, start in zip(turn.expand, turn.starts, strict=True):
             first = len(guesses)
             for grown in text.propose(turn.path(place), self._count):
                 parent = start if grown.parent == 0 else first + grown.parent - 1
-                guesses.append(Guess(parent, grown.token, math.log(grown.probability)))
+                guesses.append(ProposedNode(parent, grown.token, math.log(grown.probability)))
         return guesses
 
 

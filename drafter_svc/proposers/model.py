@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from drafter_svc.proposers import Answer, Guess, Turn
-from drafter_svc.session import Session
-from drafter_svc.tree import Node
+from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
+from drafter_svc.session import DraftSession
+from drafter_svc.tree import DraftNode
 from slipstream.engine.engine import Engine
 from slipstream.engine.sampler import coupled_sampling, draft_distribution, logits_processor
-from slipstream.engine.sampler.token_history import History
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import Segment
 from slipstream.errors import Internal, SlipstreamError
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.tokenizer.grammar import Grammars, Mask
 
 
@@ -48,7 +48,7 @@ class ModelProposer:
         self._grammars = grammars
 
     @torch.inference_mode()
-    def grow(self, turns: list[Turn]) -> list[Answer]:
+    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
         answers: list[Answer] = [[] for _ in turns]
         segments: dict[int, Segment] = {}
         for index, turn in enumerate(turns):
@@ -63,12 +63,12 @@ class ModelProposer:
             self._guess(turns, segments, output, answers)
         return answers
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DraftSession) -> None:
         if session.sequence is not None:
             self._engine.close(session.sequence)
             session.sequence = None
 
-    def _segment(self, turn: Turn) -> Segment:
+    def _segment(self, turn: DraftRequest) -> Segment:
         """The turn's tokens on the session's KV. Raises ResourceExhausted when there is no room for a new session."""
         session = turn.session
         if session.sequence is None:
@@ -77,7 +77,7 @@ class ModelProposer:
         return Segment(session.sequence, turn.pending, turn.tokens, turn.parents, want_logits=bool(turn.expand))
 
     def _guess(
-        self, turns: list[Turn], segments: dict[int, Segment], output: torch.Tensor, answers: list[Answer]
+        self, turns: list[DraftRequest], segments: dict[int, Segment], output: torch.Tensor, answers: list[Answer]
     ) -> None:
         """Guesses below every expanded node. output: [rows, V]; a segment's rows are its root, then its nodes."""
         places: list[Place] = []
@@ -116,7 +116,7 @@ class ModelProposer:
         except SlipstreamError:
             return None
 
-    def _ranked(self, places: list[Place], processed: torch.Tensor) -> list[list[Guess]]:
+    def _ranked(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
         """For the coupled rule: the likeliest winners with the target's own noise on the drafter's q. The first is the
         guess, the others what replaces it when it is wrong."""
         samplings = [place.turn.session.sampling for place in places]
@@ -125,11 +125,11 @@ class ModelProposer:
         tokens, confidences = coupled_sampling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
         rows = zip(places, tokens.tolist(), confidences.tolist(), strict=True)
         return [
-            [Guess(place.start, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]
+            [ProposedNode(place.start, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]
             for place, row, confidence in rows
         ]
 
-    def _drawn(self, places: list[Place], processed: torch.Tensor) -> list[list[Guess]]:
+    def _drawn(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
         """For the ratio rules: tokens really drawn from the sparse q that is sent along, siblings without replacement.
 
         The session's stream is read while its loop may move it on: then the nodes of these places are dead, and so is
@@ -150,10 +150,10 @@ class Place:
 
     index: int
     """Of its turn."""
-    turn: Turn
+    turn: DraftRequest
     node: int
     """Index in the turn's tree, or -1 for the root."""
-    start: Node
+    start: DraftNode
     """The node itself."""
     row: int
     """Of the step's logits."""
@@ -173,14 +173,14 @@ class Place:
         return [*self._committed, *self.turn.path(self.node)]
 
     @property
-    def context(self) -> logits_processor.Row:
+    def context(self) -> logits_processor.SampledRow:
         """What the row of logits stands for; only penalties need the tokens before it."""
         session = self.turn.session
         if not session.sampling.penalised:
-            return logits_processor.Row(session.sampling)
-        history = History(session.tokens[: session.prompt_length])
+            return logits_processor.SampledRow(session.sampling)
+        history = TokenHistory(session.tokens[: session.prompt_length])
         history.append(self._committed)
-        return logits_processor.Row(session.sampling, history, tuple(self.turn.path(self.node)))
+        return logits_processor.SampledRow(session.sampling, history, tuple(self.turn.path(self.node)))
 
     @property
     def _committed(self) -> list[int]:
@@ -188,7 +188,7 @@ class Place:
         return session.tokens[session.prompt_length : turn.computed + len(turn.pending)]
 
 
-def _gather(answers: list[Answer], place: Place, guesses: list[Guess]) -> None:
+def _gather(answers: list[Answer], place: Place, guesses: list[ProposedNode]) -> None:
     answer = answers[place.index]
     if not isinstance(answer, list):
         return
@@ -200,7 +200,7 @@ def _gather(answers: list[Answer], place: Place, guesses: list[Guess]) -> None:
         )
 
 
-def siblings(place: Place, tokens: list[int], q: Proposal) -> list[Guess]:
+def siblings(place: Place, tokens: list[int], q: DraftDistribution) -> list[ProposedNode]:
     """The drawn tokens in the order of drawing, each with what it was drawn from: q without those before it.
 
     So whatever the first ones have met with, the next one's law given them is what it says. `recursive` takes any
@@ -209,9 +209,10 @@ def siblings(place: Place, tokens: list[int], q: Proposal) -> list[Guess]:
     count = len(q.token_ids) if place.turn.session.sampling.acceptance == "recursive" else 1
     drawn = tokens[: min(count, len(q.token_ids))]
     return [
-        Guess(place.start, token, _log_share(q, token), q.without(drawn[:index])) for index, token in enumerate(drawn)
+        ProposedNode(place.start, token, _log_share(q, token), q.without(drawn[:index]))
+        for index, token in enumerate(drawn)
     ]
 
 
-def _log_share(q: Proposal, token: int) -> float:
+def _log_share(q: DraftDistribution, token: int) -> float:
     return math.log(q.weights[q.token_ids.index(token)] / sum(q.weights))

@@ -13,7 +13,7 @@ from drafter_svc.proposers import Proposer
 from drafter_svc.proposers.corpus import Corpora
 from drafter_svc.proposers.lookup import Growth, LookupProposer, NgramText, SuffixText, Text
 from drafter_svc.proposers.prediction import PredictionText
-from drafter_svc.session import Session
+from drafter_svc.session import DraftSession
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import Grammars
@@ -39,7 +39,7 @@ def open_proposer(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]
         raise InvalidArgument(f"DRAFTER_METHOD={config.method!r}; choose model, {', '.join(LOOKUPS)}.")
     corpora = Corpora(config.corpus_tokens, config.corpus_salts, config.corpus_shared) if config.corpus_tokens else None
     bounds = Growth(config.width, LEAST_SHARE)
-    texts: dict[str, Callable[[Session], Text]] = {
+    texts: dict[str, Callable[[DraftSession], Text]] = {
         "ngram": lambda session: NgramText(),
         "suffix": lambda session: SuffixText(
             corpora.of(session.cache_salt) if corpora else None, bounds, len(session.tokens)

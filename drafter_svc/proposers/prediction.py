@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from drafter_svc.proposers.growth import Node as Grown
+from drafter_svc.proposers.growth import GrownNode as Grown
 from slipstream.speculation.common_prefix import common_prefix
 
 GRAM = 4

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 
 from slipstream.tokenizer.byte_decoder import byte_level, byte_token, chain, plain_token
-from slipstream.tokenizer.mid_text_decoding import Middle
+from slipstream.tokenizer.mid_text_decoding import MidTextEncoder
 
 _BROKEN = re.compile("([\udc80-\udcff]+)")
 """Bytes that are no UTF-8, as `surrogateescape` shows them."""
@@ -35,7 +35,7 @@ class Spelling:
         """By id; None for a token without text of its own: special, unknown, or not decodable by itself."""
         self._bytes = _byte_tokens(self.words)
         self.opening = self._opening()
-        self._middle = Middle(self._encode, self.joined)
+        self._middle = MidTextEncoder(self._encode, self.joined)
         self.prepends = self._middle.prepends
 
     def word(self, token: int) -> bytes | None:

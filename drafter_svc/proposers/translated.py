@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from drafter_svc.proposers import Answer, Turn
+from drafter_svc.proposers import Answer, DraftRequest
 from drafter_svc.proposers.continuations import BRANCHES, Continuations, Ending, Logs
 from drafter_svc.proposers.model import ModelProposer, Place
 from drafter_svc.proposers.translation import DraftText, Translation
-from drafter_svc.session import Session
+from drafter_svc.session import DraftSession
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
@@ -107,10 +107,10 @@ class TranslatedProposer(ModelProposer):
     ) -> None:
         super().__init__(engine, width=width, max_nodes=max_nodes, proposal_tokens=proposal_tokens, sharpness=sharpness)
         self._translation = translation
-        self._mirrors: dict[Session, Mirror] = {}
+        self._mirrors: dict[DraftSession, Mirror] = {}
 
     @torch.inference_mode()
-    def grow(self, turns: list[Turn]) -> list[Answer]:
+    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
         answers: list[Answer] = [[] for _ in turns]
         passes: dict[int, Pass] = {}
         for index, turn in enumerate(turns):
@@ -127,11 +127,11 @@ class TranslatedProposer(ModelProposer):
         self._answer(list(passes.values()), answers)
         return answers
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DraftSession) -> None:
         super().close(session)
         self._mirrors.pop(session, None)
 
-    def _pass(self, index: int, turn: Turn) -> Pass | None:
+    def _pass(self, index: int, turn: DraftRequest) -> Pass | None:
         """None where there is nothing to compute. Raises ResourceExhausted when there is no room."""
         mirror = self._mirrors.setdefault(turn.session, Mirror(DraftText(self._translation)))
         text = mirror.text
@@ -158,7 +158,7 @@ class TranslatedProposer(ModelProposer):
         self._reserve(turn, mirror, one)
         return one
 
-    def _reserve(self, turn: Turn, mirror: Mirror, one: Pass) -> None:
+    def _reserve(self, turn: DraftRequest, mirror: Mirror, one: Pass) -> None:
         """Room for the pass. How many draft tokens a session will come to is a guess; where it was wrong, the KV is
         computed anew."""
         session, longest = turn.session, self._engine.model.max_length
@@ -174,7 +174,7 @@ class TranslatedProposer(ModelProposer):
             one.start = 0
         mirror.kept = mirror.text.ids[:length]
 
-    def _forward(self, turns: list[Turn], passes: dict[int, Pass]) -> None:
+    def _forward(self, turns: list[DraftRequest], passes: dict[int, Pass]) -> None:
         segments: list[Segment] = []
         for index, one in passes.items():
             sequence = turns[index].session.sequence

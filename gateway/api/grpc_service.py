@@ -10,11 +10,11 @@ import grpc
 
 from gateway.auth.tenant import asked_of, check_operator
 from gateway.requests.validation import check_name
-from gateway.sessions.context import Stage
+from gateway.sessions.context import GatewayContext
 from gateway.sessions.outcome import finished_of, output_of
 from gateway.sessions.output_stream import Event
-from gateway.sessions.registry import Sessions
-from gateway.telemetry.tracing import Request, traced
+from gateway.sessions.registry import SessionRegistry
+from gateway.telemetry.tracing import RequestTrace, traced
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import NotFound
 from slipstream.telemetry import spans
@@ -30,7 +30,7 @@ FIELDS: dict[type[Event], str] = {
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
-    def __init__(self, stage: Stage, tokenizer: Tokenizer, sessions: Sessions) -> None:
+    def __init__(self, stage: GatewayContext, tokenizer: Tokenizer, sessions: SessionRegistry) -> None:
         self._stage = stage
         self._tokenizer = tokenizer
         self._sessions = sessions
@@ -100,7 +100,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
 
 async def _tell(
-    said: AsyncGenerator[Event, None], context: Context, response: Callable[..., Any], trace: Request | None
+    said: AsyncGenerator[Event, None], context: Context, response: Callable[..., Any], trace: RequestTrace | None
 ) -> None:
     async with aclosing(said) as events:
         async for event in events:

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gateway.auth.failed_attempts import Attempts
-from gateway.auth.tenant import Limits, Tenant, called_by
+from gateway.auth.failed_attempts import FailedAttempts
+from gateway.auth.tenant import Tenant, TenantLimits, called_by
 from slipstream.client.api_key import KEY_NAME, digest
 from slipstream.errors import InvalidArgument, Unauthenticated
 from slipstream.rpc.role_authorization import service_of
 from slipstream.rpc.server import HEALTH
 from slipstream.rpc.status_interceptor import Context
-from slipstream.telemetry.log_once import Complaint
+from slipstream.telemetry.log_once import LogOnce
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +36,15 @@ Stamp = tuple[int, int, int]
 """By which a file is told from the one that replaced it."""
 
 
-class Keyring:
+class ApiKeys:
     """Raises InvalidArgument for a file that cannot be used at the start; later the last good state stays."""
 
     def __init__(self, path: str, failures: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         """`failures`: so many a minute from one address are answered; 0 is without limit."""
         self._path = Path(path)
         self._clock = clock
-        self._attempts = Attempts(failures, clock)
-        self._complaint = Complaint(log, logging.ERROR)
+        self._attempts = FailedAttempts(failures, clock)
+        self._complaint = LogOnce(log, logging.ERROR)
         self._keys: list[tuple[bytes, Tenant]] = []
         self._stamp: Stamp | None = None
         """Of the file that the keys are of."""
@@ -119,20 +119,20 @@ class Keyring:
             self._keys.append((kept, tenant))
 
 
-def _entry(name: str, fields: Any) -> tuple[bytes, Limits]:
+def _entry(name: str, fields: Any) -> tuple[bytes, TenantLimits]:
     """Raises InvalidArgument that names the key and its fault, and never what might be a secret."""
     if not KEY_NAME.fullmatch(name):
         raise InvalidArgument("an API key's name has 1 to 64 of the characters A-Z a-z 0-9 _ -.")
     if not isinstance(fields, dict) or not re.fullmatch("[0-9a-f]{64}", str(fields.get("sha256"))):
         raise InvalidArgument(f"API key {name} has no sha256 of 64 hex digits; see `slipstream key`.")
     given = {field: value for field, value in fields.items() if field != "sha256"}
-    known = {field.name for field in dataclasses.fields(Limits)}
+    known = {field.name for field in dataclasses.fields(TenantLimits)}
     if unknown := sorted(given.keys() - known):
         raise InvalidArgument(f"API key {name}: no such limit: {', '.join(unknown)}; known are {sorted(known)}.")
     for field, value in given.items():
         if wanted := _refused(field, value):
             raise InvalidArgument(f"API key {name}: {field} {wanted}.")
-    return bytes.fromhex(fields["sha256"]), Limits(**given)
+    return bytes.fromhex(fields["sha256"]), TenantLimits(**given)
 
 
 def _refused(field: str, value: Any) -> str:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from gateway.auth.rate_limit import Bucket
+from gateway.auth.rate_limit import TokenBucket
 from slipstream.errors import ResourceExhausted
 
 log = logging.getLogger(__name__)
@@ -19,18 +19,18 @@ NETWORK_BITS = 64
 """Of an IPv6 address: the rest of it is its owner's to choose."""
 
 
-class Attempts:
+class FailedAttempts:
     """Each origin may fail so often a minute; 0 is without limit."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def fail(self, peer: str) -> None:
         """One more. Raises ResourceExhausted, with the time until the next one is answered, for one too many."""
         origin, now = origin_of(peer), self._clock()
-        bucket = self._buckets.setdefault(origin, Bucket(self._per_minute, now))
+        bucket = self._buckets.setdefault(origin, TokenBucket(self._per_minute, now))
         self._buckets.move_to_end(origin)
         if len(self._buckets) > MOST_ORIGINS:
             self._buckets.popitem(last=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 MINUTE_S = 60.0
 
 
-class Bucket:
+class TokenBucket:
     """`per_minute` 0 is without limit. Times are monotonic seconds."""
 
     def __init__(self, per_minute: int, now: float) -> None:

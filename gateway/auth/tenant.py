@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from gateway.auth.rate_limit import Bucket
-from gateway.store.record import Record, refusal
+from gateway.auth.rate_limit import TokenBucket
+from gateway.store.record import SessionRecord, refusal
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2
 
@@ -22,7 +22,7 @@ SESSION_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TenantLimits:
     """Of one key; 0 is without limit."""
 
     sessions: int = 0
@@ -44,15 +44,15 @@ class Limits:
 class Tenant:
     """Raises ResourceExhausted, with the time until it fits, for what is above a limit now."""
 
-    def __init__(self, name: str, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, limits: TenantLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.limits = limits
         self._clock = clock
-        self._requests = Bucket(limits.requests_per_minute, clock())
-        self._tokens = Bucket(limits.tokens_per_minute, clock())
+        self._requests = TokenBucket(limits.requests_per_minute, clock())
+        self._tokens = TokenBucket(limits.tokens_per_minute, clock())
         self.sessions = 0
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: TenantLimits) -> None:
         """Other limits from now on."""
         self.limits = limits
         self._requests.resize(limits.requests_per_minute)
@@ -84,7 +84,7 @@ class Tenant:
             )
         return asked
 
-    def admit(self, prompt: int, output: int) -> Grant:
+    def admit(self, prompt: int, output: int) -> TokenReservation:
         """Room for a session with so many tokens of prompt, and at most so many of output."""
         if self.limits.sessions and self.sessions >= self.limits.sessions:
             raise _exhausted(f"key {self.name} runs all the sessions it may", "KEY_SESSIONS", SESSION_RETRY_S)
@@ -99,7 +99,7 @@ class Tenant:
             raise _exhausted(f"key {self.name} has too few tokens left for this request", "KEY_TOKENS", wait)
         self._tokens.take(tokens)
         self.sessions += 1
-        return Grant(self, output)
+        return TokenReservation(self, output)
 
     def leave(self, unused: int) -> None:
         """A session ended, with so many of its tokens unused."""
@@ -113,7 +113,7 @@ class Tenant:
         return hashlib.sha256(f"{self.name}\0{asked}".encode()).hexdigest()
 
 
-class Grant:
+class TokenReservation:
     """A running session's room; given back once, by `end`."""
 
     def __init__(self, tenant: Tenant, output: int) -> None:
@@ -128,7 +128,7 @@ class Grant:
             self._tenant.leave(max(0, self._output - output))
 
 
-OPEN = Tenant("", Limits())
+OPEN = Tenant("", TenantLimits())
 _CALLER: ContextVar[Tenant] = ContextVar("caller", default=OPEN)
 
 
@@ -150,7 +150,7 @@ def check_operator() -> None:
         )
 
 
-def asked_of(record: Record) -> gateway_pb2.GenerateRequest:
+def asked_of(record: SessionRecord) -> gateway_pb2.GenerateRequest:
     """What one of the caller's sessions was asked for. Raises NotFound for another's, as for one that never was."""
     asked = gateway_pb2.GenerateRequest.FromString(record.params)
     if asked.owner != caller().name:
@@ -158,7 +158,7 @@ def asked_of(record: Record) -> gateway_pb2.GenerateRequest:
     return asked
 
 
-def request_of(record: Record) -> gateway_pb2.GenerateRequest:
+def request_of(record: SessionRecord) -> gateway_pb2.GenerateRequest:
     """That would ask for the caller's session again. Raises NotFound as `asked_of` does."""
     request = asked_of(record)
     request.prompt_token_ids.token_ids.extend(record.tokens[: record.prompt_length])

@@ -21,7 +21,7 @@ MEASURED = (verifier_pb2.FINISH_REASON_STOP, verifier_pb2.FINISH_REASON_LENGTH)
 
 
 @dataclass(slots=True)
-class Kept:
+class ArmSamples:
     """Of one arm."""
 
     begun: int = 0
@@ -41,12 +41,12 @@ class Kept:
 class Trial:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        self._kept = {arm.name: Kept() for arm in experiment.arms}
+        self._kept = {arm.name: ArmSamples() for arm in experiment.arms}
 
-    def watch(self, arm: str, session: str) -> Watch:
+    def watch(self, arm: str, session: str) -> SessionSample:
         """A session begins in this arm."""
         self._kept[arm].begun += 1
-        return Watch(self._kept[arm], self.experiment.priority(session))
+        return SessionSample(self._kept[arm], self.experiment.priority(session))
 
     def told(self) -> gateway_pb2.GetExperimentResponse:
         return gateway_pb2.GetExperimentResponse(
@@ -56,10 +56,10 @@ class Trial:
         )
 
 
-class Watch:
+class SessionSample:
     """One session, from its beginning to its end."""
 
-    def __init__(self, kept: Kept, priority: int) -> None:
+    def __init__(self, kept: ArmSamples, priority: int) -> None:
         self._kept = kept
         self._sample = gateway_pb2.SessionSample(priority=priority)
         self._cost_us = 0
@@ -94,6 +94,6 @@ def _count(sample: gateway_pb2.DraftSample, drafted: int, accepted: int) -> None
         sample.reached[index] += 1
 
 
-def _told(arm: Arm, kept: Kept) -> gateway_pb2.ExperimentArm:
+def _told(arm: Arm, kept: ArmSamples) -> gateway_pb2.ExperimentArm:
     samples = [sample for _, _, sample in sorted(kept.samples, reverse=True)]
     return gateway_pb2.ExperimentArm(name=arm.name, begun=kept.begun, finished=kept.finished, samples=samples)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.routing.router import Drafting
+from gateway.routing.router import DrafterRequirements
 from slipstream.rpc import proto_conversion
-from slipstream.speculation.sampling_params import Sampling
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResolvedRequest:
     model: types_pb2.ModelInfo
     prompt: tuple[int, ...]
-    sampling: Sampling
+    sampling: SamplingParams
     max_length: int
     """Of prompt and output together."""
     stops: tuple[str, ...]
@@ -27,7 +27,7 @@ class Plan:
     priority: int = 0
     prediction: tuple[int, ...] = ()
     """Output that is expected; empty without speculation."""
-    structure: Structure | None = None
+    structure: StructuredOutput | None = None
     """What the output must be."""
     top_logprobs: int | None = None
     """Likeliest tokens told in each place, besides each token's own log-probability; None: not even that."""
@@ -43,7 +43,7 @@ class Plan:
     """How often it was rolled back: those who were told the former text know by it that this is another one."""
     vocabulary: str = ""
     """Fingerprint of the tokenizer that its text is made with."""
-    drafting: Drafting = field(default_factory=Drafting, compare=False)
+    drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
     """Who may take the place of a drafter that fails."""
 
     def params(self) -> bytes:

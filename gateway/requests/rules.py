@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RuleInput:
     """What of a request the rules look at."""
 
     workload: str
@@ -53,14 +53,14 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class RuleBound:
     """A condition on a length, such as max_tokens<16."""
 
     name: str
     sign: str
     value: int
 
-    def holds(self, case: Case) -> bool:
+    def holds(self, case: RuleInput) -> bool:
         return COMPARISONS[self.sign](case.length(self.name), self.value)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Bound:
 class Rule:
     workload: str | None = None
     salt: str | None = None
-    bounds: tuple[Bound, ...] = ()
+    bounds: tuple[RuleBound, ...] = ()
     off: bool = False
     """No speculation."""
     drafters: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Rule:
     max_draft_tokens: int | None = None
     """Never more than the gateway's own limit."""
 
-    def fits(self, case: Case) -> bool:
+    def fits(self, case: RuleInput) -> bool:
         return (
             self.workload in (None, case.workload)
             and self.salt in (None, case.salt)
@@ -101,7 +101,7 @@ class Rule:
 NO_RULE = Rule()
 
 
-def choose(rules: Sequence[Rule], case: Case) -> Rule:
+def choose(rules: Sequence[Rule], case: RuleInput) -> Rule:
     """The first rule that fits, or one that says nothing."""
     return next((rule for rule in rules if rule.fits(case)), NO_RULE)
 
@@ -129,15 +129,15 @@ def _rule(text: str, known: Collection[str]) -> Rule:
     return Rule(labels.get("workload"), labels.get("salt"), bounds, off, drafters, most)
 
 
-def _conditions(words: list[str]) -> tuple[dict[str, str], tuple[Bound, ...]]:
+def _conditions(words: list[str]) -> tuple[dict[str, str], tuple[RuleBound, ...]]:
     labels: dict[str, str] = {}
-    bounds: list[Bound] = []
+    bounds: list[RuleBound] = []
     if not words or (ANY in words and len(words) > 1):
         raise ValueError(f"give conditions before the colon, or {ANY!r} alone for every request.")
     for word in words if words != [ANY] else []:
         name, sign, value = _part(word)
         if name in LENGTHS:
-            bounds.append(Bound(name, sign, _number(name, value)))
+            bounds.append(RuleBound(name, sign, _number(name, value)))
         elif name not in LABELS or sign != "=":
             choices = f"{', '.join(f'{label}=WORD' for label in LABELS)} and {' or '.join(LENGTHS)} with < <= = > >="
             raise ValueError(f"{word!r} is no condition; there are {choices}.")

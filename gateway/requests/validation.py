@@ -9,15 +9,15 @@ from dataclasses import replace
 from gateway.auth.tenant import Tenant, caller
 from gateway.config import GatewayConfig
 from gateway.experiments.experiment import Arm, Experiment
-from gateway.requests.resolved_request import Plan
-from gateway.requests.rules import NO_RULE, Case, Rule, choose
-from gateway.routing.router import Drafting, Router
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.requests.rules import NO_RULE, Rule, RuleInput, choose
+from gateway.routing.router import DrafterRequirements, Router
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.logprobs import MOST_TOP
-from slipstream.speculation.sampling_params import Sampling
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ RandomBits = Callable[[int], int]
 """`secrets.randbits`: session ids must not be guessable."""
 
 
-class Admission:
+class RequestValidator:
     def __init__(
         self,
         config: GatewayConfig,
@@ -47,7 +47,7 @@ class Admission:
 
     async def plan(
         self, request: gateway_pb2.GenerateRequest, running: int, name: str = "", *, again: bool = False
-    ) -> Plan:
+    ) -> ResolvedRequest:
         """Of a session of this name; one without takes no part in experiments. Raises a typed error whose sentence says
         what to change; but not for drafters of one that was admitted before and is planned `again`."""
         if running >= self._config.max_sessions:
@@ -66,12 +66,14 @@ class Admission:
         prediction = await self._prediction(request.prediction, model)
         tenant.check_prompt(max(len(prompt), len(prediction)))
         max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
-        rule = choose(self._rules, Case(request.workload, request.cache_salt, max_length - len(prompt), len(prompt)))
+        rule = choose(
+            self._rules, RuleInput(request.workload, request.cache_salt, max_length - len(prompt), len(prompt))
+        )
         arm = self._arm(name, request.speculation, rule, sampling)
         draft_tokens = self._draft_tokens(request.speculation, rule, arm)
         names, need_trust = tuple(request.speculation.drafters), not sampling.coupled
-        drafting = Drafting(names, need_trust, bool(prediction), arm.rule.drafters if arm else rule.drafters)
-        return Plan(
+        drafting = DrafterRequirements(names, need_trust, bool(prediction), arm.rule.drafters if arm else rule.drafters)
+        return ResolvedRequest(
             model=model,
             prompt=prompt,
             sampling=sampling,
@@ -96,7 +98,7 @@ class Admission:
 
     async def revise(
         self, request: gateway_pb2.GenerateRequest, change: gateway_pb2.RollbackRequest
-    ) -> tuple[Plan, tuple[int, ...]]:
+    ) -> tuple[ResolvedRequest, tuple[int, ...]]:
         """What is left of a session that is rolled back, and the tokens of its edit."""
         if change.HasField("seed"):
             request.sampling.seed = change.seed
@@ -127,7 +129,7 @@ class Admission:
             )
 
     def _drafters(
-        self, asked: Drafting, model: types_pb2.ModelInfo, again: bool
+        self, asked: DrafterRequirements, model: types_pb2.ModelInfo, again: bool
     ) -> tuple[verifier_pb2.DrafterAddress, ...]:
         """None for a session that is planned again where it could not have those it asked for: its text does not depend
         on them, and it is given them as soon as they are there."""
@@ -142,7 +144,7 @@ class Admission:
 
     async def _structure(
         self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo, ends: tuple[int, ...]
-    ) -> Structure | None:
+    ) -> StructuredOutput | None:
         """Looked at as a whole, so that whatever is wrong with it is said before anything else is spent."""
         structure = proto_conversion.structure_from_wire(request.structured_output)
         if structure is None:
@@ -185,13 +187,13 @@ class Admission:
         _check_tokens("prediction", max(tokens, default=0), model)
         return tuple(tokens)
 
-    def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> Sampling:
+    def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> SamplingParams:
         set_fields = {field.name: value for field, value in options.ListFields()}
         given = {name: set_fields[name] for name in set_fields if name not in ("logit_bias", "acceptance", "seed")}
         proto_conversion.check_bias(options.logit_bias)
         if options.logit_bias:
             _check_tokens("logit_bias", max(options.logit_bias), model)
-        return Sampling(
+        return SamplingParams(
             **given,
             logit_bias=dict(options.logit_bias),
             seed=options.seed if options.HasField("seed") else self._random_bits(64),
@@ -223,7 +225,7 @@ class Admission:
         return tuple(dict.fromkeys([*own, *asked]))
 
     def _arm(
-        self, name: str, speculation: gateway_pb2.SpeculationOptions, rule: Rule, sampling: Sampling
+        self, name: str, speculation: gateway_pb2.SpeculationOptions, rule: Rule, sampling: SamplingParams
     ) -> Arm | None:
         """Of the experiment. In it are those for whom neither they themselves nor a rule chose drafters or none; and
         under a ratio rule nobody, for it has one trusted drafter. Limits on draft tokens hold in every arm."""

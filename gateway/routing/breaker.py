@@ -47,7 +47,7 @@ def weight(failure: types_pb2.Failure) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class BreakerSettings:
     """Seconds, all of them."""
 
     window_s: float = 30.0
@@ -56,17 +56,17 @@ class Tolerance:
     longest_cool_down_s: float = 60.0
 
 
-class State(enum.Enum):
+class BreakerState(enum.Enum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
 
 
-class Breaker:
+class CircuitBreaker:
     """Of one drafter. An owner is whoever would be given the drafter: compared by identity, never looked at."""
 
-    def __init__(self, tolerance: Tolerance | None = None) -> None:
-        self._tolerance = tolerance or Tolerance()
+    def __init__(self, tolerance: BreakerSettings | None = None) -> None:
+        self._tolerance = tolerance or BreakerSettings()
         self._failures: list[tuple[float, str, float]] = []
         """Time, kind and weight of each within the window."""
         self._until: float | None = None
@@ -76,10 +76,10 @@ class Breaker:
         self._probe: object | None = None
         self._probe_until = 0.0
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> BreakerState:
         if self._until is None:
-            return State.CLOSED
-        return State.OPEN if now < self._until else State.HALF_OPEN
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self._until else BreakerState.HALF_OPEN
 
     def admits(self, owner: object, now: float) -> bool:
         """Whether the owner may have the drafter, or keep it."""

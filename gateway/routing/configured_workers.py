@@ -8,19 +8,19 @@ from functools import partial
 
 from gateway.config import GatewayConfig
 from gateway.experiments.experiment import Experiment
-from gateway.routing.breaker import Tolerance
+from gateway.routing.breaker import BreakerSettings
 from gateway.routing.discovery import Discovery, by_name
-from gateway.routing.drafters import Drafter, pool_of, replica
+from gateway.routing.drafters import DrafterWorker, pool_of, replica
 from gateway.routing.router import Router
-from gateway.routing.verifiers import Verifier
-from gateway.telemetry.request_metrics import Meters
+from gateway.routing.verifiers import VerifierWorker
+from gateway.telemetry.request_metrics import RequestMetrics
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
-from slipstream.rpc.send_queue import Traffic
+from slipstream.rpc.send_queue import ByteCounter
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
+class ConfiguredWorkers:
     """Those at an address are there from the beginning, those behind a name as soon as they are found."""
 
     config: GatewayConfig
@@ -28,8 +28,8 @@ class Workers:
     """Of the gateway's tokenizer."""
     reach: Callable[[str], Dial]
     """How to dial the workers of a role."""
-    meters: Meters
-    traffic: Traffic
+    meters: RequestMetrics
+    traffic: ByteCounter
     experiment: Experiment | None = None
 
     def router(self, clock: Callable[[], float]) -> Router:
@@ -41,9 +41,9 @@ class Workers:
     def _add_verifiers(self, router: Router) -> None:
         dial = self.reach(VERIFIER)
 
-        def made(address: str) -> Verifier:
+        def made(address: str) -> VerifierWorker:
             failed = self.meters.drafter_failed
-            return Verifier(address, dial, self.fingerprint, router.changed, self.traffic, failed)
+            return VerifierWorker(address, dial, self.fingerprint, router.changed, self.traffic, failed)
 
         for target in self.config.verifiers:
             if by_name(target):
@@ -53,16 +53,20 @@ class Workers:
 
     def _add_drafters(self, router: Router) -> None:
         dial, config = self.reach(DRAFTER), self.config
-        tolerance = Tolerance(config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s)
+        tolerance = BreakerSettings(
+            config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s
+        )
         reserved = frozenset[str]() if self.experiment is None else self.experiment.reserved
 
-        def made(name: str, address: str) -> Drafter:
+        def made(name: str, address: str) -> DrafterWorker:
             pool = pool_of(name)
-            drafter = Drafter(name, address, pool in config.trusted_drafters, dial(address), router.changed, tolerance)
+            drafter = DrafterWorker(
+                name, address, pool in config.trusted_drafters, dial(address), router.changed, tolerance
+            )
             drafter.reserved = pool in reserved
             return drafter
 
-        def replicated(pool: str, address: str) -> Drafter:
+        def replicated(pool: str, address: str) -> DrafterWorker:
             return made(replica(pool, address), address)
 
         names = [entry.name for entry in config.entries]

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 from slipstream.errors import InvalidArgument
-from slipstream.telemetry.log_once import Complaint
+from slipstream.telemetry.log_once import LogOnce
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Discovery(Generic[W]):
         self._roster = roster
         self._changed = changed
         self._known: dict[str, tuple[W, asyncio.Task[None]]] = {}
-        self._complaint = Complaint(log, logging.WARNING)
+        self._complaint = LogOnce(log, logging.WARNING)
 
     def found(self, worker: Worker) -> bool:
         """Whether the worker is one of the name's."""

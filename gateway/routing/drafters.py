@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import grpc
 
-from gateway.routing.breaker import Breaker, Tolerance
-from gateway.routing.worker_watch import Presence
+from gateway.routing.breaker import BreakerSettings, CircuitBreaker
+from gateway.routing.worker_watch import WorkerWatch
 from slipstream.tokenizer.pairing import share_vocabulary
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
@@ -27,7 +27,7 @@ def unreached_yet(pool: str) -> str:
     return f"Drafter {pool} has not been reached yet."
 
 
-class Drafter:
+class DrafterWorker:
     """A worker as it says it is, and whether sessions may have it."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Drafter:
         trusted: bool,
         channel: grpc.aio.Channel,
         changed: Callable[[], None],
-        tolerance: Tolerance | None = None,
+        tolerance: BreakerSettings | None = None,
     ) -> None:
         """`name`: what verifiers call it, one of its own; of one that was found behind a DNS name, `replica`."""
         self.name = name
@@ -48,8 +48,8 @@ class Drafter:
         self.reserved = False
         """Whether it serves only those who name it: it is a shadow (`gateway.experiments.experiment`)."""
         self._channel = channel
-        self._presence = Presence(address, channel, changed)
-        self.breaker = Breaker(tolerance)
+        self._presence = WorkerWatch(address, channel, changed)
+        self.breaker = CircuitBreaker(tolerance)
         self.closed = False
         """Whether it was let go: nobody is at its address, and nobody is expected there."""
         self.users = 0

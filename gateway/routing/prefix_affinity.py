@@ -27,7 +27,7 @@ def beginnings(token_ids: Sequence[int], salt: str) -> list[bytes]:
     return names
 
 
-class Affinity(Generic[T]):
+class PrefixAffinity(Generic[T]):
     """Remembers the latest CAPACITY beginnings. A hint: what is remembered may be forgotten where it was computed."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:

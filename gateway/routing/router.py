@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from gateway.routing.breaker import State
+from gateway.routing.breaker import BreakerState
 from gateway.routing.discovery import Discovery
-from gateway.routing.drafters import Drafter, unreached_yet
-from gateway.routing.prefix_affinity import Affinity
-from gateway.routing.verifiers import Verifier
+from gateway.routing.drafters import DrafterWorker, unreached_yet
+from gateway.routing.prefix_affinity import PrefixAffinity
+from gateway.routing.verifiers import VerifierWorker
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2
 
@@ -24,7 +24,7 @@ BUSIER, SPARE = 1.5, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DrafterRequirements:
     """Who may draft for a session, for as long as it runs."""
 
     names: tuple[str, ...] = ()
@@ -41,17 +41,17 @@ class Router:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.verifiers: list[Verifier] = []
-        self.drafters: list[Drafter] = []
-        self.discoveries: list[Discovery[Verifier] | Discovery[Drafter]] = []
+        self.verifiers: list[VerifierWorker] = []
+        self.drafters: list[DrafterWorker] = []
+        self.discoveries: list[Discovery[VerifierWorker] | Discovery[DrafterWorker]] = []
         """What adds to these lists, and takes from them."""
         self.pools: dict[str, bool] = {}
         """Names of drafters, which may be there later, and whether they are trusted."""
-        self.affinity: Affinity[Verifier] = Affinity()
+        self.affinity: PrefixAffinity[VerifierWorker] = PrefixAffinity()
         self._news = asyncio.Event()
 
     @property
-    def workers(self) -> list[Verifier | Drafter]:
+    def workers(self) -> list[VerifierWorker | DrafterWorker]:
         return [*self.verifiers, *self.drafters]
 
     def changed(self) -> None:
@@ -82,7 +82,9 @@ class Router:
             raise NotFound(f"There is no model {name!r}; choose one of {', '.join(sorted(known))}.", reason="NO_MODEL")
         return known[name]
 
-    def place(self, model: str, avoid: Collection[Verifier] = (), beginnings: Sequence[bytes] = ()) -> Verifier | None:
+    def place(
+        self, model: str, avoid: Collection[VerifierWorker] = (), beginnings: Sequence[bytes] = ()
+    ) -> VerifierWorker | None:
         """The least loaded verifier of a model, best one where nobody waits for memory; but the one that has computed
         the text's beginning, unless it is much busier. None while there is none."""
         able = [
@@ -96,7 +98,7 @@ class Router:
             return least
         return known if known.sessions <= BUSIER * least.sessions + SPARE else least
 
-    def pair(self, target: types_pb2.ModelInfo, drafting: Drafting) -> list[Drafter]:
+    def pair(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
         """The drafters of a request: those it names, else the least loaded of every method that fits, of all or of
         those that a rule chose. One that predicts only where there is a prediction; none that failed of late.
 
@@ -115,9 +117,9 @@ class Router:
             self._check_trusted()
         now = self.clock()
         able = self.able(target, drafting)
-        return best_of_each(method, (drafter for drafter in able if drafter.breaker.state(now) is State.CLOSED))
+        return best_of_each(method, (drafter for drafter in able if drafter.breaker.state(now) is BreakerState.CLOSED))
 
-    def able(self, target: types_pb2.ModelInfo, drafting: Drafting) -> list[Drafter]:
+    def able(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
         """Who could draft for a session now, whatever their breakers say. Those that it named need not be there yet:
         the verifier goes on dialling them, where no replica is."""
         fit = [drafter for drafter in self.drafters if not drafter.mismatch(target)]
@@ -135,7 +137,7 @@ class Router:
             and (not drafting.need_trust or (drafter.trusted and drafter.method == DRAWS))
         ]
 
-    def watching(self, target: types_pb2.ModelInfo, names: Collection[str]) -> list[Drafter]:
+    def watching(self, target: types_pb2.ModelInfo, names: Collection[str]) -> list[DrafterWorker]:
         """Of each of these the replica to have as a shadow, as far as it can work now."""
         now = self.clock()
         able = (
@@ -145,15 +147,15 @@ class Router:
             and drafter.present
             and not drafter.draining
             and not drafter.mismatch(target)
-            and drafter.breaker.state(now) is State.CLOSED
+            and drafter.breaker.state(now) is BreakerState.CLOSED
         )
         return best_of_each(pool, able)
 
-    def target_of(self, verifier: Verifier) -> str:
+    def target_of(self, verifier: VerifierWorker) -> str:
         """How the configuration names it: by its address, or the name that it was found behind."""
         return next((each.target for each in self.discoveries if each.found(verifier)), verifier.address)
 
-    def drafter(self, name: str) -> Drafter | None:
+    def drafter(self, name: str) -> DrafterWorker | None:
         """By the name that verifiers know."""
         return next((drafter for drafter in self.drafters if drafter.name == name), None)
 
@@ -177,12 +179,16 @@ class Router:
     def _names(self) -> list[str]:
         return list(dict.fromkeys([*self.pools, *(drafter.pool for drafter in self.drafters)]))
 
-    def _best(self, name: str, target: types_pb2.ModelInfo) -> Drafter | None:
+    def _best(self, name: str, target: types_pb2.ModelInfo) -> DrafterWorker | None:
         """The replica to choose; one that does not fit only if none does."""
         now = self.clock()
         return min(
             (drafter for drafter in self.drafters if drafter.pool == name),
-            key=lambda each: (bool(each.mismatch(target)), each.breaker.state(now) is not State.CLOSED, each.burden),
+            key=lambda each: (
+                bool(each.mismatch(target)),
+                each.breaker.state(now) is not BreakerState.CLOSED,
+                each.burden,
+            ),
             default=None,
         )
 
@@ -200,7 +206,7 @@ class Router:
                 reason="NO_TRUSTED_DRAFTER",
             )
 
-    def _named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> Drafter | None:
+    def _named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> DrafterWorker | None:
         """None where nobody of the name is there at present."""
         if name not in self._names():
             known = ", ".join(sorted(self._names())) or "none at all"
@@ -225,7 +231,7 @@ class Router:
         return drafter
 
 
-def _check_predicted(named: Iterable[Drafter], drafting: Drafting) -> None:
+def _check_predicted(named: Iterable[DrafterWorker], drafting: DrafterRequirements) -> None:
     idle = next((drafter for drafter in named if drafter.method == PREDICTS), None)
     if idle is not None and not drafting.predicted:
         raise InvalidArgument(
@@ -235,22 +241,22 @@ def _check_predicted(named: Iterable[Drafter], drafting: Drafting) -> None:
         )
 
 
-def believed(drafter: Drafter) -> bool:
+def believed(drafter: DrafterWorker) -> bool:
     """Whether a rule that needs each draft's q may have it."""
     return drafter.trusted and drafter.method in ("", DRAWS)  # empty: not reached yet
 
 
-def method(drafter: Drafter) -> str:
+def method(drafter: DrafterWorker) -> str:
     return drafter.method
 
 
-def pool(drafter: Drafter) -> str:
+def pool(drafter: DrafterWorker) -> str:
     return drafter.pool
 
 
-def best_of_each(kind: Callable[[Drafter], str], drafters: Iterable[Drafter]) -> list[Drafter]:
+def best_of_each(kind: Callable[[DrafterWorker], str], drafters: Iterable[DrafterWorker]) -> list[DrafterWorker]:
     """Those of one kind share the load; different methods feed the same tree."""
-    best: dict[str, Drafter] = {}
+    best: dict[str, DrafterWorker] = {}
     for drafter in drafters:
         known = best.get(kind(drafter))
         if known is None or drafter.burden < known.burden:

@@ -7,20 +7,20 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from gateway.routing.worker_watch import Presence
-from gateway.sessions.verifier_session import Seat, lost
+from gateway.routing.worker_watch import WorkerWatch
+from gateway.sessions.verifier_session import VerifierSession, lost
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc.channel import Dial
-from slipstream.rpc.multiplexed_stream import Link
-from slipstream.rpc.send_queue import Traffic
-from slipstream.telemetry.log_once import Complaint
+from slipstream.rpc.multiplexed_stream import MultiplexedStream
+from slipstream.rpc.send_queue import ByteCounter
+from slipstream.telemetry.log_once import LogOnce
 from slipstream.tokenizer.vocabulary import EMULATED
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 
-class Verifier:
+class VerifierWorker:
     """Listens to its link and hands every round to its session's seat. `changed` is called when a session that waits
     for a verifier should look again."""
 
@@ -30,7 +30,7 @@ class Verifier:
         dial: Dial,
         fingerprint: str,
         changed: Callable[[], None],
-        traffic: Traffic | None = None,
+        traffic: ByteCounter | None = None,
         failed: Callable[[str, str, int], None] = lambda drafter, reason, sessions: None,
     ) -> None:
         """`failed`: told how many sessions lost a drafter, by its name and for what reason."""
@@ -40,11 +40,13 @@ class Verifier:
         self._changed = changed
         self._channel = dial(address)
         stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
-        self._link: Link[verifier_pb2.DecodeCommand, verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse]
-        self._link = Link(stub.Decode, _pack, self, traffic=traffic)
-        self._presence = Presence(address, self._channel, self._introduced)
-        self._complaint = Complaint(log, logging.ERROR)
-        self._seats: dict[int, Seat] = {}
+        self._link: MultiplexedStream[
+            verifier_pb2.DecodeCommand, verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse
+        ]
+        self._link = MultiplexedStream(stub.Decode, _pack, self, traffic=traffic)
+        self._presence = WorkerWatch(address, self._channel, self._introduced)
+        self._complaint = LogOnce(log, logging.ERROR)
+        self._seats: dict[int, VerifierSession] = {}
         self._next = 0
 
     @property
@@ -94,12 +96,12 @@ class Verifier:
         """Grows while the verifier works."""
         return self._presence.load.steps
 
-    def seat(self) -> Seat:
+    def seat(self) -> VerifierSession:
         """A place for one session; it is free again once the verifier says that the session ended."""
         assert self.model is not None
         while self._next in self._seats:
             self._next = (self._next + 1) % 2**32
-        seat = Seat(self._next, self._send, self.model.vocabulary_size)
+        seat = VerifierSession(self._next, self._send, self.model.vocabulary_size)
         self._seats[seat.number] = seat
         self._next = (self._next + 1) % 2**32
         return seat

@@ -11,7 +11,7 @@ import grpc
 
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
-from slipstream.telemetry.log_once import Complaint
+from slipstream.telemetry.log_once import LogOnce
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ INTRODUCTION_TIMEOUT_S = 5.0
 MAX_BACKOFF_S = 2.0
 
 
-class Presence:
+class WorkerWatch:
     """`model` stays known while the worker is away; `present` says whether it answers."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, changed: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ class Presence:
         self.method = ""
         self.load = worker_pb2.WatchResponse()
         self.present = False
-        self._complaint = Complaint(log, logging.ERROR)
+        self._complaint = LogOnce(log, logging.ERROR)
 
     async def run(self) -> None:
         """Ask and watch, and again with jittered backoff after every loss, until cancelled."""

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.requests.resolved_request import Plan
-from gateway.routing.breaker import State
-from gateway.routing.drafters import Drafter
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.routing.breaker import BreakerState
+from gateway.routing.drafters import DrafterWorker
 from gateway.routing.router import Router, best_of_each, method, pool
-from gateway.sessions.verifier_session import News
+from gateway.sessions.verifier_session import Received
 from slipstream.errors import LINK_LOST
 from slipstream.v1 import verifier_pb2
 
@@ -31,19 +31,19 @@ class Absence:
     until: float = -math.inf
 
 
-class Crew:
+class DrafterAssignment:
     """Owns the session's place in every drafter's breaker. Plain functions: nothing here waits."""
 
-    def __init__(self, plan: Plan, router: Router) -> None:
+    def __init__(self, plan: ResolvedRequest, router: Router) -> None:
         self._router = router
         self._wants = plan.max_draft_tokens > 0
         self._model = plan.model
         self._drafting = plan.drafting
         self._shadows = plan.shadows
-        self._members: list[Drafter] = []
-        self._broken: set[Drafter] = set()
+        self._members: list[DrafterWorker] = []
+        self._broken: set[DrafterWorker] = set()
         """Members without a link to the verifier, which mends it if it can."""
-        self._absent: dict[Drafter, Absence] = {}
+        self._absent: dict[DrafterWorker, Absence] = {}
         self._looked_at = -math.inf
         for address in plan.drafters:
             drafter = router.drafter(address.name)
@@ -62,7 +62,7 @@ class Crew:
         """Drafters that the session has, each divided by all the sessions that it has."""
         return sum(1.0 / max(1, member.sessions) for member in self._members)
 
-    def learn(self, news: News) -> None:
+    def learn(self, news: Received) -> None:
         """What the verifier says of the drafters."""
         for event in news.events:
             drafter = self._router.drafter(event.drafter)
@@ -73,7 +73,7 @@ class Crew:
             else:
                 self._broken.discard(drafter)
         now = self._router.clock()
-        trying = [member for member in self._members if member.breaker.state(now) is not State.CLOSED]
+        trying = [member for member in self._members if member.breaker.state(now) is not BreakerState.CLOSED]
         if trying:
             delivered = {share.drafter for done in news.rounds for share in done.drafters if share.drafted}
             for member in trying:
@@ -121,17 +121,17 @@ class Crew:
         for member in list(self._members):
             self._part(member)
 
-    def _fill(self, crew: Sequence[Drafter], others: Sequence[Drafter]) -> list[Drafter]:
+    def _fill(self, crew: Sequence[DrafterWorker], others: Sequence[DrafterWorker]) -> list[DrafterWorker]:
         """The crew and the least loaded other for everything that it lacks: a named drafter, or a method."""
         kind = pool if self._drafting.names else method
         filled = {kind(member) for member in crew}
         return [*crew, *best_of_each(kind, (other for other in others if kind(other) not in filled))]
 
-    def _may(self, drafter: Drafter, length: int, now: float) -> bool:
+    def _may(self, drafter: DrafterWorker, length: int, now: float) -> bool:
         absence = self._absent.get(drafter)
         return drafter.holds(length) and (absence is None or now >= absence.until) and drafter.breaker.admits(self, now)
 
-    def _failed(self, drafter: Drafter, event: verifier_pb2.DrafterEvent) -> None:
+    def _failed(self, drafter: DrafterWorker, event: verifier_pb2.DrafterEvent) -> None:
         now = self._router.clock()
         before = drafter.breaker.state(now)
         drafter.breaker.failed(self, event.failure, now)
@@ -147,12 +147,12 @@ class Crew:
         absence.until = now + min(LONGEST_AWAY_S, AWAY_S * 2.0**absence.times)
         absence.times += 1
 
-    def _join(self, drafter: Drafter) -> None:
+    def _join(self, drafter: DrafterWorker) -> None:
         drafter.breaker.enter(self, self._router.clock())
         drafter.users += 1
         self._members.append(drafter)
 
-    def _part(self, drafter: Drafter) -> None:
+    def _part(self, drafter: DrafterWorker) -> None:
         drafter.breaker.leave(self)
         drafter.users -= 1
         self._members.remove(drafter)

@@ -6,15 +6,15 @@ import asyncio
 from dataclasses import dataclass
 
 from gateway.sessions.outcome import finished_of, rolled_back
-from gateway.sessions.output_stream import Story
-from gateway.sessions.run import Session
-from gateway.store.record import Record
+from gateway.sessions.output_stream import OutputStream
+from gateway.sessions.run import SessionRun
+from gateway.store.record import SessionRecord
 from gateway.store.session_log import SessionLog
 
 
 @dataclass(slots=True, eq=False)
-class Known:
-    story: Story
+class SessionEntry:
+    story: OutputStream
     owner: str
     """The API key that it belongs to."""
     params: bytes
@@ -23,7 +23,7 @@ class Known:
     """Of the record as it was last seen or written here."""
     task: asyncio.Task[None] | None = None
     """That feeds the story."""
-    session: Session | None = None
+    session: SessionRun | None = None
     """While it runs here."""
     output_here: int = 0
     """Tokens that were said here."""
@@ -36,7 +36,7 @@ class Known:
             if self.session is None or not self.session.ending:
                 self.task.cancel()
 
-    async def run(self, session: Session, log: SessionLog) -> None:
+    async def run(self, session: SessionRun, log: SessionLog) -> None:
         """Until the session ended, or another owner has it: raises Aborted then."""
         before, self.session = len(self.story.tokens), session
         try:
@@ -46,7 +46,7 @@ class Known:
             self.output_here += len(self.story.tokens) - before
             self.epoch = log.epoch_written
 
-    def hear(self, record: Record) -> bool:
+    def hear(self, record: SessionRecord) -> bool:
         """Tells the story what the record has more; whether the session goes on. A log that is shorter than what was
         told has lost it: then it says it again."""
         story, output = self.story, record.tokens[record.prompt_length :]

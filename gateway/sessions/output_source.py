@@ -7,15 +7,15 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gateway.requests.resolved_request import Plan
-from gateway.sessions.context import Stage
-from gateway.sessions.entry import Known
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.sessions.context import GatewayContext
+from gateway.sessions.entry import SessionEntry
 from gateway.sessions.outcome import output_of
-from gateway.sessions.ownership import Claims
-from gateway.sessions.run import Session
-from gateway.store.record import Record
+from gateway.sessions.ownership import SessionOwnership
+from gateway.sessions.run import SessionRun
+from gateway.store.record import SessionRecord
 from gateway.store.session_log import SessionLog
-from gateway.telemetry.request_stats import Ledger
+from gateway.telemetry.request_stats import RequestStats
 from slipstream.errors import Aborted
 
 POLL_S = 0.2
@@ -23,12 +23,12 @@ POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class OutputSource:
     name: str
-    known: Known
-    plan: Plan
-    stage: Stage
-    claims: Claims
+    known: SessionEntry
+    plan: ResolvedRequest
+    stage: GatewayContext
+    claims: SessionOwnership
     clock: Callable[[], float]
     arrived_at: float
 
@@ -39,7 +39,7 @@ class Feed:
         except Aborted:  # somebody rolled it back, cancelled it or took it up
             await self.follow(await self._latest())
 
-    async def follow(self, record: Record) -> None:
+    async def follow(self, record: SessionRecord) -> None:
         """Tells what the log says, until the session ends or nobody else runs it: then it is taken up here. Raises what
         the store raises."""
         while self.known.hear(record) and not self.known.stopping:
@@ -54,8 +54,8 @@ class Feed:
 
     async def _run(self, log: SessionLog, since: float) -> None:
         speculates = self.plan.max_draft_tokens > 0
-        ledger = Ledger(self.clock, since, speculates, self.stage.router.predicts)
-        await self.known.run(Session(self.name, self.plan, self.stage, log, self.known.story, ledger), log)
+        ledger = RequestStats(self.clock, since, speculates, self.stage.router.predicts)
+        await self.known.run(SessionRun(self.name, self.plan, self.stage, log, self.known.story, ledger), log)
 
     async def _take_up(self) -> SessionLog | None:
         """The log of a session that is ours now; None where there is nothing to go on with."""
@@ -73,7 +73,7 @@ class Feed:
             await log.release()
             return None
 
-    async def _latest(self) -> Record:
+    async def _latest(self) -> SessionRecord:
         """The record as it is now; what was told of it already is not read again."""
         told = (*self.plan.prompt, *self.known.story.tokens)
         tail = await self.claims.store.read(self.name, len(told))

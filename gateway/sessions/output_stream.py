@@ -16,7 +16,7 @@ MOST_TOKENS = 4096
 """Of one delta: whoever is far behind catches up in pieces."""
 
 
-class Story:
+class OutputStream:
     """Grows until `finish` or `fail`. Memory is bounded by the session's length, whoever is slow."""
 
     def __init__(self, started: gateway_pb2.Started, transcript: Transcript) -> None:

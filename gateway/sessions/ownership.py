@@ -9,14 +9,14 @@ from weakref import WeakValueDictionary
 
 from gateway.sessions.outcome import cancelled, rolled_back
 from gateway.store import SessionStore
-from gateway.store.record import Record, refusal
+from gateway.store.record import SessionRecord, refusal
 from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import Scribe
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import SlipstreamError
 
 
-class Claims:
-    def __init__(self, store: SessionStore, scribe: Scribe | None, grace_s: float) -> None:
+class SessionOwnership:
+    def __init__(self, store: SessionStore, scribe: WriteBehindQueue | None, grace_s: float) -> None:
         self.store = store
         self._scribe = scribe
         self._grace_s = grace_s
@@ -32,22 +32,22 @@ class Claims:
         if self._scribe is not None:
             await self._scribe.written(self._grace_s, name)
 
-    def may_take(self, record: Record) -> bool:
+    def may_take(self, record: SessionRecord) -> bool:
         """Whether no other owner's lease runs. One of this gateway's own is left where nobody could give it up: the
         store was away."""
         return not record.leased or record.owner == self.store.owner
 
-    async def take(self, name: str, *, force: bool = False) -> Record:
+    async def take(self, name: str, *, force: bool = False) -> SessionRecord:
         """What is still to be written comes first: the next epoch would fence it off. Raises Aborted while another
         owner's lease runs, unless by `force`."""
         await self.written(name)
         return await self.store.takeover(name, force=force)
 
-    def log(self, record: Record) -> SessionLog:
+    def log(self, record: SessionRecord) -> SessionLog:
         """Of a new session, or of one that was taken."""
         return SessionLog(self.store, record, scribe=self._scribe, grace_s=self._grace_s)
 
-    async def cut(self, seen: Record, length: int, edit: Sequence[int], params: bytes) -> int:
+    async def cut(self, seen: SessionRecord, length: int, edit: Sequence[int], params: bytes) -> int:
         """Whoever owns it: its first `length` tokens and the edit are left, and nobody owns them. Returns the epoch.
         Raises Aborted where the session was rolled back since it was `seen`: this may be the late repeat of that."""
         record = await self.take(seen.id, force=True)
@@ -63,7 +63,7 @@ class Claims:
                 await log.release()
         return log.epoch
 
-    async def branch(self, record: Record) -> None:
+    async def branch(self, record: SessionRecord) -> None:
         """Another session, which nobody owns."""
         await self.store.create(record)
         await self.store.release(record.id, record.epoch)

@@ -10,19 +10,19 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gateway.auth.tenant import Grant, asked_of, caller, request_of
-from gateway.requests.resolved_request import Plan
-from gateway.requests.validation import Admission, RandomBits
-from gateway.sessions.context import Stage
-from gateway.sessions.entry import Known
+from gateway.auth.tenant import TokenReservation, asked_of, caller, request_of
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.requests.validation import RandomBits, RequestValidator
+from gateway.sessions.context import GatewayContext
+from gateway.sessions.entry import SessionEntry
 from gateway.sessions.outcome import output_of, rolled_back, suspended
-from gateway.sessions.output_source import Feed
-from gateway.sessions.output_stream import Story
-from gateway.sessions.ownership import Claims
-from gateway.sessions.run import Session
+from gateway.sessions.output_source import OutputSource
+from gateway.sessions.output_stream import OutputStream
+from gateway.sessions.ownership import SessionOwnership
+from gateway.sessions.run import SessionRun
 from gateway.store import SessionStore
-from gateway.store.record import Record, refusal
-from gateway.store.write_behind import Scribe
+from gateway.store.record import SessionRecord, refusal
+from gateway.store.write_behind import WriteBehindQueue
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.transcript import Transcript, number_only
 from slipstream.errors import FailedPrecondition, Internal, OutOfRange, SlipstreamError
@@ -34,36 +34,41 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Chance:
+class ClockAndRandomness:
     """Time and randomness, so that tests can choose them."""
 
     random_bits: RandomBits
     clock: Callable[[], float] = time.monotonic
 
 
-class Sessions:
+class SessionRegistry:
     """Every session here has at least one client; when the last one leaves, the session is let go."""
 
     def __init__(
-        self, stage: Stage, tokenizer: Tokenizer, store: SessionStore, scribe: Scribe | None, chance: Chance
+        self,
+        stage: GatewayContext,
+        tokenizer: Tokenizer,
+        store: SessionStore,
+        scribe: WriteBehindQueue | None,
+        chance: ClockAndRandomness,
     ) -> None:
         self._stage = stage
         self._tokenizer = tokenizer
-        self._claims = Claims(store, scribe, stage.config.store_grace_s)
+        self._claims = SessionOwnership(store, scribe, stage.config.store_grace_s)
         self._chance = chance
         experiment = stage.trial.experiment if stage.trial else None
-        self._admission = Admission(stage.config, stage.router, tokenizer, chance.random_bits, experiment)
-        self._known: dict[str, Known] = {}
+        self._admission = RequestValidator(stage.config, stage.router, tokenizer, chance.random_bits, experiment)
+        self._known: dict[str, SessionEntry] = {}
         self._arriving = 0
         """Requests that may become a session."""
         self._closing = False
 
-    def running(self, name: str) -> Session | None:
+    def running(self, name: str) -> SessionRun | None:
         """One of the caller's."""
         known = self._own(name)
         return None if known is None else known.session
 
-    async def begin(self, request: gateway_pb2.GenerateRequest) -> Story:
+    async def begin(self, request: gateway_pb2.GenerateRequest) -> OutputStream:
         """A new session, in the log and running. Raises what Admission and the store raise."""
         arrived_at = self._chance.clock()
         self._check_open()
@@ -72,7 +77,7 @@ class Sessions:
             plan = await self._admission.plan(request, self._count, name)
             grant = _admitted(plan, 0)
             try:
-                record = Record(name, 1, plan.params(), len(plan.prompt), plan.prompt)
+                record = SessionRecord(name, 1, plan.params(), len(plan.prompt), plan.prompt)
                 log = self._claims.log(record)
                 await log.create()
                 self._check_open()
@@ -83,7 +88,7 @@ class Sessions:
         self._start(record.id, known, self._feed(record.id, known, plan, arrived_at).begin(log), grant)
         return known.story
 
-    async def resume(self, name: str, revision: int | None = None) -> Story:
+    async def resume(self, name: str, revision: int | None = None) -> OutputStream:
         """The session's story, whoever runs it; one that ended needs nothing but its record. `revision`: of the text
         that the client has, if it says so. Raises NotFound, FailedPrecondition for a text of another vocabulary, and
         what Admission raises."""
@@ -109,7 +114,7 @@ class Sessions:
         self._start(name, known, self._feed(name, known, plan, arrived_at).follow(record), grant)
         return known.story
 
-    async def _current(self, known: Known, name: str, revision: int | None) -> bool:
+    async def _current(self, known: SessionEntry, name: str, revision: int | None) -> bool:
         """Whether what is known is what the session says now: somebody may have rolled it back on another gateway, and
         nobody here has heard of it; or its last client leaves while the log is read. A client that has the same text as
         those here need not ask."""
@@ -138,7 +143,7 @@ class Sessions:
         key = types_pb2.SessionKey(id=name, epoch=epoch)
         return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=plan.revision)
 
-    async def _cut(self, record: Record, output: int, edit: Sequence[int], params: bytes) -> int:
+    async def _cut(self, record: SessionRecord, output: int, edit: Sequence[int], params: bytes) -> int:
         async with self._claims.turn(record.id):
             if known := self._known.get(record.id):
                 known.story.fail(rolled_back(output))
@@ -160,7 +165,7 @@ class Sessions:
                 await session.ended.wait()
             await self._claims.cancel(name)
 
-    async def read(self, name: str) -> Record:
+    async def read(self, name: str) -> SessionRecord:
         """With all that was shown here. Raises NotFound for a session that never was, has expired, or is another's."""
         if not 1 <= len(name) <= MAX_ID_CHARACTERS:
             raise refusal("MISSING", name[:MAX_ID_CHARACTERS], 0, 0)
@@ -169,7 +174,7 @@ class Sessions:
         asked_of(record)
         return record
 
-    def _own(self, name: str) -> Known | None:
+    def _own(self, name: str) -> SessionEntry | None:
         """What is known of one of the caller's sessions."""
         known = self._known.get(name)
         return known if known is not None and known.owner == caller().name else None
@@ -195,10 +200,12 @@ class Sessions:
         if self._closing:
             raise suspended()
 
-    def _feed(self, name: str, known: Known, plan: Plan, arrived_at: float) -> Feed:
-        return Feed(name, known, plan, self._stage, self._claims, self._chance.clock, arrived_at)
+    def _feed(self, name: str, known: SessionEntry, plan: ResolvedRequest, arrived_at: float) -> OutputSource:
+        return OutputSource(name, known, plan, self._stage, self._claims, self._chance.clock, arrived_at)
 
-    def _start(self, name: str, known: Known, feeding: Coroutine[Any, Any, None], grant: Grant) -> None:
+    def _start(
+        self, name: str, known: SessionEntry, feeding: Coroutine[Any, Any, None], grant: TokenReservation
+    ) -> None:
         async def feed() -> None:
             try:
                 await feeding
@@ -218,13 +225,13 @@ class Sessions:
         known.task = asyncio.create_task(feed())
         known.task.add_done_callback(gone)
 
-    async def _let_go(self, known: Known) -> None:
+    async def _let_go(self, known: SessionEntry) -> None:
         """Whatever runs or follows the session here ends; its record stays as it is."""
         known.stop()
         if known.task is not None:
             await asyncio.wait([known.task])
 
-    def _again(self, record: Record) -> gateway_pb2.GenerateRequest:
+    def _again(self, record: SessionRecord) -> gateway_pb2.GenerateRequest:
         """That would ask for the session again."""
         asked, mine = request_of(record), self._tokenizer.fingerprint
         if asked.vocabulary_fingerprint not in ("", mine):  # empty: of a record that is older than the field
@@ -235,13 +242,13 @@ class Sessions:
             )
         return asked
 
-    def _tell(self, record: Record) -> Known:
+    def _tell(self, record: SessionRecord) -> SessionEntry:
         """What is to be told of a session that goes on, to all its clients."""
         known = self._known[record.id] = self._heard(record)
         known.story.deserted = known.stop
         return known
 
-    def _heard(self, record: Record) -> Known:
+    def _heard(self, record: SessionRecord) -> SessionEntry:
         asked = asked_of(record)
         started = gateway_pb2.Started(
             session_id=record.id,
@@ -251,14 +258,14 @@ class Sessions:
             revision=asked.revision,
         )
         shown = self._tokenizer.shown if asked.logprobs else number_only
-        story = Story(started, Transcript(self._tokenizer.detokenizer(), asked.stop, shown))
-        return Known(story, asked.owner, record.params, record.epoch)
+        story = OutputStream(started, Transcript(self._tokenizer.detokenizer(), asked.stop, shown))
+        return SessionEntry(story, asked.owner, record.params, record.epoch)
 
     def _name(self) -> str:
         return f"{self._chance.random_bits(128):032x}"
 
-    async def _branch(self, plan: Plan, tokens: tuple[int, ...]) -> str:
-        record = Record(self._name(), 1, plan.params(), len(plan.prompt), tokens)
+    async def _branch(self, plan: ResolvedRequest, tokens: tuple[int, ...]) -> str:
+        record = SessionRecord(self._name(), 1, plan.params(), len(plan.prompt), tokens)
         await self._claims.branch(record)
         return record.id
 
@@ -283,7 +290,7 @@ async def _whole(work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.shield(task)
 
 
-def _admitted(plan: Plan, said: int) -> Grant:
+def _admitted(plan: ResolvedRequest, said: int) -> TokenReservation:
     """The caller's room for what is left of a session. What was said was paid for."""
     prompt = 0 if said else len(plan.prompt)
     return caller().admit(prompt, max(0, plan.max_length - len(plan.prompt) - said))

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 from structlog.contextvars import bind_contextvars
 
-from gateway.requests.resolved_request import Plan
+from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.prefix_affinity import beginnings
-from gateway.routing.verifiers import Verifier
-from gateway.sessions.context import Stage
-from gateway.sessions.drafter_assignment import Crew
-from gateway.sessions.output_stream import Story
-from gateway.sessions.verifier_session import End, Seat
+from gateway.routing.verifiers import VerifierWorker
+from gateway.sessions.context import GatewayContext
+from gateway.sessions.drafter_assignment import DrafterAssignment
+from gateway.sessions.output_stream import OutputStream
+from gateway.sessions.verifier_session import SessionEnded, VerifierSession
 from gateway.store.session_log import SessionLog
 from gateway.telemetry.request_metrics import outcome_of
-from gateway.telemetry.request_stats import Ledger
+from gateway.telemetry.request_stats import RequestStats
 from gateway.telemetry.tracing import session_trace
 from slipstream.errors import Aborted, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import proto_conversion
@@ -32,11 +32,19 @@ from slipstream.v1.verifier_pb2 import (
 )
 
 
-class Session:
+class SessionRun:
     """Runs a session that its log holds, and tells its story. Cancelled, it leaves everything and lets the session wait
     for whoever resumes it."""
 
-    def __init__(self, name: str, plan: Plan, stage: Stage, log: SessionLog, story: Story, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        name: str,
+        plan: ResolvedRequest,
+        stage: GatewayContext,
+        log: SessionLog,
+        story: OutputStream,
+        ledger: RequestStats,
+    ) -> None:
         self.id = name
         self.ledger = ledger
         self._meters = stage.meters
@@ -46,14 +54,14 @@ class Session:
         self._config = stage.config
         self._log = log
         self._story = story
-        self._crew = Crew(plan, stage.router)
+        self._crew = DrafterAssignment(plan, stage.router)
         begins = log.epoch == 1 and not story.tokens  # what was taken up is not measured: its beginning is not known
         self._watch = stage.trial.watch(plan.arm, name) if stage.trial and plan.arm and begins else None
-        self._verifier: Verifier | None = None
-        self._seat: Seat | None = None
+        self._verifier: VerifierWorker | None = None
+        self._seat: VerifierSession | None = None
         self._opened = False
         self._trace = session_trace(plan.arm)
-        self._avoid: set[Verifier] = set()
+        self._avoid: set[VerifierWorker] = set()
         """Verifiers that failed this session or had no room for it: others come first."""
         self._cancelled = False
         self.ending = False
@@ -66,7 +74,7 @@ class Session:
         self._cancelled = True
         if self._seat is not None:
             self._seat.close()
-            self._seat.end(End(FINISH_REASON_CANCELLED))
+            self._seat.end(SessionEnded(FINISH_REASON_CANCELLED))
         self._story.wake()
         self._router.changed()
 
@@ -78,7 +86,7 @@ class Session:
                 await self._log.renew()
         except Aborted as error:
             if self._seat is not None:
-                self._seat.end(End(FINISH_REASON_ERROR, error))
+                self._seat.end(SessionEnded(FINISH_REASON_ERROR, error))
         except (SlipstreamError, TimeoutError):  # the store is away: the next write waits for it
             pass
 
@@ -138,7 +146,7 @@ class Session:
                 return reason
         return FINISH_REASON_CANCELLED
 
-    async def _settle(self) -> Seat | None:
+    async def _settle(self) -> VerifierSession | None:
         """A seat on the best verifier; waits for one, but not for ever. None when there is a reason to look again."""
         if self._opened:  # whatever the former verifier still says is of the past
             await self._log.raise_epoch()
@@ -164,10 +172,10 @@ class Session:
         try:
             seat.open(self._opening())
         except SlipstreamError as error:
-            seat.end(End(FINISH_REASON_ERROR, error))
+            seat.end(SessionEnded(FINISH_REASON_ERROR, error))
         return seat
 
-    def _place(self, known: Sequence[bytes]) -> Verifier | None:
+    def _place(self, known: Sequence[bytes]) -> VerifierWorker | None:
         model = self._plan.model.name
         return self._router.place(model, self._avoid, known) or self._router.place(model, (), known)
 
@@ -195,7 +203,7 @@ class Session:
         if self._seat is not None:
             self._seat.credit(tokens)
 
-    def _weigh(self, end: End) -> FinishReason:
+    def _weigh(self, end: SessionEnded) -> FinishReason:
         """The reason to end, or UNSPECIFIED when the session is to be opened again. Raises what cannot be mended."""
         if end.reason == FINISH_REASON_CANCELLED:
             return end.reason

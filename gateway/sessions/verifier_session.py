@@ -20,7 +20,7 @@ LOOKS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class SessionEnded:
     """Why nothing more comes."""
 
     reason: verifier_pb2.FinishReason
@@ -28,16 +28,16 @@ class End:
 
 
 @dataclass(slots=True)
-class News:
+class Received:
     """What came since the last time; rounds are contiguous."""
 
     rounds: list[verifier_pb2.Round] = field(default_factory=list)
     events: list[verifier_pb2.DrafterEvent] = field(default_factory=list)
     """The latest MOST_EVENTS of them."""
-    end: End | None = None
+    end: SessionEnded | None = None
 
 
-class Seat:
+class VerifierSession:
     """Rounds wait here for their session; the verifier's credit bounds how many."""
 
     def __init__(self, number: int, send: Send, vocabulary_size: int) -> None:
@@ -49,7 +49,7 @@ class Seat:
         self._max_length = 0
         self._credit = 0
         self._logprobs = False
-        self._news = News()
+        self._news = Received()
         self._filled = asyncio.Event()
 
     def open(self, request: verifier_pb2.DecodeOpen) -> None:
@@ -78,15 +78,15 @@ class Seat:
     def close(self) -> None:
         self._say(verifier_pb2.DecodeCommand(close=verifier_pb2.DecodeClose()))
 
-    async def take(self) -> News:
+    async def take(self) -> Received:
         """Everything heard since the last take; waits until there is something."""
         await self._filled.wait()
-        news, self._news = self._news, News(end=self._news.end)
+        news, self._news = self._news, Received(end=self._news.end)
         if news.end is None:
             self._filled.clear()
         return news
 
-    async def listen(self, steps: Callable[[], int], stall_s: float) -> News:
+    async def listen(self, steps: Callable[[], int], stall_s: float) -> Received:
         """As `take`. A verifier whose `steps` stand still for so long, while it is not the client that it waits for, is
         stuck: the seat ends. Where this process itself stood still, nothing could be heard: the time begins anew."""
         clock, look_s, idle = asyncio.get_running_loop().time, stall_s / LOOKS, 0
@@ -97,7 +97,7 @@ class Seat:
                     return await self.take()
             excused = self.spent or steps() != known or clock() - began > 2 * look_s
             idle = 0 if excused else idle + 1
-        self.end(End(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
+        self.end(SessionEnded(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
         return await self.take()
 
     def receive(self, done: verifier_pb2.Round) -> None:
@@ -106,7 +106,7 @@ class Seat:
         if self._news.end is not None or stale:
             return
         if fault := self._fault(done):
-            self.end(End(FINISH_REASON_ERROR, Unavailable(fault, reason="PROTOCOL")))
+            self.end(SessionEnded(FINISH_REASON_ERROR, Unavailable(fault, reason="PROTOCOL")))
             return
         self._length += len(done.token_ids)
         self._credit -= len(done.token_ids)
@@ -131,9 +131,9 @@ class Seat:
                 error = Unavailable(error.message, reason=error.reason)
         elif message.reason not in (FINISH_REASON_STOP, FINISH_REASON_LENGTH):
             error = Unavailable("The verifier gave the session up; retry.", reason="SESSION_CLOSED")
-        self.end(End(message.reason, error))
+        self.end(SessionEnded(message.reason, error))
 
-    def end(self, end: End) -> None:
+    def end(self, end: SessionEnded) -> None:
         """Nothing more comes; the first reason counts."""
         if self._news.end is None:
             self._news.end = end
@@ -158,6 +158,6 @@ class Seat:
             self._send(command)
 
 
-def lost(error: SlipstreamError) -> End:
+def lost(error: SlipstreamError) -> SessionEnded:
     """The end of every session on a stream that broke: whatever broke it, the session itself can go on elsewhere."""
-    return End(FINISH_REASON_ERROR, Unavailable(error.message, reason="STREAM_LOST"))
+    return SessionEnded(FINISH_REASON_ERROR, Unavailable(error.message, reason="STREAM_LOST"))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.store.record import Record
+from gateway.store.record import SessionRecord
 
 
 class SessionStore(Protocol):
@@ -29,7 +29,7 @@ class SessionStore(Protocol):
     def owner(self) -> str:
         """As records name it."""
 
-    async def create(self, record: Record) -> None:
+    async def create(self, record: SessionRecord) -> None:
         """Raises FailedPrecondition when another session has the id."""
 
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
@@ -44,11 +44,11 @@ class SessionStore(Protocol):
         again. Its outcome is of the past. Raises OutOfRange for a length beyond the log or inside the prompt, and for
         another log or other params under an epoch that is not higher."""
 
-    async def restore(self, record: Record) -> None:
+    async def restore(self, record: SessionRecord) -> None:
         """Put back what its owner knows was written, after the store lost it: a failover, a restart without data. What
         was appended since under the same epoch stays; any higher epoch is adopted. Raises Aborted when fenced."""
 
-    async def takeover(self, session: str, *, force: bool = False) -> Record:
+    async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
         """Become the owner under the next epoch, of a finished session too: its outcome stays until the log changes.
         Raises Aborted while another owner's lease runs, unless the session's client itself wants it (`force`)."""
 
@@ -63,7 +63,7 @@ class SessionStore(Protocol):
         """Give the lease up without an outcome: suspended, anybody may take the session over at once. Raises
         OutOfRange for a log shorter than `length`."""
 
-    async def read(self, session: str, start: int = 0) -> Record:
+    async def read(self, session: str, start: int = 0) -> SessionRecord:
         """The record as it is, with its tokens from `start` on; with none, and `start` at the end, where the log ends
         before. So a follower that finds `start` moved back knows that the log was cut."""
 

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from gateway.store import SessionStore
-from gateway.store.record import Record
+from gateway.store.record import SessionRecord
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.telemetry import metrics
-from slipstream.telemetry.labels import Names
+from slipstream.telemetry.labels import BoundedLabels
 
 MOST_REASONS = 64
 NOBODY = "nobody"
@@ -35,7 +35,7 @@ class MeasuredStore:
         self._waiting: dict[int, float] = {}
         """Since when each operation on its way has been; the oldest one first."""
         self._numbers = 0
-        self._reasons = Names(MOST_REASONS)
+        self._reasons = BoundedLabels(MOST_REASONS)
         self.seconds = metrics.STORE_SECONDS.histogram()
         self.errors: Counter[tuple[str, ...]] = Counter()
         """By operation and reason."""
@@ -57,7 +57,7 @@ class MeasuredStore:
         except SlipstreamError as error:
             self._hear(error)
 
-    async def create(self, record: Record) -> None:
+    async def create(self, record: SessionRecord) -> None:
         await self._timed("create", self._store.create(record))
 
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
@@ -68,10 +68,10 @@ class MeasuredStore:
     ) -> None:
         await self._timed("truncate", self._store.truncate(session, epoch, length, params, tokens))
 
-    async def restore(self, record: Record) -> None:
+    async def restore(self, record: SessionRecord) -> None:
         await self._timed("restore", self._store.restore(record))
 
-    async def takeover(self, session: str, *, force: bool = False) -> Record:
+    async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
         return await self._timed("takeover", self._store.takeover(session, force=force))
 
     async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
@@ -83,7 +83,7 @@ class MeasuredStore:
     async def release(self, session: str, epoch: int, length: int | None = None) -> None:
         await self._timed("release", self._store.release(session, epoch, length))
 
-    async def read(self, session: str, start: int = 0) -> Record:
+    async def read(self, session: str, start: int = 0) -> SessionRecord:
         return await self._timed("read", self._store.read(session, start))
 
     async def close(self) -> None:

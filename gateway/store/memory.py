@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.store.record import TOKEN_BYTES, Record, pack, refusal, unpack
+from gateway.store.record import TOKEN_BYTES, SessionRecord, pack, refusal, unpack
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Entry:
     expires_at: float = 0.0
 
 
-class Memory:
+class MemoryBackend:
     """What several `MemoryStore`s share, as several gateways share one Redis."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,13 +39,13 @@ class Memory:
 
 
 class MemoryStore:
-    def __init__(self, memory: Memory, *, owner: str, ttl_s: float, lease_s: float) -> None:
+    def __init__(self, memory: MemoryBackend, *, owner: str, ttl_s: float, lease_s: float) -> None:
         self._memory = memory
         self.owner = owner
         self._ttl_s = ttl_s
         self._lease_s = lease_s
 
-    async def create(self, record: Record) -> None:
+    async def create(self, record: SessionRecord) -> None:
         self._memory.purge()
         tokens = bytearray(pack(record.tokens))
         entry = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
@@ -80,7 +80,7 @@ class MemoryStore:
             entry.outcome = b""
         self._own(session, entry, epoch)
 
-    async def restore(self, record: Record) -> None:
+    async def restore(self, record: SessionRecord) -> None:
         self._memory.purge()
         tokens = bytearray(pack(record.tokens))
         fresh = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
@@ -91,7 +91,7 @@ class MemoryStore:
             entry.outcome = b""
         self._own(record.id, entry, record.epoch)
 
-    async def takeover(self, session: str, *, force: bool = False) -> Record:
+    async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
         entry = self._entry(session)
         if not force and entry.owner != self.owner and entry.lease_until > self._memory.clock():
             raise refusal("LEASED", session, entry.epoch, _length(entry))
@@ -107,10 +107,10 @@ class MemoryStore:
     async def release(self, session: str, epoch: int, length: int | None = None) -> None:
         self._end(session, epoch, length)
 
-    async def read(self, session: str, start: int = 0) -> Record:
+    async def read(self, session: str, start: int = 0) -> SessionRecord:
         entry = self._entry(session)
         start = min(start, _length(entry))
-        return Record(
+        return SessionRecord(
             id=session,
             epoch=entry.epoch,
             params=entry.params,

@@ -13,7 +13,7 @@ TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SessionRecord:
     id: str
     epoch: int
     params: bytes

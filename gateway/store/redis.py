@@ -17,7 +17,7 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from gateway.store.client import Client, close
-from gateway.store.record import Record, pack, refusal, unpack
+from gateway.store.record import SessionRecord, pack, refusal, unpack
 from slipstream.errors import Unavailable
 
 Done = TypeVar("Done")
@@ -36,7 +36,7 @@ class RedisStore:
         names = ("create", "append", "truncate", "restore", "takeover", "renew", "finish", "read")
         self._scripts = {name: client.register_script(_source(name)) for name in names}
 
-    async def create(self, record: Record) -> None:
+    async def create(self, record: SessionRecord) -> None:
         await self._run("create", record.id, record.epoch, *_whole(record))
 
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
@@ -47,10 +47,10 @@ class RedisStore:
     ) -> None:
         await self._run("truncate", session, epoch, length, pack(tokens), *_given(params))
 
-    async def restore(self, record: Record) -> None:
+    async def restore(self, record: SessionRecord) -> None:
         await self._run("restore", record.id, record.epoch, *_whole(record))
 
-    async def takeover(self, session: str, *, force: bool = False) -> Record:
+    async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
         return _record(session, await self._run("takeover", session, 0, int(force)))
 
     async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
@@ -62,7 +62,7 @@ class RedisStore:
     async def release(self, session: str, epoch: int, length: int | None = None) -> None:
         await self._run("finish", session, epoch, _number(length))
 
-    async def read(self, session: str, start: int = 0) -> Record:
+    async def read(self, session: str, start: int = 0) -> SessionRecord:
         return _record(session, await self._run("read", session, 0, start))
 
     async def close(self) -> None:
@@ -108,7 +108,7 @@ def _keys(session: str) -> tuple[str, str]:
     return f"{{{session}}}:meta", f"{{{session}}}:tokens"
 
 
-def _whole(record: Record) -> tuple[bytes, int, bytes]:
+def _whole(record: SessionRecord) -> tuple[bytes, int, bytes]:
     return record.params, record.prompt_length, pack(record.tokens)
 
 
@@ -120,10 +120,10 @@ def _given(params: bytes | None) -> tuple[bytes, ...]:
     return () if params is None else (params,)
 
 
-def _record(session: str, answer: list[Any]) -> Record:
+def _record(session: str, answer: list[Any]) -> SessionRecord:
     """From what `record` in prelude.lua answers."""
     _, epoch, _, params, prompt_length, owner, outcome, lease_ms, start, tokens = answer
-    return Record(
+    return SessionRecord(
         id=session,
         epoch=int(epoch),
         params=params,

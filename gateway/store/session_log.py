@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway.store import SessionStore
-from gateway.store.record import Record
-from gateway.store.write_behind import RETRY_S, Scribe, away
+from gateway.store.record import SessionRecord
+from gateway.store.write_behind import RETRY_S, WriteBehindQueue, away
 from slipstream.errors import NotFound, OutOfRange, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,9 @@ class SessionLog:
     Remembers all that was written: where the store lost some of it, it is put back before the next write.
     """
 
-    def __init__(self, store: SessionStore, record: Record, *, scribe: Scribe | None, grace_s: float) -> None:
+    def __init__(
+        self, store: SessionStore, record: SessionRecord, *, scribe: WriteBehindQueue | None, grace_s: float
+    ) -> None:
         """`record`: of a new session, or as it was taken over."""
         self._store = store
         self._written = replace(record, tokens=())
@@ -179,5 +181,5 @@ class SessionLog:
         owner's, and restoring it would overrule that owner."""
         return self._written.id, self._written.epoch
 
-    def _record(self) -> Record:
+    def _record(self) -> SessionRecord:
         return replace(self._written, tokens=tuple(self._tokens))

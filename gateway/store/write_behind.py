@@ -16,7 +16,7 @@ RETRY_S = 0.2
 """Between two tries on a store that is away; each try has its own retries and timeouts."""
 
 
-class Scribe:
+class WriteBehindQueue:
     """Writes what relaxed sessions left behind: one task for all of them, each session in its own order."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

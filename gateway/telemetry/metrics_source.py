@@ -6,49 +6,49 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gateway.config import GatewayConfig
-from gateway.routing.breaker import State
+from gateway.routing.breaker import BreakerState
 from gateway.routing.router import Router
 from gateway.store.measured import MeasuredStore
-from gateway.store.write_behind import Scribe
-from gateway.telemetry.request_metrics import Meters, Series
-from slipstream.rpc.send_queue import Traffic
+from gateway.store.write_behind import WriteBehindQueue
+from gateway.telemetry.request_metrics import RequestMetrics, RequestSeries
+from slipstream.rpc.send_queue import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.metrics_collector import Meter, Source, Values, spans_of
+from slipstream.telemetry.metrics_collector import MetricsCollector, Source, Values, spans_of
 from slipstream.telemetry.tracing import Tracing
 
-STATES = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
+STATES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 ENGINE = "0"
 """vLLM numbers its engines; a gateway is one."""
 US = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MetricsParts:
     """Of a gateway, that know numbers."""
 
     config: GatewayConfig
-    meters: Meters
+    meters: RequestMetrics
     router: Router
     store: MeasuredStore
-    scribe: Scribe | None
-    traffic: Traffic
+    scribe: WriteBehindQueue | None
+    traffic: ByteCounter
     server: Server
     tracing: Tracing | None = None
 
 
-def meter(parts: Parts) -> Meter:
+def meter(parts: MetricsParts) -> MetricsCollector:
     sources = {**_rounds(parts.meters), **_requests(parts), **_workers(parts), **_store(parts), **_vllm(parts.meters)}
     sources[metrics.CANDIDATES_VERIFIED] = lambda: _shares(parts, "drafted")
     sources[metrics.CANDIDATES_ACCEPTED] = lambda: _shares(parts, "accepted")
     sources[metrics.CANDIDATE_ROUNDS] = lambda: _shares(parts, "rounds")
     sources[metrics.RPC_ERRORS] = lambda: parts.server.errors
     sources[metrics.SPANS] = spans_of(parts.tracing)
-    return Meter("gateway", sources)
+    return MetricsCollector("gateway", sources)
 
 
-def _rounds(meters: Meters) -> dict[metrics.Metric, Source]:
-    def each(number: Callable[[Series], float]) -> Callable[[], Values]:
+def _rounds(meters: RequestMetrics) -> dict[metrics.Metric, Source]:
+    def each(number: Callable[[RequestSeries], float]) -> Callable[[], Values]:
         return lambda: {labels: number(series) for labels, series in meters.series.items()}
 
     def misses() -> Values:
@@ -86,7 +86,7 @@ def _rounds(meters: Meters) -> dict[metrics.Metric, Source]:
     }
 
 
-def _shares(parts: Parts, field: str) -> Values:
+def _shares(parts: MetricsParts, field: str) -> Values:
     named = parts.meters.methods
     methods = {drafter.pool: named(drafter.method) for drafter in parts.router.drafters if drafter.method}
     return {
@@ -96,7 +96,7 @@ def _shares(parts: Parts, field: str) -> Values:
     }
 
 
-def _requests(parts: Parts) -> dict[metrics.Metric, Source]:
+def _requests(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     meters, objectives = parts.meters, parts.meters.objectives
 
     def outcomes() -> Values:
@@ -116,7 +116,7 @@ def _requests(parts: Parts) -> dict[metrics.Metric, Source]:
     }
 
 
-def _workers(parts: Parts) -> dict[metrics.Metric, Source]:
+def _workers(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     router, prices = parts.router, parts.config.prices_of_drafters()
 
     def present() -> Values:
@@ -148,7 +148,7 @@ def _workers(parts: Parts) -> dict[metrics.Metric, Source]:
     }
 
 
-def _store(parts: Parts) -> dict[metrics.Metric, Source]:
+def _store(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     def lag() -> float:
         return max(parts.store.lag_s, 0.0 if parts.scribe is None else parts.scribe.lag_s)
 
@@ -159,8 +159,10 @@ def _store(parts: Parts) -> dict[metrics.Metric, Source]:
     }
 
 
-def _vllm(meters: Meters) -> Mapping[metrics.Metric, Source]:
-    def over_workloads(counts: Callable[[Series], Iterator[tuple[tuple[str, ...], float]]]) -> Callable[[], Values]:
+def _vllm(meters: RequestMetrics) -> Mapping[metrics.Metric, Source]:
+    def over_workloads(
+        counts: Callable[[RequestSeries], Iterator[tuple[tuple[str, ...], float]]],
+    ) -> Callable[[], Values]:
         def read() -> Values:
             sums: dict[tuple[str, ...], float] = {}
             for (model, _), series in meters.series.items():
@@ -170,7 +172,7 @@ def _vllm(meters: Meters) -> Mapping[metrics.Metric, Source]:
 
         return read
 
-    def positions(series: Series) -> Iterator[tuple[tuple[str, ...], float]]:
+    def positions(series: RequestSeries) -> Iterator[tuple[tuple[str, ...], float]]:
         for depth, count in series.sums.reached():
             yield (str(depth - 1),), count
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Histogram
 
-from gateway.requests.resolved_request import Plan
+from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.drafters import pool_of
-from gateway.telemetry.round_counters import MOST_DRAFTERS, Sums
+from gateway.telemetry.round_counters import MOST_DRAFTERS, RoundCounters
 from slipstream.errors import UNSERVED, Aborted, Internal, SlipstreamError
 from slipstream.telemetry import metrics
 from slipstream.telemetry.current_trace import exemplar
-from slipstream.telemetry.labels import Names
+from slipstream.telemetry.labels import BoundedLabels
 
 if TYPE_CHECKING:
-    from gateway.telemetry.request_stats import Ledger
+    from gateway.telemetry.request_stats import RequestStats
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +42,14 @@ class Objectives:
 
 
 @dataclass(slots=True, eq=False)
-class Series:
+class RequestSeries:
     """Of all sessions of one kind."""
 
     ttft: Histogram
     tpot: Histogram
     gap: Histogram
     e2e: Histogram
-    sums: Sums = field(default_factory=Sums)
+    sums: RoundCounters = field(default_factory=RoundCounters)
     outcomes: Counter[str] = field(default_factory=Counter)
     good: int = 0
     good_tokens: int = 0
@@ -57,7 +57,7 @@ class Series:
     def began(self, ttft_s: float) -> None:
         self.ttft.observe(ttft_s, exemplar())
 
-    def ended_well(self, ledger: Ledger, objectives: Objectives) -> None:
+    def ended_well(self, ledger: RequestStats, objectives: Objectives) -> None:
         tpot_s = ledger.tpot_s
         if tpot_s is not None:
             self.tpot.observe(tpot_s, exemplar())
@@ -67,30 +67,30 @@ class Series:
             self.good_tokens += ledger.sums.emitted
 
 
-class Meters:
+class RequestMetrics:
     """`workloads`: those that have numbers of their own; none: the first that come."""
 
     def __init__(self, objectives: Objectives | None = None, workloads: tuple[str, ...] = ()) -> None:
         self.objectives = objectives or Objectives()
         self.ttft, self.tpot = metrics.TTFT.histogram(), metrics.TPOT.histogram()
         self.gap, self.e2e = metrics.GAP.histogram(), metrics.E2E.histogram()
-        self.series: dict[tuple[str, ...], Series] = {}
+        self.series: dict[tuple[str, ...], RequestSeries] = {}
         """By the labels REQUEST."""
         self.refused = 0
         self.sessions = self.waiting = self.rehomings = 0
         self.failures: Counter[tuple[str, ...]] = Counter()
         """Of drafters, by name and reason."""
-        self.methods = Names(MOST_METHODS)
+        self.methods = BoundedLabels(MOST_METHODS)
         """That drafters say they have."""
-        self._models, self._workloads = Names(MOST_MODELS), Names(MOST_WORKLOADS, workloads)
-        self._drafters, self._reasons = Names(MOST_DRAFTERS), Names(MOST_REASONS)
+        self._models, self._workloads = BoundedLabels(MOST_MODELS), BoundedLabels(MOST_WORKLOADS, workloads)
+        self._drafters, self._reasons = BoundedLabels(MOST_DRAFTERS), BoundedLabels(MOST_REASONS)
 
-    def of(self, plan: Plan) -> Series:
+    def of(self, plan: ResolvedRequest) -> RequestSeries:
         labels = self._models(plan.model.name), self._workloads(plan.workload)
         known = self.series.get(labels)
         if known is None:
             ttft, tpot, gap, e2e = (each.labels(*labels) for each in (self.ttft, self.tpot, self.gap, self.e2e))
-            known = self.series[labels] = Series(ttft, tpot, gap, e2e)
+            known = self.series[labels] = RequestSeries(ttft, tpot, gap, e2e)
         return known
 
     @contextmanager
@@ -115,7 +115,7 @@ class Meters:
     def drafter_failed(self, drafter: str, reason: str, sessions: int) -> None:
         self.failures[self._drafters(pool_of(drafter)), self._reasons(reason)] += sessions
 
-    def ended(self, outcome: str, ledger: Ledger) -> None:
+    def ended(self, outcome: str, ledger: RequestStats) -> None:
         """The session is over, or let go; its ledger is closed if it ended well."""
         if ledger.series is None:
             return
@@ -136,7 +136,7 @@ def outcome_of(error: SlipstreamError) -> str:
     return "unavailable" if error.code in UNSERVED else "invalid"
 
 
-def _told(outcome: str, ledger: Ledger) -> dict[str, object]:
+def _told(outcome: str, ledger: RequestStats) -> dict[str, object]:
     sums = ledger.sums
     return {
         "outcome": outcome,

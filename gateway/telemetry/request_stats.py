@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.telemetry.request_metrics import Series
-from gateway.telemetry.round_counters import Sums
+from gateway.telemetry.request_metrics import RequestSeries
+from gateway.telemetry.round_counters import RoundCounters
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 
 @dataclass(slots=True)
-class Ledger:
+class RequestStats:
     clock: Callable[[], float]
     """Monotonic seconds."""
     arrived_at: float
@@ -19,8 +19,8 @@ class Ledger:
     """Whether candidates are wanted at all."""
     predicts: Callable[[str], bool] = lambda drafter: False
     """Whether a drafter guesses from the request's prediction."""
-    sums: Sums = field(default_factory=Sums)
-    series: Series | None = None
+    sums: RoundCounters = field(default_factory=RoundCounters)
+    series: RequestSeries | None = None
     """What sessions of this kind are counted in together."""
     rehomed: int = 0
     first_token_at: float | None = None

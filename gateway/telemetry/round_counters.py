@@ -21,7 +21,7 @@ MOST_DRAFTERS = 64
 
 
 @dataclass(slots=True)
-class Sums:
+class RoundCounters:
     """A hit is a round whose candidates were waiting when the round before ended; a miss is one where they were not.
     Where no candidates are wanted there are neither."""
 

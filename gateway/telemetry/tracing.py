@@ -23,11 +23,13 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 MOST_EVENTS = 128
 
-_request: ContextVar[Request | None] = ContextVar("request", default=None)
+_request: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
 
 
 @contextmanager
-def traced(tracing: Tracing | None, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Request | None]:
+def traced(
+    tracing: Tracing | None, name: str, context: grpc.aio.ServicerContext[Any, Any]
+) -> Iterator[RequestTrace | None]:
     """Around the handler of an RPC; None where nothing is traced. What is started inside a request that is sampled
     inherits it; of any other there is one span, if it turns out to be worth that."""
     metadata = () if tracing is None else context.invocation_metadata() or ()
@@ -36,7 +38,7 @@ def traced(tracing: Tracing | None, name: str, context: grpc.aio.ServicerContext
     if trace is None:
         yield None
         return
-    request = Request(trace, name)
+    request = RequestTrace(trace, name)
     try:
         with _present(request) if trace.sampled else nullcontext():
             yield request
@@ -49,7 +51,7 @@ def traced(tracing: Tracing | None, name: str, context: grpc.aio.ServicerContext
 
 
 @contextmanager
-def _present(request: Request) -> Iterator[None]:
+def _present(request: RequestTrace) -> Iterator[None]:
     token = _request.set(request)
     try:
         with use_span(NonRecordingSpan(request.trace.root)):  # what is logged meanwhile names it
@@ -58,7 +60,7 @@ def _present(request: Request) -> Iterator[None]:
         _request.reset(token)
 
 
-class Request:
+class RequestTrace:
     """One RPC of a client, from its arrival to its end."""
 
     def __init__(self, trace: Trace, name: str) -> None:
@@ -160,10 +162,10 @@ class Request:
         }
 
 
-class SessionTrace:
+class DecodeTrace:
     """The session that a traced request runs; it may outlive the request while others follow it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: RequestTrace) -> None:
         self._request = request
         self._trace = request.trace
         self._verifier = ""
@@ -258,11 +260,11 @@ class SessionTrace:
         }
 
 
-def session_trace(arm: str) -> SessionTrace | None:
+def session_trace(arm: str) -> DecodeTrace | None:
     """Of the session that the present request begins or takes up, in this arm of an experiment if there is one; None
     where it is not traced."""
     request = _request.get()
     if request is None:
         return None
     request.deals(arm)
-    return SessionTrace(request)
+    return DecodeTrace(request)

@@ -30,7 +30,7 @@ class Detokenizer(Protocol):
         """The rest, once no more tokens can follow."""
 
 
-class Decoding:
+class TokenDecoder:
     """What all sessions of one tokenizer share. `detokenizer` makes the state of one session."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -86,7 +86,7 @@ class Decoding:
 
 
 class _ByteLevel:
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: TokenDecoder) -> None:
         self._decoding = decoding
         # Both this and Rust's lossy decoding put one mark for each maximal beginning of a character (Unicode 3.9).
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -100,7 +100,7 @@ class _ByteLevel:
 
 
 class _PerToken:
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: TokenDecoder) -> None:
         self._decoding = decoding
         self._begun = False
         """Whether any text came out: until then a decoder may still strip what it takes for a leading space."""
@@ -129,7 +129,7 @@ class _PerToken:
 
 
 class _Whole:
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: TokenDecoder) -> None:
         self._decoding = decoding
         self._tokens: list[int] = []
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class StopScan:
     """Text that became final, and the stop string that ended it."""
 
     text: str
@@ -25,17 +25,17 @@ class StopStrings:
         self._stops = tuple(stops)
         self._held = ""
 
-    def push(self, text: str) -> Scan:
+    def push(self, text: str) -> StopScan:
         held = self._held + text
         # The first occurrence of a string is also the one that ends first.
         found = [(start + len(stop), start, stop) for stop in self._stops if (start := held.find(stop)) >= 0]
         if found:
             _, start, stop = min(found)
             self._held = ""
-            return Scan(held[:start], stop)
+            return StopScan(held[:start], stop)
         keep = max((_beginning(held, stop) for stop in self._stops), default=0)
         self._held = held[len(held) - keep :]
-        return Scan(held[: len(held) - keep])
+        return StopScan(held[: len(held) - keep])
 
     def flush(self) -> str:
         """What was held back, once no more text can follow."""

@@ -8,11 +8,11 @@ from functools import partial
 
 from tokenizers import Tokenizer as Encoder
 
-from gateway.text.detokenizer import Decoding, Detokenizer
+from gateway.text.detokenizer import Detokenizer, TokenDecoder
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.grammar import Grammars
-from slipstream.tokenizer.mid_text_decoding import Encode, Middle
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.mid_text_decoding import Encode, MidTextEncoder
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import gateway_pb2, types_pb2
 
@@ -24,8 +24,8 @@ class Tokenizer:
     def __init__(self, encoder: Encoder, max_bytes: int) -> None:
         self._encoder = encoder
         self._max_bytes = max_bytes
-        self._decoding = Decoding(encoder)
-        self._middle = Middle(partial(self._encode, special=False), self._joined)
+        self._decoding = TokenDecoder(encoder)
+        self._middle = MidTextEncoder(partial(self._encode, special=False), self._joined)
         self._grammars: dict[tuple[object, ...], Grammars] = {}
         self.fingerprint = fingerprint(encoder)
 
@@ -42,7 +42,7 @@ class Tokenizer:
         """For structures that the model is asked for: what takes long the first time is done now."""
         await asyncio.wrap_future(self._of(model).prepare())
 
-    async def compile(self, structure: Structure, model: types_pb2.ModelInfo, salt: str) -> None:
+    async def compile(self, structure: StructuredOutput, model: types_pb2.ModelInfo, salt: str) -> None:
         """Raises InvalidArgument for a structure that cannot be read, FailedPrecondition for one that the model cannot
         write."""
         await asyncio.wrap_future(self._of(model).compile(structure, salt))

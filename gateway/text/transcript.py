@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from gateway.text.detokenizer import Detokenizer
-from gateway.text.stop_strings import Scan, StopStrings
+from gateway.text.stop_strings import StopScan, StopStrings
 from slipstream.v1 import gateway_pb2, types_pb2
 
 Shown = Callable[[int], gateway_pb2.TokenText]
@@ -70,7 +70,7 @@ class Transcript:
     def _text(self, text: str) -> str:
         if self._ends:
             self._ends[-1] += len(text)
-        scan: Scan = self._stops.push(text)
+        scan: StopScan = self._stops.push(text)
         self.stop = scan.stop
         return self._show(scan.text)
 

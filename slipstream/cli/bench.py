@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.options import ApiKey, Ca, Server, Tls, explained
-from slipstream.client.gateway_endpoint import Door
+from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.client.load_generator import run_load
 from slipstream.v1 import gateway_pb2
 
@@ -56,6 +56,6 @@ def bench(
     with explained("bench"):
         for _ in range(repeats):
             for plain in (True, False):
-                load = asyncio.run(run_load(Door(server, api_key, tls, ca), requests(plain), concurrency))
+                load = asyncio.run(run_load(GatewayEndpoint(server, api_key, tls, ca), requests(plain), concurrency))
                 figures = {name: value and float(f"{value:.5g}") for name, value in load.report().items()}
                 typer.echo(json.dumps({"speculation": not plain, "concurrency": concurrency} | figures))

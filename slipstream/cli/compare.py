@@ -14,7 +14,7 @@ import typer
 from slipstream.cli.options import ApiKey, Ca, Servers, Tls, explained
 from slipstream.cli.session import doors_of, talk
 from slipstream.errors import FailedPrecondition
-from slipstream.experiments.comparison import Line, Prices, compare, number, reached, shadows, uneven, watched
+from slipstream.experiments.comparison import ComparedLine, Prices, compare, number, reached, shadows, uneven, watched
 from slipstream.experiments.estimates import CONFIDENCE, Interval
 from slipstream.experiments.samples import merge
 from slipstream.rpc.channel import parsed
@@ -76,7 +76,7 @@ def _text(experiment: gateway_pb2.GetExperimentResponse, prices: Prices | None, 
         yield f"  {name}: {' '.join(f'{share:.2f}' for share in shares) or 'none'}"
 
 
-def _table(first: str, second: str, lines: Sequence[Line]) -> Iterator[str]:
+def _table(first: str, second: str, lines: Sequence[ComparedLine]) -> Iterator[str]:
     """One arm alone has nothing to be compared with."""
     alone = first == second
     yield ""
@@ -126,7 +126,7 @@ def _report(experiment: gateway_pb2.GetExperimentResponse, prices: Prices | None
     }
 
 
-def _lines(name: str, lines: Sequence[Line], *, against_itself: bool = False) -> Mapping[str, Any]:
+def _lines(name: str, lines: Sequence[ComparedLine], *, against_itself: bool = False) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for line in lines:
         found[line.metric.name] = {"unit": line.metric.unit, **_numbers(line.second)}

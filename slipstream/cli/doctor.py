@@ -17,7 +17,7 @@ from slipstream.cli.options import ApiKey, Ca, Servers, Tls
 from slipstream.cli.session import doors_of
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import Door
+from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.rpc.channel import dialling, error_of, parsed
 from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
@@ -34,7 +34,7 @@ TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class DiagnosedWorker:
     """What one said of itself."""
 
     address: str
@@ -74,9 +74,9 @@ def doctor(
         raise typer.Exit(1)
 
 
-async def _examine(addresses: Sequence[str], doors: Sequence[Door]) -> list[Finding]:
+async def _examine(addresses: Sequence[str], doors: Sequence[GatewayEndpoint]) -> list[Finding]:
     findings: list[Finding] = []
-    workers: list[Worker] = []
+    workers: list[DiagnosedWorker] = []
     for address in addresses:
         try:
             workers.append(await _ask(address, certificates_from_env()))
@@ -90,7 +90,7 @@ async def _examine(addresses: Sequence[str], doors: Sequence[Door]) -> list[Find
     return findings
 
 
-async def _ask(address: str, certificates: Certificates | None) -> Worker:
+async def _ask(address: str, certificates: Certificates | None) -> DiagnosedWorker:
     """Raises the SlipstreamError for which it does not answer."""
     failure = SlipstreamError("nobody was asked.")
     # Which role it has is seen from its certificate alone; in plaintext the first try does.
@@ -108,7 +108,7 @@ async def _ask(address: str, certificates: Certificates | None) -> Worker:
     raise failure
 
 
-async def _probe(address: str, stub: worker_pb2_grpc.WorkerServiceStub) -> Worker:
+async def _probe(address: str, stub: worker_pb2_grpc.WorkerServiceStub) -> DiagnosedWorker:
     identity = parsed(await stub.GetModel(worker_pb2.GetModelRequest()))
     times = []
     for _ in range(PROBES):
@@ -120,10 +120,10 @@ async def _probe(address: str, stub: worker_pb2_grpc.WorkerServiceStub) -> Worke
     watching.cancel()
     if load is grpc.aio.EOF:
         raise Unavailable("it does not say how busy it is.")
-    return Worker(address, identity, load, statistics.median(times))
+    return DiagnosedWorker(address, identity, load, statistics.median(times))
 
 
-def _of_worker(worker: Worker) -> Iterator[Finding]:
+def _of_worker(worker: DiagnosedWorker) -> Iterator[Finding]:
     identity, load = worker.identity, worker.load
     role = "verifier" if worker.verifies else f"drafter ({identity.method})"
     share = load.kv_blocks_free / load.kv_blocks_total if load.kv_blocks_total else 1.0
@@ -138,7 +138,7 @@ def _of_worker(worker: Worker) -> Iterator[Finding]:
         yield Finding(False, f"{role} {worker.address}: {load.waiting} sessions wait for KV; add memory or verifiers.")
 
 
-def _of_pairs(workers: Sequence[Worker]) -> Iterator[Finding]:
+def _of_pairs(workers: Sequence[DiagnosedWorker]) -> Iterator[Finding]:
     """Whether drafters speak the verifiers' vocabulary."""
     for verifier in (worker for worker in workers if worker.verifies):
         target = verifier.identity.model
@@ -152,7 +152,7 @@ def _of_pairs(workers: Sequence[Worker]) -> Iterator[Finding]:
                 )
 
 
-async def _of_gateway(door: Door) -> list[Finding]:
+async def _of_gateway(door: GatewayEndpoint) -> list[Finding]:
     """One short text, both ways."""
     try:
         async with AsyncExitStack() as stack:

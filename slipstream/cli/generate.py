@@ -15,9 +15,9 @@ import typer
 from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls, explained
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import Door, sampled_parent
+from slipstream.client.gateway_endpoint import GatewayEndpoint, sampled_parent
 from slipstream.rpc import proto_conversion
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2
 
 INTERRUPTED = 130
@@ -85,7 +85,7 @@ def generate(
             top_logprobs=logprobs or 0,
         )
         parent = sampled_parent() if trace else ""
-        doors = [Door(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
+        doors = [GatewayEndpoint(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
         try:
             asyncio.run(_run(doors, request, completion, echo=not as_json))
             typer.echo(json.dumps(completion.report()) if as_json else "")
@@ -131,7 +131,7 @@ def _structure(
         "grammar": None if grammar is None else _read("--grammar", grammar),
         "json_object": "" if json_object else None,
     }
-    chosen = [Structure(name, text) for name, text in given.items() if text is not None]
+    chosen = [StructuredOutput(name, text) for name, text in given.items() if text is not None]
     if len(chosen) > 1:
         raise typer.BadParameter("give one of --json-schema, --regex, --grammar and --json-object.")
     return proto_conversion.structure_to_wire(chosen[0]) if chosen else None
@@ -144,7 +144,9 @@ def _read(option: str, file: Path) -> str:
         raise typer.BadParameter(f"{option} {file} cannot be read: {error}.") from error
 
 
-async def _run(doors: list[Door], request: gateway_pb2.GenerateRequest, completion: Completion, echo: bool) -> None:
+async def _run(
+    doors: list[GatewayEndpoint], request: gateway_pb2.GenerateRequest, completion: Completion, echo: bool
+) -> None:
     say = (lambda text: typer.echo(text, nl=False)) if echo else None
     async with AsyncExitStack() as stack:
         line, *others = [await stack.enter_async_context(door.channel()) for door in doors]

@@ -26,11 +26,11 @@ def inflate(
     from rich.progress import Progress
 
     from training.inflate.inflate import inflate as write_inflated
-    from training.inflate.proportions import Request
+    from training.inflate.proportions import InflateRequest
 
     console = Console(stderr=True)
     with explained("inflate"):
-        request = Request(parse_count(parameters), hidden, layers, seed)
+        request = InflateRequest(parse_count(parameters), hidden, layers, seed)
         with Progress(console=console, disable=not console.is_terminal) as bar:
             task = bar.add_task(f"inflating {checkpoint.name}")
             shape = write_inflated(

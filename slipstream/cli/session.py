@@ -12,9 +12,9 @@ import grpc
 import typer
 
 from slipstream.cli.options import LOCAL, ApiKey, Ca, Servers, Tls, explained
-from slipstream.client.client import Patience, resume
+from slipstream.client.client import RetrySettings, resume
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import Door
+from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.rpc.channel import error_of, parsed
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -39,7 +39,7 @@ def resume_session(
         talk(
             "resume",
             doors_of(server, api_key, tls, ca),
-            lambda lines: resume(lines, completion, echo, Patience(resume_s=0.0)),
+            lambda lines: resume(lines, completion, echo, RetrySettings(resume_s=0.0)),
         )
     )
     typer.echo(json.dumps(completion.report()) if as_json else "")
@@ -80,11 +80,13 @@ def cancel_session(session: Name, server: Servers = None, api_key: ApiKey = "", 
     asyncio.run(talk("cancel", doors_of(server, api_key, tls, ca), ask))
 
 
-def doors_of(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -> list[Door]:
-    return [Door(server, api_key, tls, ca) for server in servers or [LOCAL]]
+def doors_of(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -> list[GatewayEndpoint]:
+    return [GatewayEndpoint(server, api_key, tls, ca) for server in servers or [LOCAL]]
 
 
-async def talk(command: str, doors: Sequence[Door], talk: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]) -> T:
+async def talk(
+    command: str, doors: Sequence[GatewayEndpoint], talk: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]
+) -> T:
     """Ends the process with one sentence where the gateway refuses."""
     with explained(command):
         async with AsyncExitStack() as stack:

@@ -40,15 +40,15 @@ def train(
     from transformers.utils.logging import disable_progress_bar
 
     from training.corpus import read_corpus
-    from training.session import Places, TrainingSession
-    from training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, Stage
+    from training.session import TrainingFolders, TrainingSession
+    from training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, TrainingStage
 
     torch.set_num_threads(threads)
     schedule = Schedule() if start is None else Schedule(peak=0.4)
     settings = Settings(
-        target=Stage("target", TARGET, Budget(minutes, steps), schedule=schedule),
+        target=TrainingStage("target", TARGET, Budget(minutes, steps), schedule=schedule),
         # A small model learns more from many small steps, and at a higher rate.
-        draft=Stage(
+        draft=TrainingStage(
             "draft", DRAFT, Budget(draft_minutes, draft_steps), rows=4, optimisation=Optimisation(adam_rate=1e-2)
         ),
         seed=seed,
@@ -58,7 +58,7 @@ def train(
     lengths = f"{_length('', minutes, steps)} {_length('draft-', draft_minutes, draft_steps)}"
     command = f"slipstream train {lengths} --seed {seed}" + (f" --start {start.name}" if start else "")
     with explained("train"):
-        session = TrainingSession(settings, read_corpus(corpus), Places(out, cache, resume, start))
+        session = TrainingSession(settings, read_corpus(corpus), TrainingFolders(out, cache, resume, start))
         found = session.run(command).evaluation
     typer.echo(
         f"{out}: held-out loss {found.target_loss:.3f} / {found.draft_loss:.3f} nats per token, "

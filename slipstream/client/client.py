@@ -23,7 +23,7 @@ Call = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetrySettings:
     """Of a client, in seconds."""
 
     resume_s: float = 30.0
@@ -38,7 +38,7 @@ async def complete(
     request: gateway_pb2.GenerateRequest,
     echo: Echo | None = None,
     others: Sequence[grpc.aio.Channel] = (),
-    patience: Patience | None = None,
+    patience: RetrySettings | None = None,
     completion: Completion | None = None,
 ) -> Completion:
     """Run one request to its end, telling `echo` each piece of text. A completion that began and was interrupted is
@@ -50,7 +50,7 @@ async def complete(
     Raises the SlipstreamError that the gateway sent, Unavailable where it never began or did not go on, and Aborted
     where what was begun again says something else.
     """
-    patience, hearing = patience or Patience(), _Hearing(echo)
+    patience, hearing = patience or RetrySettings(), _Hearing(echo)
     completion = completion or Completion()
     lines, lost_at = [line, *others], None
     while True:
@@ -77,7 +77,7 @@ async def _resumed(
     lines: Sequence[grpc.aio.Channel],
     completion: Completion,
     hearing: _Hearing,
-    patience: Patience,
+    patience: RetrySettings,
     error: SlipstreamError,
 ) -> bool:
     """Whether there was anything to resume."""
@@ -124,12 +124,12 @@ async def resume(
     lines: Sequence[grpc.aio.Channel],
     completion: Completion,
     echo: Echo | None = None,
-    patience: Patience | None = None,
+    patience: RetrySettings | None = None,
     error: SlipstreamError | None = None,
 ) -> None:
     """Go on with a completion of which the session's name is known, and whatever else of it was seen, on one gateway
     after the other. `error` interrupted it on the first one. Raises what `complete` raises."""
-    patience = patience or Patience()
+    patience = patience or RetrySettings()
     progress, seen, pause_s, asked = _now(), len(completion.token_ids), 0.0, 0
     for line in itertools.cycle(lines if error is None else [*lines[1:], lines[0]]):
         if error is not None:
@@ -155,7 +155,7 @@ async def resume(
             error = again
 
 
-async def _fold(completion: Completion, call: Call, echo: Echo | None, patience: Patience) -> None:
+async def _fold(completion: Completion, call: Call, echo: Echo | None, patience: RetrySettings) -> None:
     """Raises the SlipstreamError behind a failed call."""
     try:
         while (event := await _next(call, patience.stall_s)) is not grpc.aio.EOF:

@@ -16,7 +16,7 @@ from slipstream.rpc.channel import CHANNEL_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class GatewayEndpoint:
     """A gateway's address and what opens it."""
 
     address: str

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import Door
+from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.v1 import gateway_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadResult:
     """What a run of requests came to. Times in seconds."""
 
     completions: list[Completion]
@@ -65,10 +65,12 @@ class Load:
         }
 
 
-async def run_load(server: str | Door, requests: Sequence[gateway_pb2.GenerateRequest], concurrency: int) -> Load:
+async def run_load(
+    server: str | GatewayEndpoint, requests: Sequence[gateway_pb2.GenerateRequest], concurrency: int
+) -> LoadResult:
     """Run all requests, at most `concurrency` at once. Raises the first request's error, if any fails."""
     gate = asyncio.Semaphore(concurrency)
-    door = Door(server) if isinstance(server, str) else server
+    door = GatewayEndpoint(server) if isinstance(server, str) else server
     async with door.channel() as line:
 
         async def one(request: gateway_pb2.GenerateRequest) -> Completion:
@@ -77,7 +79,7 @@ async def run_load(server: str | Door, requests: Sequence[gateway_pb2.GenerateRe
 
         started = time.perf_counter()
         completions = await asyncio.gather(*(one(request) for request in requests))
-        return Load(list(completions), time.perf_counter() - started)
+        return LoadResult(list(completions), time.perf_counter() - started)
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

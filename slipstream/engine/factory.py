@@ -61,17 +61,17 @@ def open_engine(
     hush()
     from slipstream.engine.devices import activate, find_device
     from slipstream.engine.models.checkpoint import load_checkpoint
-    from slipstream.engine.torch_engine import PackedEngine
+    from slipstream.engine.torch_engine import TorchEngine
 
     place = find_device(spread.device)
     activate(place)
     checkpoint = load_checkpoint(model, dtype, str(place), quantisation=quantisation, spread=spread, lean=lean)
     if place.type != "cuda" or spread.device_map:
-        return PackedEngine(checkpoint, kv_tokens)
+        return TorchEngine(checkpoint, kv_tokens)
     from slipstream.engine.cuda_graphs.flex import BLOCK_SIZE
     from slipstream.engine.cuda_graphs.graphs import accelerate
 
-    engine = PackedEngine(checkpoint, kv_tokens, block_size=BLOCK_SIZE, acceleration=accelerate(checkpoint))
+    engine = TorchEngine(checkpoint, kv_tokens, block_size=BLOCK_SIZE, acceleration=accelerate(checkpoint))
     engine.capture()
     return engine
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.engine.attention.plan import Plan
+from slipstream.engine.attention.plan import AttentionPlan
 from slipstream.engine.cuda_graphs.graphs import Acceleration, GraphedSteps
 from slipstream.engine.cuda_graphs.inputs import Inputs, Pool
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import Bookkeeping
+from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.models.checkpoint import Checkpoint
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
 
 
-class PackedEngine(Bookkeeping):
+class TorchEngine(KVCacheManager):
     """With KV for `tokens` tokens. Use it on one thread only.
 
     With an `acceleration`, steps that fit one of its buckets are padded and replayed, others take the ordinary way.
@@ -65,7 +65,7 @@ class PackedEngine(Bookkeeping):
         self._store.settle()
         logits = self._steps.run(segments) if self._steps is not None else None
         if logits is None:
-            plan = Plan(segments, self._store, self._checkpoint.device, self._max_length)
+            plan = AttentionPlan(segments, self._store, self._checkpoint.device, self._max_length)
             logits = self._checkpoint.forward(plan).float()
         return logits
 

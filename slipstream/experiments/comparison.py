@@ -61,7 +61,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class ComparedMetric:
     name: str
     unit: str
     sign: int
@@ -104,10 +104,10 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparedLine:
     """One metric of an arm or a shadow, against the first arm's or the served drafters'."""
 
-    metric: Metric
+    metric: ComparedMetric
     first: Interval
     second: Interval
     difference: Interval
@@ -125,16 +125,16 @@ class Line:
 
 
 DRAFTING = (
-    Metric("acceptance rate", "", 1, 1.0, lambda of: ratio(of.accepted, of.drafted), most=1.0),
-    Metric(
+    ComparedMetric("acceptance rate", "", 1, 1.0, lambda of: ratio(of.accepted, of.drafted), most=1.0),
+    ComparedMetric(
         "acceptance length", "", 1, 1.0, lambda of: ratio(of.rounds_with_drafts + of.accepted, of.rounds_with_drafts)
     ),
-    Metric("tokens a round", "", 1, 1.0, lambda of: ratio(of.rounds + of.accepted, of.rounds)),
+    ComparedMetric("tokens a round", "", 1, 1.0, lambda of: ratio(of.rounds + of.accepted, of.rounds)),
 )
 """Can be said of shadows too."""
 
 
-def metrics(prices: Prices | None = None) -> list[Metric]:
+def metrics(prices: Prices | None = None) -> list[ComparedMetric]:
     """With prices, the cost of tokens too."""
     found = [
         *DRAFTING,
@@ -143,14 +143,17 @@ def metrics(prices: Prices | None = None) -> list[Metric]:
         *_times("E2E", "s", 1.0, lambda of: of.e2e_s),
     ]
     if prices is not None:
-        found.append(Metric("cost of 1M tokens", "", -1, 1e6, lambda of: ratio(cost(of, prices), of.tokens)))
+        found.append(ComparedMetric("cost of 1M tokens", "", -1, 1e6, lambda of: ratio(cost(of, prices), of.tokens)))
     return found
 
 
-def _times(name: str, unit: str, scale: float, values: Callable[[Measured], Numbers]) -> list[Metric]:
+def _times(name: str, unit: str, scale: float, values: Callable[[Measured], Numbers]) -> list[ComparedMetric]:
     return [
-        Metric(f"{name} mean", unit, -1, scale, lambda of: mean(values(of))),
-        *(Metric(f"{name} p{100 * share:.0f}", unit, -1, scale, values=values, share=share) for share in (0.5, 0.95)),
+        ComparedMetric(f"{name} mean", unit, -1, scale, lambda of: mean(values(of))),
+        *(
+            ComparedMetric(f"{name} p{100 * share:.0f}", unit, -1, scale, values=values, share=share)
+            for share in (0.5, 0.95)
+        ),
     ]
 
 
@@ -161,13 +164,13 @@ def cost(of: Measured, prices: Prices) -> Numbers:
 
 def compare(
     arms: Sequence[gateway_pb2.ExperimentArm], prices: Prices | None = None, confidence: float = CONFIDENCE
-) -> dict[str, list[Line]]:
+) -> dict[str, list[ComparedLine]]:
     """Of each arm what it brought against the first one; the first one against itself."""
     all_measured = [measured(arm.samples) for arm in arms]
     first = all_measured[0]
     return {
         arm.name: [
-            Line(
+            ComparedLine(
                 metric,
                 metric.of(first, confidence),
                 metric.of(own, confidence),
@@ -179,14 +182,14 @@ def compare(
     }
 
 
-def shadows(arm: gateway_pb2.ExperimentArm, confidence: float = CONFIDENCE) -> dict[str, list[Line]]:
+def shadows(arm: gateway_pb2.ExperimentArm, confidence: float = CONFIDENCE) -> dict[str, list[ComparedLine]]:
     """Of each shadow what it would have brought against what the served drafters brought, in the same sessions."""
     lines = {}
     for name in watched(arm):
         samples = [sample for sample in arm.samples if name in sample.shadows]
         served, own = measured(samples), measured(samples, name)
         lines[name] = [
-            Line(
+            ComparedLine(
                 metric,
                 metric.of(served, confidence),
                 metric.of(own, confidence),

@@ -1,9 +1,9 @@
 """Multiplexed streams: one stream for each pair of peers, one frame a step for all their sessions.
 
-Both ends write through an `Outbox`: whatever was said between two writes goes out as one frame, so a busy link sends
-fewer, bigger frames by itself. The dialling end is a `Link`, which reconnects; the serving end calls `serve`. Neither
-ever waits for its peer: an outbox that overflows means a peer that does not read, and breaks the stream, never the
-process.
+Both ends write through an `SendQueue`: whatever was said between two writes goes out as one frame, so a busy link sends
+fewer, bigger frames by itself. The dialling end is a `MultiplexedStream`, which reconnects; the serving end calls
+`serve`. Neither ever waits for its peer: an outbox that overflows means a peer that does not read, and breaks the
+stream, never the process.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from google.protobuf.message import DecodeError
 
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError, Unavailable
 from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
-from slipstream.rpc.send_queue import Outbox, Traffic, Weighed, frames
+from slipstream.rpc.send_queue import ByteCounter, SendQueue, SizedMessage, frames
 
 log = logging.getLogger(__name__)
 
-Item = TypeVar("Item", bound=Weighed)
+Item = TypeVar("Item", bound=SizedMessage)
 Frame = TypeVar("Frame")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -35,7 +35,7 @@ _MOST_DOUBLINGS = 16
 """Of the backoff; it has reached any sensible bound long before."""
 
 
-class Listener(Protocol[Frame_contra]):
+class StreamListener(Protocol[Frame_contra]):
     """Whom a link reports to. All are plain functions: a listener that had to be awaited could stall its peers."""
 
     def connected(self) -> None: ...
@@ -45,7 +45,7 @@ class Listener(Protocol[Frame_contra]):
     def lost(self, error: SlipstreamError) -> None: ...
 
 
-class Call(Protocol[Request_contra, Response_co]):
+class StreamCall(Protocol[Request_contra, Response_co]):
     """The part of grpc.aio's StreamStreamCall that a link uses."""
 
     async def wait_for_connection(self) -> None: ...
@@ -57,7 +57,7 @@ class Call(Protocol[Request_contra, Response_co]):
     def cancel(self) -> bool: ...
 
 
-class Link(Generic[Item, Request, Response]):
+class MultiplexedStream(Generic[Item, Request, Response]):
     """The dialling end: keeps one stream open to a peer for as long as `run` runs.
 
     `connect` opens the stream, `pack` makes one frame of the items said since the last. After `lost`, nothing that was
@@ -66,20 +66,20 @@ class Link(Generic[Item, Request, Response]):
 
     def __init__(
         self,
-        connect: Callable[[], Call[Request, Response]],
+        connect: Callable[[], StreamCall[Request, Response]],
         pack: Callable[[list[Item]], Request],
-        listener: Listener[Response],
+        listener: StreamListener[Response],
         *,
         max_backoff_s: float = 2.0,
-        traffic: Traffic | None = None,
+        traffic: ByteCounter | None = None,
     ) -> None:
         self._connect = connect
         self._pack = pack
         self._listener = listener
         self._max_backoff_s = max_backoff_s
-        self._traffic = traffic or Traffic()
-        self._outbox: Outbox[Item] | None = None
-        self._call: Call[Request, Response] | None = None
+        self._traffic = traffic or ByteCounter()
+        self._outbox: SendQueue[Item] | None = None
+        self._call: StreamCall[Request, Response] | None = None
 
     @property
     def up(self) -> bool:
@@ -123,7 +123,7 @@ class Link(Generic[Item, Request, Response]):
 
     async def _converse(self) -> SlipstreamError:
         """One stream from its connection to its end; returns why it ended. `up` tells whether it ever connected."""
-        call: Call[Request, Response] | None = None
+        call: StreamCall[Request, Response] | None = None
         try:
             call = self._call = self._connect()
             await call.wait_for_connection()
@@ -141,8 +141,8 @@ class Link(Generic[Item, Request, Response]):
                 call.cancel()
         return Unavailable("the peer ended the stream.")
 
-    async def _talk(self, call: Call[Request, Response]) -> None:
-        self._outbox = outbox = Outbox[Item]()
+    async def _talk(self, call: StreamCall[Request, Response]) -> None:
+        self._outbox = outbox = SendQueue[Item]()
         self._listener.connected()
         async with asyncio.TaskGroup() as tasks:
             others = [tasks.create_task(self._write(call, outbox)), tasks.create_task(outbox.overflow())]
@@ -150,7 +150,7 @@ class Link(Generic[Item, Request, Response]):
             for other in others:
                 other.cancel()
 
-    async def _write(self, call: Call[Request, Response], outbox: Outbox[Item]) -> None:
+    async def _write(self, call: StreamCall[Request, Response], outbox: SendQueue[Item]) -> None:
         # A write on a finished stream raises InvalidStateError; the reader has the true cause. A write during which the
         # stream ends raises INTERNAL, and gRPC forgets the cause.
         try:
@@ -160,16 +160,16 @@ class Link(Generic[Item, Request, Response]):
         except grpc.RpcError as error:
             raise Unavailable("the stream broke while something was said.") from error
 
-    async def _read(self, call: Call[Request, Response]) -> None:
+    async def _read(self, call: StreamCall[Request, Response]) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
             self._traffic.came(parsed(frame))
             self._listener.receive(frame)
 
 
 async def _write(
-    outbox: Outbox[Item],
+    outbox: SendQueue[Item],
     pack: Callable[[list[Item]], Frame],
-    traffic: Traffic,
+    traffic: ByteCounter,
     write: Callable[[Frame], Awaitable[None]],
 ) -> None:
     """Everything that is said, until the outbox is closed."""
@@ -202,13 +202,13 @@ def _cause(error: BaseException) -> SlipstreamError:
 async def serve(
     requests: AsyncIterator[Request],
     context: grpc.aio.ServicerContext[Request, Response],
-    outbox: Outbox[Item],
+    outbox: SendQueue[Item],
     receive: Callable[[Request], None],
     pack: Callable[[list[Item]], Response],
-    traffic: Traffic | None = None,
+    traffic: ByteCounter | None = None,
 ) -> None:
     """The serving end: hand every request to `receive`, send what is put in `outbox`, until the peer leaves."""
-    traffic = traffic or Traffic()
+    traffic = traffic or ByteCounter()
     await context.send_initial_metadata(())  # tells the dialling end that it is connected
 
     async def write() -> None:

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
 from slipstream.speculation.logprobs import TokenLogprobs
-from slipstream.speculation.sampling_params import MAX_LOGIT_BIAS_ENTRIES, Sampling
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.speculation.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import types_pb2
 
 MAX_FAILURE_CHARACTERS = 1024
@@ -35,7 +35,7 @@ def microseconds(seconds: float) -> int:
     return min(int(seconds * 1e6), _MOST_MICROSECONDS)
 
 
-def sampling_to_wire(sampling: Sampling) -> types_pb2.Sampling:
+def sampling_to_wire(sampling: SamplingParams) -> types_pb2.Sampling:
     return types_pb2.Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -50,10 +50,10 @@ def sampling_to_wire(sampling: Sampling) -> types_pb2.Sampling:
     )
 
 
-def sampling_from_wire(message: types_pb2.Sampling) -> Sampling:
+def sampling_from_wire(message: types_pb2.Sampling) -> SamplingParams:
     """Raises InvalidArgument for values out of range: a worker believes no gateway."""
     check_bias(message.logit_bias)
-    return Sampling(
+    return SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,
         top_p=message.top_p,
@@ -85,19 +85,19 @@ def rule_number(name: str) -> types_pb2.AcceptanceRule:
     return _RULES[name]
 
 
-def structure_from_wire(message: types_pb2.StructuredOutput) -> Structure | None:
-    """None where nothing is asked for. Raises InvalidArgument as `Structure` does."""
+def structure_from_wire(message: types_pb2.StructuredOutput) -> StructuredOutput | None:
+    """None where nothing is asked for. Raises InvalidArgument as `StructuredOutput` does."""
     kind = message.WhichOneof("format")
     if kind is None:
         return None
     if kind == "json_object":
         if not message.json_object:
             raise InvalidArgument("json_object is false; send true, or leave structured_output out.")
-        return Structure(kind)
-    return Structure(kind, getattr(message, kind))
+        return StructuredOutput(kind)
+    return StructuredOutput(kind, getattr(message, kind))
 
 
-def structure_to_wire(structure: Structure | None) -> types_pb2.StructuredOutput | None:
+def structure_to_wire(structure: StructuredOutput | None) -> types_pb2.StructuredOutput | None:
     if structure is None:
         return None
     message = types_pb2.StructuredOutput()

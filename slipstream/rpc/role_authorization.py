@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.errors import PermissionDenied
-from slipstream.rpc.server import HEALTH, Access
+from slipstream.rpc.server import HEALTH, AccessControl
 from slipstream.rpc.status_interceptor import Authorise, Context
 from slipstream.rpc.tls import Certificates, server_credentials
 
@@ -20,11 +20,11 @@ CALLERS: Mapping[str, frozenset[str]] = {
 """The gateway's own service is not among them: its port is for clients, who have API keys (`gateway.auth.api_keys`)."""
 
 
-def between_roles(certificates: Certificates | None) -> Access:
+def between_roles(certificates: Certificates | None) -> AccessControl:
     """Of a port that only other roles may use; open where no certificates are configured."""
     if certificates is None:
-        return Access()
-    return Access(server_credentials(certificates, ask_clients=True), by_role(certificates.domain))
+        return AccessControl()
+    return AccessControl(server_credentials(certificates, ask_clients=True), by_role(certificates.domain))
 
 
 def by_role(domain: str) -> Authorise:

@@ -11,13 +11,13 @@ from slipstream.errors import InvalidArgument, ResourceExhausted, Unavailable
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 
 
-class Weighed(Protocol):
+class SizedMessage(Protocol):
     """A protobuf message, as far as a link cares."""
 
     def ByteSize(self) -> int: ...
 
 
-Item = TypeVar("Item", bound=Weighed)
+Item = TypeVar("Item", bound=SizedMessage)
 
 CAPACITY = 65_536
 """Items an outbox holds: some seconds of a full link. A peer further behind is not reading."""
@@ -26,7 +26,7 @@ FRAME_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 @dataclass(slots=True)
-class Traffic:
+class ByteCounter:
     """Bytes of frames."""
 
     sent: int = 0
@@ -43,7 +43,7 @@ class Traffic:
         return {(peer, "sent"): self.sent, (peer, "received"): self.received}
 
 
-class Outbox(Generic[Item]):
+class SendQueue(Generic[Item]):
     """What one end has to say. `put` never blocks; `take` waits for something and returns all of it."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:

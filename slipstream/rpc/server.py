@@ -37,7 +37,7 @@ and its peers. Those without a name ask whether to send work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessControl:
     """Who gets in at a port."""
 
     credentials: grpc.ServerCredentials | None = None
@@ -49,10 +49,13 @@ class Server:
     """A gRPC server with health. `start` binds, `stop` drains; the health service is told by `serving`."""
 
     def __init__(
-        self, services: Sequence[Register], access: Access | None = None, options: Mapping[str, int] | None = None
+        self,
+        services: Sequence[Register],
+        access: AccessControl | None = None,
+        options: Mapping[str, int] | None = None,
     ) -> None:
         """`options`: of gRPC, besides SERVER_OPTIONS or instead of them."""
-        access = access or Access()
+        access = access or AccessControl()
         self._credentials = access.credentials
         interceptor = ErrorInterceptor(access.authorise)
         self.errors = interceptor.errors

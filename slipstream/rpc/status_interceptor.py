@@ -25,7 +25,7 @@ from slipstream.errors import (
     code_number,
 )
 from slipstream.rpc.channel import error_of
-from slipstream.telemetry.labels import Names
+from slipstream.telemetry.labels import BoundedLabels
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, authorise: Authorise = anybody) -> None:
         self._authorise = authorise
-        self._reasons = Names(MOST_REASONS)
+        self._reasons = BoundedLabels(MOST_REASONS)
         self.errors: Counter[tuple[str, ...]] = Counter()
         """What callers were told, by method, code and reason."""
 

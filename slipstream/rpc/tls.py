@@ -19,7 +19,7 @@ import grpc
 
 from slipstream.config import from_env
 from slipstream.errors import InvalidArgument
-from slipstream.telemetry.log_once import Complaint
+from slipstream.telemetry.log_once import LogOnce
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Certificates:
         self.domain = domain
         names = ("tls.crt", "tls.key", "ca.crt") if authorities else ("tls.crt", "tls.key")
         self._files = tuple(Path(folder) / name for name in names)
-        self._complaint = Complaint(log, logging.WARNING)
+        self._complaint = LogOnce(log, logging.WARNING)
         self._lock = threading.Lock()  # gRPC asks on threads of its own
         try:
             self._stamp = self._stamped()

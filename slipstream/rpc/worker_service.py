@@ -22,7 +22,7 @@ LAST_WORDS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class WorkerIdentity:
     """What a worker says of itself."""
 
     model: types_pb2.ModelInfo
@@ -36,7 +36,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     A worker that is to end announces it (`draining`), so that it gets no new sessions, and those it has may finish.
     """
 
-    def __init__(self, identity: Identity, load: Callable[[], worker_pb2.WatchResponse]) -> None:
+    def __init__(self, identity: WorkerIdentity, load: Callable[[], worker_pb2.WatchResponse]) -> None:
         self._identity = identity
         self._load = load
         self.draining = False

@@ -9,7 +9,7 @@ Committed nodes keep theirs, so that a drafter which does not know of the commit
 what it hangs there on a position that is committed already counts as the committed node if the token is the same, and
 is dead otherwise.
 
-Memory is bounded by `Limits`: live nodes by `nodes`; committed nodes are remembered for `window` tokens and then
+Memory is bounded by `TreeLimits`: live nodes by `nodes`; committed nodes are remembered for `window` tokens and then
 forgotten with their names; dead nodes lose theirs at once; one source has at most `nodes + window` names.
 """
 
@@ -20,7 +20,7 @@ from itertools import islice
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from slipstream.speculation import node_choice
-from slipstream.speculation.frame import Frame, Grafted, Limits
+from slipstream.speculation.frame import Frame, Grafted, TreeLimits
 from slipstream.speculation.node import Node
 from slipstream.speculation.selection import Selection
 
@@ -39,9 +39,9 @@ class _Source:
 class CandidateTree:
     """Not thread-safe; one owner."""
 
-    def __init__(self, committed: Sequence[int], limits: Limits | None = None) -> None:
+    def __init__(self, committed: Sequence[int], limits: TreeLimits | None = None) -> None:
         """`committed` is the whole prefix; the tree keeps its own copy of the last `window` tokens."""
-        self.limits = limits or Limits()
+        self.limits = limits or TreeLimits()
         self.version = 0
         """Grows with every change."""
         self.admits: Callable[[tuple[int, ...], int], bool] | None = None

@@ -17,20 +17,20 @@ MAX_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class DraftDistribution:
     """q(token_ids[i]) = weights[i] / sum(weights); every other token has q = 0."""
 
     token_ids: tuple[int, ...]
     weights: tuple[int, ...]
     """uint16, at least 1 each."""
 
-    def without(self, tokens: Collection[int]) -> Proposal:
+    def without(self, tokens: Collection[int]) -> DraftDistribution:
         """The law of a draw given that it is none of these tokens. Nothing may be left."""
         kept = [pair for pair in zip(self.token_ids, self.weights, strict=True) if pair[0] not in tokens]
-        return Proposal(tuple(token for token, _ in kept), tuple(weight for _, weight in kept))
+        return DraftDistribution(tuple(token for token, _ in kept), tuple(weight for _, weight in kept))
 
 
-def check(proposal: Proposal, vocabulary_size: int) -> None:
+def check(proposal: DraftDistribution, vocabulary_size: int) -> None:
     """Raises InvalidArgument for a proposal that no honest drafter sends."""
     if not 1 <= len(proposal.token_ids) <= MAX_TOKENS or len(proposal.token_ids) != len(proposal.weights):
         raise InvalidArgument(f"a distribution needs 1 to {MAX_TOKENS} tokens, each with one weight.")

@@ -9,14 +9,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slipstream.errors import InvalidArgument
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 
 _ROUNDING = 1e-6
 """A log-softmax may end this far above zero."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TreeLimits:
     """Bounds on what one session's drafters can make the verifier hold."""
 
     nodes: int = 256
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
     log_probs: tuple[float, ...]
     """The drafter's confidence in each node, given its parent."""
     parents: tuple[int, ...] = ()
-    distributions: tuple[Proposal | None, ...] = ()
+    distributions: tuple[DraftDistribution | None, ...] = ()
     """What each token was drawn from; only the ratio rules need it."""
     source: int = 0
     """Which drafter sent it: the receiver's own small number, not a field of the wire."""
@@ -62,7 +62,7 @@ class Grafted(NamedTuple):
     """By reason: stale, duplicate, orphan, diverged, deep, full, forbidden."""
 
 
-def check(frame: Frame, vocabulary_size: int, limits: Limits) -> Frame:
+def check(frame: Frame, vocabulary_size: int, limits: TreeLimits) -> Frame:
     """The frame, with rounding above zero clamped away. Raises InvalidArgument for one that no correct drafter
     sends.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 
 
 class Node:
@@ -18,7 +18,7 @@ class Node:
         self.parent = parent  # None once committed or dead
         self.order = order  # of creation; breaks ties
         self.log_prob = 0.0
-        self.distribution: Proposal | None = None
+        self.distribution: DraftDistribution | None = None
         self.children: dict[int, Node] = {}  # in order of creation
         self.names: list[tuple[int, int]] = []
         self.sources: tuple[int, ...] = ()  # of the names, each once, in order of coming

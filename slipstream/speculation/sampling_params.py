@@ -1,6 +1,6 @@
 """How tokens are to be drawn: the resolved sampling parameters of one session.
 
-Every worker that holds the session holds the same `Sampling`; with the seed it fixes the text, because randomness
+Every worker that holds the session holds the same `SamplingParams`; with the seed it fixes the text, because randomness
 belongs to the position. The processing order is penalties, bias, temperature, top-k, top-p, min-p.
 """
 
@@ -20,7 +20,7 @@ _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """Neutral values switch a processor off. Raises InvalidArgument for a value outside its range, NaN included."""
 
     temperature: float = 1.0

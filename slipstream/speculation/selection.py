@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 
 ROOT = -1
 """The index that stands for the last committed token."""
@@ -24,7 +24,7 @@ class Selection:
     """Of each node given its parent."""
     path_log_probs: tuple[float, ...] = ()
     """Sum of log_probs from the root; never rises along a best-first selection."""
-    distributions: tuple[Proposal | None, ...] = ()
+    distributions: tuple[DraftDistribution | None, ...] = ()
     sources: tuple[tuple[int, ...], ...] = ()
     """Of each node the drafters that sent it: the frames' `source`."""
 

@@ -8,7 +8,7 @@ OTHER = "other"
 MOST_CHARACTERS = 64
 
 
-class Names:
+class BoundedLabels:
     """The first `most` different values keep their name; all that come later are OTHER. With `known` ones only those
     do, so that nobody can take their places."""
 

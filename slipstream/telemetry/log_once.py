@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 
-class Complaint:
+class LogOnce:
     """A trouble that is looked at again and again, as by every call that it hinders."""
 
     def __init__(self, log: logging.Logger, level: int) -> None:

@@ -27,7 +27,7 @@ def spans_of(tracing: Tracing | None) -> Source:
     return dict if tracing is None else tracing.counts
 
 
-class Meter(Collector):
+class MetricsCollector(Collector):
     """`read` takes the numbers down, on the loop; `collect` tells what was taken down, on any thread."""
 
     def __init__(self, role: metrics.Role, sources: Mapping[metrics.Metric, Source]) -> None:

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGI
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from slipstream.errors import InvalidArgument, Unavailable
-from slipstream.telemetry.metrics_collector import Meter
+from slipstream.telemetry.metrics_collector import MetricsCollector
 
 READ_S = 5.0
 """The loop is asked for its numbers so long at most: where it is stuck, a scrape should fail."""
@@ -29,7 +29,7 @@ LOOK_S = 0.1
 
 
 @asynccontextmanager
-async def exposing(meter: Meter, listen: str) -> AsyncIterator[str]:
+async def exposing(meter: MetricsCollector, listen: str) -> AsyncIterator[str]:
     """The address bound, for as long as the block lasts; port 0 picks a free one, and an empty `listen` is none.
 
     Raises InvalidArgument for what is not HOST:PORT, Unavailable where it cannot listen.
@@ -46,7 +46,7 @@ async def exposing(meter: Meter, listen: str) -> AsyncIterator[str]:
         server.server_close()
 
 
-def _application(meter: Meter, loop: asyncio.AbstractEventLoop) -> Callable[..., Iterable[bytes]]:
+def _application(meter: MetricsCollector, loop: asyncio.AbstractEventLoop) -> Callable[..., Iterable[bytes]]:
     async def read() -> None:
         meter.read()
 
@@ -63,7 +63,7 @@ def _application(meter: Meter, loop: asyncio.AbstractEventLoop) -> Callable[...,
     return application
 
 
-def _page(meter: Meter, accept: str) -> tuple[str, bytes]:
+def _page(meter: MetricsCollector, accept: str) -> tuple[str, bytes]:
     """Content type and content. Only OpenMetrics knows exemplars."""
     if "application/openmetrics-text" not in accept:
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(meter.registry)

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.rpc.proto_conversion import Model
 from slipstream.speculation.common_prefix import common_prefix
-from slipstream.tokenizer.structured_output import BAD_GRAMMAR, Structure
+from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
 from slipstream.tokenizer.vocabulary import EMULATED, fingerprint, load_tokenizer
 
 Mask = npt.NDArray[np.uint8]
@@ -63,7 +63,7 @@ class Grammars:
         self._vocabulary_size = vocabulary_size
         self._ends = tuple(ends)
         self._tokenizer: LLTokenizer | None = None
-        self._known: OrderedDict[tuple[str, Structure], Grammar] = OrderedDict()
+        self._known: OrderedDict[tuple[str, StructuredOutput], Grammar] = OrderedDict()
 
     @classmethod
     def of(cls, name: str, model: Model) -> Grammars:
@@ -79,13 +79,13 @@ class Grammars:
         with contextlib.suppress(SlipstreamError):
             self._tokens()
 
-    def compile(self, structure: Structure, salt: str = "") -> Future[Grammar]:
+    def compile(self, structure: StructuredOutput, salt: str = "") -> Future[Grammar]:
         """The grammar, soon. It fails with InvalidArgument (BAD_GRAMMAR) for what cannot be read, and with
         FailedPrecondition where this model cannot write what was asked for (NO_TOKENIZER, UNSATISFIABLE_GRAMMAR).
         Sessions of different salts share nothing, not even the time that compiling takes."""
         return _compiler().submit(self._compiled, structure, salt)
 
-    def _compiled(self, structure: Structure, salt: str) -> Grammar:
+    def _compiled(self, structure: StructuredOutput, salt: str) -> Grammar:
         """On the compiler's thread."""
         key = (salt, structure)
         grammar = self._known.pop(key, None) or Grammar(self._tokens(), _source(structure), self._ends)
@@ -188,7 +188,7 @@ class Cursor:
             )
 
 
-def _source(structure: Structure) -> str:
+def _source(structure: StructuredOutput) -> str:
     """In the library's own notation. Raises InvalidArgument for a schema that is no JSON."""
     if structure.format == "regex":
         return LLMatcher.grammar_from_regex(structure.text)

@@ -10,7 +10,7 @@ _ANCHORS = ("\n", "0", ".", "a")
 _PROBES = ("b", " b", "\nb", "(b")
 
 
-class Middle:
+class MidTextEncoder:
     """A space that would be put before a text goes to an anchor instead, whose tokens are taken off again."""
 
     def __init__(self, encode: Encode, joined: Callable[[Sequence[int]], bytes]) -> None:

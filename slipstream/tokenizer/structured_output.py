@@ -15,7 +15,7 @@ BAD_GRAMMAR = "BAD_GRAMMAR"
 
 
 @dataclass(frozen=True, slots=True)
-class Structure:
+class StructuredOutput:
     """Raises InvalidArgument for a text that is too long."""
 
     format: str

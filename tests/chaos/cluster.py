@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.cli.serve import Role
-from slipstream.client.client import Patience, complete
+from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
 from slipstream.errors import Unavailable
 from slipstream.rpc.channel import channel
@@ -165,7 +165,7 @@ class Cluster:
         async with channel(self.gateways[at].door) as here, channel(self.gateways[1 - at].door) as there:
             for one, other in itertools.cycle([(here, there), (there, here)]):
                 try:
-                    return await complete(one, request, hear, [other], Patience(stall_s=STALL_S))
+                    return await complete(one, request, hear, [other], RetrySettings(stall_s=STALL_S))
                 except Unavailable:  # it never began: another try is another text
                     assert not text.heard
                     text.refused += 1

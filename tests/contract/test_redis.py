@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError
 
 from gateway.store.address import Address, parse
 from gateway.store.client import connect
-from gateway.store.record import Record
+from gateway.store.record import SessionRecord
 from gateway.store.redis import RedisStore
 from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.certificates import Authority
@@ -145,7 +145,7 @@ async def test_a_cluster_holds_sessions_on_all_its_nodes_and_misses_those_of_a_d
                 assert await outcome(first.create(lost)) == "Unavailable"
 
 
-def _numbered(number: int) -> Record:
+def _numbered(number: int) -> SessionRecord:
     return record(id=f"{number:032x}")
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.store.record import Record
+from gateway.store.record import SessionRecord
 from slipstream.errors import NotFound
 from tests.stores import PROMPT, World, connected, memory_world, outcome, redis_world
 
@@ -200,7 +200,7 @@ class Run:
             return self.stores[owner].restore(replace(self.made, epoch=epoch, tokens=(*PROMPT, *tokens), params=params))
         return getattr(self.stores[owner], name)(self.made.id, *arguments)
 
-    async def look(self) -> Record | None:
+    async def look(self) -> SessionRecord | None:
         """The record, which is what the model says."""
         model = self.model
         try:
@@ -219,7 +219,7 @@ class Run:
         return read
 
     @staticmethod
-    def check(before: Record | None, after: Record | None, name: str, owner: str, word: str) -> None:
+    def check(before: SessionRecord | None, after: SessionRecord | None, name: str, owner: str, word: str) -> None:
         """What the contract promises, whatever the model says."""
         if before is None or after is None:
             return

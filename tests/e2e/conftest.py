@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.serve import Role
-from slipstream.client.load_generator import Load, run_load
+from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ MOST_TRIES = 10
 """On a machine that is busy for a moment a candidate of so small a target comes too late, or does not pay."""
 
 
-def tokens(load: Load) -> list[list[int]]:
+def tokens(load: LoadResult) -> list[list[int]]:
     return [completion.token_ids for completion in load.completions]
 
 
@@ -73,8 +73,8 @@ async def accepting(
     server: str,
     requests: Sequence[gateway_pb2.GenerateRequest],
     expected: list[list[int]],
-    enough: Callable[[Load], bool] = lambda load: load.total("accepted") > 0,
-) -> Load:
+    enough: Callable[[LoadResult], bool] = lambda load: load.total("accepted") > 0,
+) -> LoadResult:
     """The expected texts, said with candidates: again until enough of those were accepted."""
     for _ in range(MOST_TRIES):
         load = await run_load(server, requests, 4)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.prompts import held_out, request
 from slipstream.cli import app
-from slipstream.client.load_generator import Load, run_load
+from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import MOST_TRIES, accepting, serving, tokens
 
@@ -41,7 +41,7 @@ def requests(
     return made
 
 
-async def plain(server: str, prompts: list[str], temperature: float = 0.0) -> Load:
+async def plain(server: str, prompts: list[str], temperature: float = 0.0) -> LoadResult:
     made = requests(prompts, [], temperature)
     for each in made:
         each.speculation.disabled = True
@@ -59,13 +59,13 @@ async def test_what_was_written_once_is_guessed_the_next_time(fleet: str) -> Non
     first = await run_load(fleet, requests(prompts, ["suffix"]), 1)
     assert tokens(first) == tokens(await plain(fleet, prompts))
 
-    def guessed(load: Load) -> bool:
+    def guessed(load: LoadResult) -> bool:
         return load.total("accepted") > max(first.total("accepted"), 0.4 * TOKENS * len(prompts))
 
     await accepting(fleet, requests(prompts, ["suffix"]), tokens(first), guessed)
 
 
-def taken(load: Load) -> float:
+def taken(load: LoadResult) -> float:
     return load.total("accepted_prediction_tokens")
 
 

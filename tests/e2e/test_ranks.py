@@ -20,13 +20,13 @@ from typing import Any, Self
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.gateway import World
+from gateway.gateway import GatewayDependencies
 from gateway.gateway import running as gateway_running
-from gateway.sessions.registry import Chance
+from gateway.sessions.registry import ClockAndRandomness
 from slipstream.engine.factory import open_engine
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from slipstream.rpc.channel import channel
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2, worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import ROOT
 from tests.fleet import Decoded, drafter, gateway, verifier
@@ -131,9 +131,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torchrun]:
 
 
 @pytest.fixture(scope="module")
-def target() -> PackedEngine:
+def target() -> TorchEngine:
     engine = open_engine(TARGET, "float32", 4096)
-    assert isinstance(engine, PackedEngine)
+    assert isinstance(engine, TorchEngine)
     return engine
 
 
@@ -148,7 +148,7 @@ async def texts(address: str, drafters: list[str], rolled_back: bool) -> list[De
         options: dict[str, Any] = {"tokens": 8, "drafters": drafters}
         found = [await client.decode(prompt(0, LONG), **options)]
         for number in range(8):
-            sampling = Sampling(temperature=0.0) if number % 2 else Sampling(temperature=1.0, seed=number)
+            sampling = SamplingParams(temperature=0.0) if number % 2 else SamplingParams(temperature=1.0, seed=number)
             options = {"tokens": 64, "drafters": drafters, "sampling": sampling}
             found.append((await client.open(prompt(number, SHORT), **options))[1])
         if rolled_back:
@@ -169,7 +169,7 @@ async def load(address: str) -> worker_pb2.WatchResponse:
     return loaded
 
 
-async def test_two_ranks_say_what_one_process_says(ranks: Torchrun, target: PackedEngine) -> None:
+async def test_two_ranks_say_what_one_process_says(ranks: Torchrun, target: TorchEngine) -> None:
     async with verifier(target) as alone, drafter(open_engine(DRAFT, "float32", 4096)) as guesses:
         expected = await texts(alone.address, [], rolled_back=False)
         said = await texts(ranks.address, [guesses], rolled_back=True)
@@ -191,12 +191,14 @@ async def generate(stub: Any, number: int, tokens: int, said: list[int]) -> None
 
 
 async def test_a_rank_that_dies_takes_the_verifier_along_and_sessions_go_on_elsewhere(
-    ranks: Torchrun, target: PackedEngine
+    ranks: Torchrun, target: TorchEngine
 ) -> None:
     async with AsyncExitStack() as stack, asyncio.timeout(200):
         other = await stack.enter_async_context(verifier(target))
         config = GatewayConfig((ranks.address, other.address), TARGET, listen="127.0.0.1:0", grace_s=0.0)
-        front = await stack.enter_async_context(gateway_running(config, World(Chance(secrets.randbits))))
+        front = await stack.enter_async_context(
+            gateway_running(config, GatewayDependencies(ClockAndRandomness(secrets.randbits)))
+        )
         await front.ready()
         stub = gateway_pb2_grpc.GatewayServiceStub(await stack.enter_async_context(channel(front.address)))
         said: list[list[int]] = []
@@ -217,7 +219,7 @@ async def test_a_rank_that_dies_takes_the_verifier_along_and_sessions_go_on_else
 
 
 async def test_a_verifier_that_is_to_end_lets_texts_finish_and_leaves_nothing_behind(
-    tmp_path: Path, target: PackedEngine
+    tmp_path: Path, target: TorchEngine
 ) -> None:
     with torchrun(tmp_path) as ranks:
         async with gateway(ranks.address) as client:

@@ -18,9 +18,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.client.api_key import digest, new_key
-from slipstream.client.client import Patience, complete
+from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import Door
+from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.errors import NotFound, PermissionDenied, SlipstreamError, Unauthenticated
 from slipstream.rpc.channel import channel, dialling, error_of
 from slipstream.rpc.role_authorization import DRAFTER, GATEWAY, VERIFIER
@@ -110,8 +110,8 @@ class System:
         started.wait_ready()
         return started
 
-    def door(self, key: str) -> Door:
-        return Door(self.front, key, ca=self.ca)
+    def door(self, key: str) -> GatewayEndpoint:
+        return GatewayEndpoint(self.front, key, ca=self.ca)
 
     def stop(self) -> None:
         for each in reversed(self.processes):
@@ -145,9 +145,9 @@ def request(**changes: Any) -> gateway_pb2.GenerateRequest:
     return gateway_pb2.GenerateRequest(**(fields | changes))
 
 
-async def generate(door: Door, **changes: Any) -> Completion:
+async def generate(door: GatewayEndpoint, **changes: Any) -> Completion:
     async with door.channel() as line:
-        return await complete(line, request(**changes), patience=Patience(resume_s=1.0))
+        return await complete(line, request(**changes), patience=RetrySettings(resume_s=1.0))
 
 
 async def test_texts_go_through_certificates_and_keys_and_probes_without(system: System) -> None:

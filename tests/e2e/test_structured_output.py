@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.prompts import held_out
 from slipstream.cli import app
-from slipstream.client.load_generator import Load, run_load
+from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.grammars import END, LANGUAGES, SCHEMA, SUM
 
@@ -18,7 +18,7 @@ TOKENS = 60
 STOP = verifier_pb2.FINISH_REASON_STOP
 
 
-async def written(server: str, format: types_pb2.StructuredOutput, *, speculate: bool) -> Load:
+async def written(server: str, format: types_pb2.StructuredOutput, *, speculate: bool) -> LoadResult:
     requests = [
         gateway_pb2.GenerateRequest(
             prompt=prompt,

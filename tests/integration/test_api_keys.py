@@ -14,14 +14,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
-from gateway.auth.api_keys import Keyring
+from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
-from gateway.gateway import World, running
-from gateway.sessions.registry import Chance
+from gateway.gateway import GatewayDependencies, running
+from gateway.sessions.registry import ClockAndRandomness
 from slipstream.cli import app
 from slipstream.client.api_key import digest, new_key
 from slipstream.client.client import complete
-from slipstream.client.gateway_endpoint import Door
+from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -70,17 +70,17 @@ class Place:
             grace_s=0.0,
             **settings,
         )
-        world = World(Chance(random.Random(7).getrandbits, lambda: self.clock))
+        world = GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits, lambda: self.clock))
         gateway = await self._stack.enter_async_context(running(config, world))
         await gateway.ready()
         self.address = gateway.address
 
     async def stub(self, key: str, **options: Any) -> Any:
-        line = await self._stack.enter_async_context(Door(self.address, key, **options).channel())
+        line = await self._stack.enter_async_context(GatewayEndpoint(self.address, key, **options).channel())
         return gateway_pb2_grpc.GatewayServiceStub(line)
 
     async def generate(self, key: str, **request: Any) -> Any:
-        async with Door(self.address, key).channel() as line:
+        async with GatewayEndpoint(self.address, key).channel() as line:
             asked = {"prompt": "Tell me.", "max_tokens": 20} | request
             return await complete(line, gateway_pb2.GenerateRequest(**asked))
 
@@ -253,10 +253,10 @@ def test_a_file_of_keys_that_is_wrong_stops_the_start_with_its_fault(
 ) -> None:
     (tmp_path / "keys").write_text(line)
     if fault is None:
-        Keyring(str(tmp_path / "keys"))
+        ApiKeys(str(tmp_path / "keys"))
         return
     with pytest.raises(InvalidArgument, match=fault):
-        Keyring(str(tmp_path / "keys"))
+        ApiKeys(str(tmp_path / "keys"))
 
 
 async def test_the_command_makes_a_key_that_opens(place: Place) -> None:
@@ -280,10 +280,10 @@ async def test_clients_come_in_by_tls_and_a_key_never_travels_in_plaintext(place
         assert (await failure(plain.ListModels(gateway_pb2.ListModelsRequest()))).reason == "HANDSHAKE"
     for elsewhere in ("gateway.example:50051", "127.0.0.1.example:50051", "localhost.example:50051", "10.0.0.1:1"):
         with pytest.raises(FailedPrecondition, match="plaintext"):
-            Door(elsewhere, ALICE).channel()
+            GatewayEndpoint(elsewhere, ALICE).channel()
     with pytest.raises(InvalidArgument, match="one line"):
-        Door(place.address, ALICE + "\n").channel()
-    assert ALICE not in repr(Door("gateway.example:50051", ALICE))
+        GatewayEndpoint(place.address, ALICE + "\n").channel()
+    assert ALICE not in repr(GatewayEndpoint("gateway.example:50051", ALICE))
 
 
 async def test_whoever_tries_wrong_keys_too_often_is_told_to_wait_and_good_keys_still_open(place: Place) -> None:

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from gateway.config import GatewayConfig
-from gateway.gateway import Gateway, World, running
-from gateway.routing.breaker import State
-from gateway.routing.drafters import Drafter
-from gateway.routing.router import Drafting
-from gateway.sessions.registry import Chance, drafter_assignment
+from gateway.gateway import GatewayDependencies, GatewayServer, running
+from gateway.routing.breaker import BreakerState
+from gateway.routing.drafters import DrafterWorker
+from gateway.routing.router import DrafterRequirements
+from gateway.sessions.registry import ClockAndRandomness, drafter_assignment
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
@@ -32,7 +32,7 @@ from slipstream.v1 import gateway_pb2_grpc
 from tests.fleet import drafter, emulated_text, until, verifier
 from tests.follower import Follower
 from tests.hostile_drafter import Answer, HostileDrafter, frame, hostile, refusal
-from verifier_svc.verifier import Verifier
+from verifier_svc.verifier import VerifierServer
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
 TARGET = "emulated:base_ms=4"
@@ -75,10 +75,10 @@ class Place:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self.stack = stack
-        self.gateway: Gateway
+        self.gateway: GatewayServer
         self.stub: Any
 
-    async def verifier(self, engine: str = TARGET) -> Verifier:
+    async def verifier(self, engine: str = TARGET) -> VerifierServer:
         return await self.stack.enter_async_context(verifier(open_engine(engine, kv_tokens=KV), silence_s=SILENCE_S))
 
     async def friend(self, engine: Any = None, **options: Any) -> str:
@@ -87,7 +87,7 @@ class Place:
     async def enemy(self, answer: Answer) -> HostileDrafter:
         return await self.stack.enter_async_context(hostile(answer, MODEL))
 
-    async def open(self, *verifiers: Verifier, **drafters: str) -> None:
+    async def open(self, *verifiers: VerifierServer, **drafters: str) -> None:
         config = GatewayConfig(
             verifiers=tuple(server.address for server in verifiers),
             tokenizer=TOKENIZER,
@@ -97,7 +97,7 @@ class Place:
             breaker_longest_cool_down_s=2.0,
             grace_s=0.0,
         )
-        world = World(Chance(random.Random(7).getrandbits))
+        world = GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits))
         self.gateway = await self.stack.enter_async_context(running(config, world))
         await self.gateway.ready()
         while not all(known.present for known in self.gateway.router.drafters):
@@ -108,12 +108,12 @@ class Place:
     def run(self, first: int = 7, **speculation: Any) -> Run:
         return Run(self.stub, [first, *PROMPT[1:]], **speculation)
 
-    def drafter(self, name: str) -> Drafter:
+    def drafter(self, name: str) -> DrafterWorker:
         found = self.gateway.router.drafter(name)
         assert found is not None
         return found
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> BreakerState:
         return self.drafter(name).breaker.state(self.gateway.router.clock())
 
 
@@ -124,7 +124,7 @@ async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
         yield Place(stack)
 
 
-def names_of(server: Verifier) -> list[set[str]]:
+def names_of(server: VerifierServer) -> list[set[str]]:
     """Which drafters each session on a verifier has, by the gateway's names."""
     sessions = server.service.drafters._of_session
     return [
@@ -189,14 +189,14 @@ async def test_a_liar_gets_no_session_until_one_may_try_it_again(place: Place) -
     server, enemy = await place.verifier(SLOWER), await place.enemy(liar)
     await place.open(server, enemy=enemy.address)
     first = place.run()
-    await until(lambda: place.state("enemy") is State.OPEN)
-    assert place.gateway.router.pair(MODEL, Drafting()) == []
+    await until(lambda: place.state("enemy") is BreakerState.OPEN)
+    assert place.gateway.router.pair(MODEL, DrafterRequirements()) == []
     sessions = [first, *(place.run(number) for number in range(10, 16))]
     while len(enemy.kinds("open")) < 4:  # three tries failed, one at a time, ever later
         assert sum(map(len, names_of(server))) <= 1
         await asyncio.sleep(0.002)
     liar.lies = False
-    await until(lambda: place.state("enemy") is State.CLOSED)
+    await until(lambda: place.state("enemy") is BreakerState.CLOSED)
     await until(lambda: sum(map(len, names_of(server))) == len(sessions))
     for session in sessions:
         await session.speculates(5)
@@ -273,7 +273,7 @@ async def test_a_draft_model_of_broken_numbers_is_left_for_another(place: Place)
     for session in sessions:
         await session.speculates()
         await session.end()
-    assert place.drafter("broken").breaker._failures or place.state("broken") is not State.CLOSED
+    assert place.drafter("broken").breaker._failures or place.state("broken") is not BreakerState.CLOSED
 
 
 async def test_a_drafter_that_hangs_in_its_model_is_left_and_taken_back_when_it_wakes(place: Place) -> None:
@@ -312,12 +312,12 @@ async def test_a_request_that_named_its_drafter_gets_no_other(place: Place) -> N
     enemy, friend = await place.enemy(liar), await place.friend()
     await place.open(server, enemy=enemy.address, friend=friend)
     session = place.run(drafters=["enemy"])
-    await until(lambda: place.state("enemy") is State.OPEN)
+    await until(lambda: place.state("enemy") is BreakerState.OPEN)
     await session.advances(300)
     await until(lambda: names_of(server) == [set()])
     liar.lies = False
     await session.speculates(20)
-    assert names_of(server) == [{"enemy"}] and place.state("enemy") is State.CLOSED
+    assert names_of(server) == [{"enemy"}] and place.state("enemy") is BreakerState.CLOSED
     await session.end()
 
 

@@ -15,7 +15,7 @@ from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import channel
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from tests.fleet import drafter, emulated_text, until
 
@@ -74,7 +74,7 @@ def request(prompt: list[int], **changes: Any) -> drafter_pb2.DraftOpen:
     fields: dict[str, Any] = {
         "key": types_pb2.SessionKey(id="s", epoch=1),
         "prefix": types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
-        "sampling": proto_conversion.sampling_to_wire(Sampling(temperature=0.0)),
+        "sampling": proto_conversion.sampling_to_wire(SamplingParams(temperature=0.0)),
         "target": proto_conversion.model_to_wire(open_engine("emulated:").model),
         "policy": policy,
         "max_length": 4000,
@@ -246,7 +246,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "no prompt": {"prefix": types_pb2.Prefix(token_ids=[1])},
     "token out of range": {"prefix": types_pb2.Prefix(token_ids=[1, 256], prompt_length=1)},
     "no room": {"max_length": 3},
-    "bias out of range": {"sampling": proto_conversion.sampling_to_wire(Sampling(logit_bias={256: 1.0}))},
+    "bias out of range": {"sampling": proto_conversion.sampling_to_wire(SamplingParams(logit_bias={256: 1.0}))},
     "no sampling": {"sampling": None},
 }
 
@@ -347,7 +347,7 @@ async def test_a_stream_that_ends_takes_its_sessions_along() -> None:
 
 
 async def test_under_a_ratio_rule_each_token_comes_with_what_it_was_drawn_from(speaker: Speaker) -> None:
-    sampling = proto_conversion.sampling_to_wire(Sampling(temperature=1.0, seed=2, acceptance="rejection"))
+    sampling = proto_conversion.sampling_to_wire(SamplingParams(temperature=1.0, seed=2, acceptance="rejection"))
     await speaker.open(1, sampling=sampling, max_nodes=4)
     await until(lambda: len(speaker.tokens(1)) == 4)
     for candidates in speaker.frames[1]:

@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.gateway import Gateway, World, running
-from gateway.sessions.registry import Chance
-from gateway.store.memory import Memory, MemoryStore
+from gateway.gateway import GatewayDependencies, GatewayServer, running
+from gateway.sessions.registry import ClockAndRandomness
+from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine
@@ -25,7 +25,7 @@ from slipstream.experiments.samples import merge
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 from tests.fleet import drafter, emulated_text, until, verifier
-from verifier_svc.verifier import Verifier
+from verifier_svc.verifier import VerifierServer
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
 KV = 1_000_000
@@ -37,10 +37,10 @@ class Place:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self.stack = stack
-        self.memory = Memory()
-        self.verifier: Verifier
+        self.memory = MemoryBackend()
+        self.verifier: VerifierServer
         self.drafters: dict[str, str] = {}
-        self.gateways: list[Gateway] = []
+        self.gateways: list[GatewayServer] = []
 
     async def begin(self, *, base_ms: int = 4, **drafters: float) -> None:
         """Drafters by name, each right so often."""
@@ -62,7 +62,7 @@ class Place:
         )
         owner = str(len(self.gateways))
         store = MemoryStore(self.memory, owner=owner, ttl_s=60, lease_s=60)
-        world = World(Chance(random.Random(len(self.gateways)).getrandbits), store=store)
+        world = GatewayDependencies(ClockAndRandomness(random.Random(len(self.gateways)).getrandbits), store=store)
         gateway = await self.stack.enter_async_context(running(config, world))
         await gateway.ready()
         self.gateways.append(gateway)
@@ -94,7 +94,7 @@ async def told(line: Any) -> gateway_pb2.GetExperimentResponse:
     return answer
 
 
-def arm_of(gateway: Gateway, completion: Completion) -> str:
+def arm_of(gateway: GatewayServer, completion: Completion) -> str:
     trial = gateway.sessions.registry._stage.trial
     assert trial is not None
     return trial.experiment.arm_of(completion.started.session_id).name

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from slipstream.engine.factory import open_engine
-from slipstream.speculation.frame import Limits
+from slipstream.speculation.frame import TreeLimits
 from slipstream.v1 import drafter_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, Verifier, drafter, emulated_text, gateway, until, verifier
 from tests.flooder import FLOODS, flood
 from tests.hostile_drafter import hostile
 from verifier_svc.sources import flow_control
-from verifier_svc.sources.drafter_link import Drafter
-from verifier_svc.sources.flow_control import COMMANDS, FRAMES_PER_S, Allowance, Rate
+from verifier_svc.sources.drafter_link import DrafterLink
+from verifier_svc.sources.flow_control import COMMANDS, FRAMES_PER_S, FrameRate, WorkAllowance
 
 PROMPT = [7, 8, 9]
 TOKENS = 120
@@ -65,9 +65,9 @@ def failures(decoded: Decoded) -> list[str]:
 async def test_a_flood_is_cut_off_after_bounded_work(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     frames: list[int] = []
     sizes: list[int] = []
-    receive = Drafter.receive
+    receive = DrafterLink.receive
 
-    def counted(self: Drafter, frame: drafter_pb2.DraftResponse) -> None:
+    def counted(self: DrafterLink, frame: drafter_pb2.DraftResponse) -> None:
         attached = list(self._by_session)
         receive(self, frame)
         if self.address == enemy.address:
@@ -75,7 +75,7 @@ async def test_a_flood_is_cut_off_after_bounded_work(kind: str, monkeypatch: pyt
             sizes.extend(session.tree.node_count for session in attached)
 
     async with hostile(flood(kind)) as enemy, fleet() as (_, client, _):
-        monkeypatch.setattr(Drafter, "receive", counted)
+        monkeypatch.setattr(DrafterLink, "receive", counted)
         monkeypatch.setattr(flow_control, "FRAMES_PER_S", SLOW)
         opened = time.monotonic()
         number, decoded = await client.open(PROMPT, tokens=50_000, drafters=[enemy.address])
@@ -87,7 +87,7 @@ async def test_a_flood_is_cut_off_after_bounded_work(kind: str, monkeypatch: pyt
         assert len(frames) <= looked_at + 3 * SLOW
         await client.command(number, close=CLOSE)
         await until(decoded.done.is_set)
-    assert max(sizes, default=0) <= Limits().nodes
+    assert max(sizes, default=0) <= TreeLimits().nodes
     assert looked_at <= SLOW * (1.0 + seconds) + 1
     assert failures(decoded).count("FLOODING") == 1
     assert decoded.token_ids == emulated_text(PROMPT, len(decoded.token_ids))
@@ -145,7 +145,7 @@ async def flooded_pace(decoded: Decoded, client: Gateway, enemy: str) -> float:
 def test_who_answers_every_command_with_a_whole_tree_never_runs_out() -> None:
     """Node by node, as late as it likes within COMMANDS."""
     for late in range(1, COMMANDS):
-        allowance = Allowance()
+        allowance = WorkAllowance()
         for _ in range(late):
             allowance.earn(8)
         for _ in range(100):
@@ -154,7 +154,7 @@ def test_who_answers_every_command_with_a_whole_tree_never_runs_out() -> None:
 
 
 def test_what_is_not_used_is_saved_up_to_a_bound() -> None:
-    allowance = Allowance()
+    allowance = WorkAllowance()
     for _ in range(10_000):
         allowance.earn(8)
     spent = 0
@@ -166,9 +166,9 @@ def test_what_is_not_used_is_saved_up_to_a_bound() -> None:
 
 
 def test_frames_come_in_bursts_but_not_faster_for_long() -> None:
-    rate = Rate(0.0)
+    rate = FrameRate(0.0)
     assert all(rate.admit(0.0) for _ in range(int(FRAMES_PER_S)))
     assert not rate.admit(0.0)
     assert not rate.admit(0.9)  # the debt of a flood
-    steady = Rate(0.0)
+    steady = FrameRate(0.0)
     assert all(steady.admit(number / FRAMES_PER_S) for number in range(10 * int(FRAMES_PER_S)))

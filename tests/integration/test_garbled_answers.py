@@ -14,13 +14,13 @@ import typer
 from slipstream.cli.doctor import doctor
 from slipstream.cli.serve import check_fit
 from slipstream.cli.status import status
-from slipstream.client.client import Patience, complete, resume
+from slipstream.client.client import RetrySettings, complete, resume
 from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import channel
-from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.v1 import drafter_pb2_grpc, gateway_pb2, gateway_pb2_grpc, verifier_pb2, worker_pb2
 from tests.fleet import emulated_text, gateway, until, verifier
 from tests.front import Setting
@@ -32,7 +32,7 @@ PROMPT, TOKENS = [7, 8, 9], 40
 
 def worker(role: worker_pb2.Role = worker_pb2.ROLE_DRAFTER) -> WorkerService:
     model = proto_conversion.model_to_wire(open_engine("emulated:").model)
-    return WorkerService(Identity(model, role, "model"), worker_pb2.WatchResponse)
+    return WorkerService(WorkerIdentity(model, role, "model"), worker_pb2.WatchResponse)
 
 
 def failed(decoded: Any) -> list[tuple[str, int]]:
@@ -78,7 +78,7 @@ async def test_a_drafter_whose_frames_are_garbled_is_dialled_again(caplog: pytes
 @pytest.mark.parametrize("method", ["GetModel", "Watch", "Decode"])
 async def test_a_gateway_lives_on_beside_a_verifier_that_garbles(setting: Setting, method: str) -> None:
     good, bad = setting.verifier(), setting.verifier()
-    bad_worker = WorkerService(Identity(good.model, worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
+    bad_worker = WorkerService(WorkerIdentity(good.model, worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
     front = await setting.front(good)
     async with garbling(bad.register, bad_worker.register, methods=(method,)) as address:
         both = await setting.gateway([*front.addresses, address], front.store)
@@ -141,7 +141,7 @@ async def test_a_client_that_is_told_garbage_asks_another_gateway() -> None:
         with pytest.raises(Unavailable, match="no protobuf"):
             await complete(first, gateway_pb2.GenerateRequest())
         begun = Completion(started=gateway_pb2.Started(session_id="s"))
-        await resume([second, first], begun, patience=Patience(resume_s=10.0))
+        await resume([second, first], begun, patience=RetrySettings(resume_s=10.0))
     assert begun.finished.reason == verifier_pb2.FINISH_REASON_LENGTH
 
 

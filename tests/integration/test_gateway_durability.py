@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.store.memory import Memory, MemoryStore
+from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import (
     Unavailable,
 )
@@ -33,7 +33,7 @@ class Flaky(MemoryStore):
 
 
 async def test_strict_sessions_show_nothing_that_is_not_in_the_log(setting: Setting) -> None:
-    store = Flaky(Memory(), owner="me", ttl_s=60, lease_s=60)
+    store = Flaky(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(), store=store, store_grace_s=0.3)
     answer = Answer()
     with pytest.raises(grpc.RpcError) as caught:
@@ -47,7 +47,7 @@ async def test_strict_sessions_show_nothing_that_is_not_in_the_log(setting: Sett
 
 
 async def test_relaxed_sessions_go_on_and_the_log_catches_up_in_order(setting: Setting) -> None:
-    store = Flaky(Memory(), owner="me", ttl_s=60, lease_s=60)
+    store = Flaky(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(), store=store, durability="relaxed")
     answer = await front.generate(stop=["lief"], max_tokens=60)
     assert answer.text == TEXT[: TEXT.index("lief")]
@@ -60,7 +60,7 @@ async def test_relaxed_sessions_go_on_and_the_log_catches_up_in_order(setting: S
 
 
 async def test_a_session_taken_over_by_another_gateway_is_told_on_from_its_log(setting: Setting) -> None:
-    memory = Memory()
+    memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=MemoryStore(memory, owner="me", ttl_s=60, lease_s=0))
     other = MemoryStore(memory, owner="other", ttl_s=60, lease_s=60)
     call, answer = await begun(front, logprobs=False)

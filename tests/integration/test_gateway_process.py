@@ -17,11 +17,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
-from gateway.gateway import World, running
-from gateway.sessions.registry import Chance
+from gateway.gateway import GatewayDependencies, running
+from gateway.sessions.registry import ClockAndRandomness
 from gateway.store import SessionStore
 from gateway.store.client import connect
-from gateway.store.memory import Memory
+from gateway.store.memory import MemoryBackend
 from gateway.store.redis import RedisStore
 from slipstream.errors import Aborted, FailedPrecondition, SlipstreamError, Unavailable
 from slipstream.rpc.channel import channel, error_of
@@ -36,7 +36,7 @@ from tests.scripted_verifier import served
 async def lonely(folder: Path, store: SessionStore | None = None) -> AsyncIterator[Any]:
     """A gateway whose verifier cannot be reached."""
     config = GatewayConfig(verifiers=("127.0.0.1:1",), tokenizer=str(folder), listen="127.0.0.1:0", grace_s=0.0)
-    world = World(Chance(random.Random(7).getrandbits), store=store)
+    world = GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits), store=store)
     async with running(config, world) as gateway, channel(gateway.address) as line:
         yield gateway_pb2_grpc.GatewayServiceStub(line)
 
@@ -83,7 +83,7 @@ async def test_a_gateway_that_lost_all_verifiers_goes_on_answering(setting: Sett
 
 
 async def test_a_text_in_another_vocabulary_is_not_told(setting: Setting) -> None:
-    memory = Memory()
+    memory = MemoryBackend()
     front = await setting.front(setting.verifier(), store=store(memory, "a"))
     session = (await front.generate()).started.session_id
     entry = memory.entries[session]

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from gateway.sessions.output_stream import Event
-from gateway.store.memory import Memory, MemoryStore
+from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import (
     Internal,
     NotFound,
@@ -146,7 +146,7 @@ async def test_a_verifier_commits_no_more_than_its_credit_ahead(setting: Setting
             await self.gate.wait()
             await super().append(*arguments)
 
-    store = Waiting(Memory(), owner="me", ttl_s=60, lease_s=60)
+    store = Waiting(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(per_round=4), store=store, credit_tokens=8)
     (verifier,) = front.verifiers
     call = asyncio.create_task(front.generate())
@@ -198,7 +198,7 @@ async def test_a_session_that_is_cancelled_between_two_verifiers_is_opened_on_no
                 await self.gate.wait()
             await super().append(session, epoch, start, tokens)
 
-    store = Waiting(Memory(), owner="me", ttl_s=60, lease_s=60)
+    store = Waiting(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(limit=9), setting.verifier(limit=9), store=store)
     call, answer = await begun(front)
     dead = next(index for index, verifier in enumerate(front.verifiers) if verifier.sessions)

@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.engine.factory import open_engine
 from slipstream.rpc import proto_conversion
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, Verifier, drafter, emulated_text, gateway, until, verifier
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
@@ -355,7 +355,7 @@ async def test_a_trusted_liar_is_never_believed_again_under_a_ratio_rule(expecte
     def lie(command: Command) -> drafter_pb2.DraftResponse:
         return frame(command, [200, 201, 202], distributions=distributed(*[([1, 2], [9, 1])] * 3))
 
-    sampling = Sampling(temperature=1.0, seed=4, acceptance="rejection")
+    sampling = SamplingParams(temperature=1.0, seed=4, acceptance="rejection")
     options: dict[str, Any] = {"sampling": sampling, "trusted": True, "tokens": TOKENS}
     async with fleet(lambda drafter, command: [lie(command)] if not command.HasField("close") else []) as world:
         enemy, server, client, friend = world

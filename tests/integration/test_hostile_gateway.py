@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc
 from tests.fleet import Verifier, emulated_text, gateway, opening, until, verifier
 
@@ -160,7 +160,7 @@ async def test_a_hostile_gateway_changes_no_token_of_another_ones_sessions(name:
     attack, told = ATTACKS[name]
     engine = open_engine("emulated:", kv_tokens=1 << 16)
     prompts = [[number + 1] * 5 for number in range(SESSIONS)]
-    sampling = Sampling(temperature=0.0)
+    sampling = SamplingParams(temperature=0.0)
     async with verifier(engine, max_sessions=256) as server, gateway(server.address) as honest:
         sessions = [
             (await honest.open(prompt, tokens=TOKENS, sampling=sampling, credit=40, session_id=f"victim-{number}"))

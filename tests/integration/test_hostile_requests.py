@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import GatewayConfig
-from gateway.gateway import World, running
-from gateway.sessions.registry import Chance
+from gateway.gateway import GatewayDependencies, running
+from gateway.sessions.registry import ClockAndRandomness
 from slipstream.engine.factory import open_engine
 from slipstream.errors import SlipstreamError
 from slipstream.rpc import proto_conversion
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, gateway_pb2, verifier_pb2, worker_pb2
 from tests.fleet import drafter, emulated_text, opening, verifier
 from tests.hostile_values import hostile, messages
@@ -89,7 +89,7 @@ async def front(folder: Path) -> AsyncIterator[str]:
         config = GatewayConfig(
             verifiers=(address,), tokenizer=str(folder), listen="127.0.0.1:0", grace_s=0.0, rehoming_wait_s=2.0
         )
-        async with running(config, World(Chance(random.Random(7).getrandbits))) as gateway:
+        async with running(config, GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits))) as gateway:
             await gateway.ready()
             yield gateway.address
 
@@ -158,7 +158,7 @@ def good_open(role: str) -> Any:
     return drafter_pb2.DraftOpen(
         key=open_.key,
         prefix=open_.prefix,
-        sampling=proto_conversion.sampling_to_wire(Sampling(temperature=0.0)),
+        sampling=proto_conversion.sampling_to_wire(SamplingParams(temperature=0.0)),
         target=proto_conversion.model_to_wire(open_engine("emulated:vocabulary=256").model),
         policy=drafter_pb2.DraftPolicy(max_nodes=8),
         max_length=100,

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.store.memory import Memory
+from gateway.store.memory import MemoryBackend
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
 from tests.traced import PARENT, Refusing, System, heard
@@ -53,7 +53,7 @@ async def left(system: System) -> Any:
 
 
 async def failed(system: System) -> Any:
-    store = Refusing(Memory(), owner="me", ttl_s=60, lease_s=60)
+    store = Refusing(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     await system.open([await system.verifier()], [], store)
     call = system.call(100, parent=UNSAMPLED)
     with pytest.raises(grpc.RpcError):

@@ -14,7 +14,7 @@ from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.segment import Segment
 from slipstream.v1 import types_pb2, verifier_pb2
 from tests.fleet import emulated_text
-from verifier_svc.service import Peer
+from verifier_svc.service import GatewayStream
 
 PASS = LinearCost(0.005, 0.00001)
 
@@ -57,7 +57,7 @@ class Gateway:
     """A stream, and the sessions on it."""
 
     def __init__(self, running: System) -> None:
-        self.peer: Peer = running.gateway()
+        self.peer: GatewayStream = running.gateway()
         self.clients: dict[int, Client] = {}
         self.reading = asyncio.create_task(self._read())
         self.left = False

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
 from slipstream.engine.factory import open_engine
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2
 from tests.checkpoints import save_checkpoint
 from tests.fleet import drafter, gateway, slowed, until, verifier
@@ -63,7 +63,7 @@ async def test_the_first_tokens_are_distributed_as_the_target_says(rule: str, fo
                 client.decode(
                     PROMPT,
                     tokens=TOKENS + 3,
-                    sampling=Sampling(seed=seed, acceptance=rule),
+                    sampling=SamplingParams(seed=seed, acceptance=rule),
                     drafters=[guesses],
                     trusted=True,
                 )
@@ -89,7 +89,7 @@ async def test_a_drafter_that_draws_nothing_says_so_and_the_session_goes_on(rule
         number, decoded = await client.open(
             [1, 2] * 8,
             tokens=100,
-            sampling=Sampling(seed=1, acceptance=rule),
+            sampling=SamplingParams(seed=1, acceptance=rule),
             drafters=[guesses.address],
             trusted=True,
             credit=1,

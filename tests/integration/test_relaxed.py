@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store.memory import Memory, MemoryStore
+from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import Aborted, Unavailable
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -20,7 +20,7 @@ from tests.front import Answer, Front, Setting
 class Late(MemoryStore):
     """Appends wait for the gate, and then fail while the store is `away`."""
 
-    def __init__(self, memory: Memory, owner: str = "me") -> None:
+    def __init__(self, memory: MemoryBackend, owner: str = "me") -> None:
         super().__init__(memory, owner=owner, ttl_s=60, lease_s=60)
         self.gate = asyncio.Event()
         self.away = False
@@ -34,7 +34,7 @@ class Late(MemoryStore):
 
 async def shown(setting: Setting, **config: Any) -> tuple[Front, Late, Any, Answer]:
     """A session of which 9 tokens were shown, and none is in the log."""
-    store = Late(Memory())
+    store = Late(MemoryBackend())
     front = await setting.front(setting.verifier(limit=9), store=store, durability="relaxed", **config)
     call, answer = await begun(front)
     assert logged(store, answer) == []

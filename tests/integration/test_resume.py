@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.auth.tenant import Limits, Tenant
-from gateway.store.memory import Memory, MemoryStore
-from gateway.store.record import Record
-from slipstream.client.client import Patience, complete, resume
+from gateway.auth.tenant import Tenant, TenantLimits
+from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.store.record import SessionRecord
+from slipstream.client.client import RetrySettings, complete, resume
 from slipstream.client.completion import Completion
 from slipstream.errors import Aborted, NotFound, OutOfRange, Unavailable
 from slipstream.rpc.channel import channel
@@ -74,7 +74,7 @@ async def test_another_gateway_follows_a_session_whose_owner_lives(shared: Share
 
 
 async def test_another_gateway_goes_on_with_a_session_whose_owner_is_dead(setting: Setting) -> None:
-    memory = Memory()
+    memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "b", lease_s=0.5))
     answer = await left_after(front)
     taken = await store(memory, "dead", lease_s=0.5).takeover(answer.started.session_id)  # and never heard of again
@@ -108,7 +108,7 @@ async def test_what_a_store_lost_is_written_again(shared: Shared, takeovers: int
 
 
 async def test_a_completion_goes_on_by_itself_on_another_gateway(setting: Setting) -> None:
-    memory = Memory()
+    memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     beside = await setting.beside(front, store(memory, "b"))
     said: list[str] = []
@@ -126,7 +126,7 @@ async def test_a_completion_goes_on_by_itself_on_another_gateway(setting: Settin
 
 @pytest.mark.parametrize("dead_first", [False, True])
 async def test_a_session_is_resumed_on_the_first_gateway_that_can(setting: Setting, dead_first: bool) -> None:
-    memory = Memory()
+    memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     beside = await setting.beside(front, store(memory, "b"))
     answer = await left_after(front)
@@ -135,13 +135,13 @@ async def test_a_session_is_resumed_on_the_first_gateway_that_can(setting: Setti
         await beside.gateway.server.stop(0)
     completion = Completion(started=answer.started)
     async with channel(beside.gateway.address) as one, channel(front.gateway.address) as other:
-        await resume([one, other], completion, patience=Patience(resume_s=0.0))
+        await resume([one, other], completion, patience=RetrySettings(resume_s=0.0))
     assert completion.token_ids == front.verifiers[0].script[:40]
     assert (await front.store.read(answer.started.session_id)).owner == ("a" if dead_first else "b")
 
 
 async def test_the_rest_of_a_text_is_heard_once_however_often_it_breaks_off(setting: Setting) -> None:
-    memory = Memory()
+    memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     beside = await setting.beside(front, store(memory, "b"))
     answer = await left_after(front)
@@ -167,7 +167,7 @@ class Waiting(MemoryStore):
         self.held, self.gate = asyncio.Event(), asyncio.Event()
         return self.held
 
-    async def read(self, session: str, start: int = 0) -> Record:
+    async def read(self, session: str, start: int = 0) -> SessionRecord:
         if held := self.held:
             self.held = None
             held.set()
@@ -177,7 +177,7 @@ class Waiting(MemoryStore):
 
 @pytest.mark.parametrize("runs", [True, False])
 async def test_whoever_comes_while_a_session_is_let_go_takes_it_up_again(setting: Setting, runs: bool) -> None:
-    waiting = Waiting(Memory(), owner="a", ttl_s=60, lease_s=60)
+    waiting = Waiting(MemoryBackend(), owner="a", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(limit=9), store=waiting)
     sessions = front.gateway.sessions
     call, answer = await begun(front) if runs else (None, await left_after(front))
@@ -197,7 +197,7 @@ async def test_whoever_comes_while_a_session_is_let_go_takes_it_up_again(setting
 
 
 async def test_a_gateway_that_ends_tells_its_clients_to_go_elsewhere(setting: Setting) -> None:
-    memory = Memory()
+    memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     call, answer = await begun(front)
     ended = asyncio.create_task(broken_off(call, answer))
@@ -224,7 +224,7 @@ async def test_unknown_sessions_are_not_found(setting: Setting) -> None:
 
 async def test_a_lease_is_kept_while_nothing_is_written(setting: Setting) -> None:
     now = [0.0]
-    memory = Memory(clock=lambda: now[0])
+    memory = MemoryBackend(clock=lambda: now[0])
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a", lease_s=60), lease_s=0.06)
     call, answer = await begun(front)
     entry = memory.entries[answer.started.session_id]
@@ -243,7 +243,9 @@ class Unreleased(MemoryStore):
 
 async def test_a_gateway_waits_for_no_lease_of_its_own(setting: Setting) -> None:
     front = await setting.front(
-        setting.verifier(limit=9), store=Unreleased(Memory(), owner="a", ttl_s=600, lease_s=600), store_grace_s=0.1
+        setting.verifier(limit=9),
+        store=Unreleased(MemoryBackend(), owner="a", ttl_s=600, lease_s=600),
+        store_grace_s=0.1,
     )
     call, answer = await begun(front)
     call.cancel()
@@ -270,7 +272,7 @@ class Stuck(MemoryStore):
 
 
 async def test_a_renewal_that_hangs_holds_up_no_other_lease(setting: Setting) -> None:
-    stuck = Stuck(Memory(), owner="a", ttl_s=60, lease_s=60)
+    stuck = Stuck(MemoryBackend(), owner="a", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(limit=9), store=stuck, lease_s=0.06)
     call, answer = await begun(front)
     other, _ = await begun(front)
@@ -299,7 +301,7 @@ async def test_log_probabilities_come_with_what_is_said_anew(setting: Setting) -
 
 @pytest.mark.parametrize("same", [True, False])
 async def test_a_session_that_is_lost_is_said_again_and_heard_once(setting: Setting, same: bool) -> None:
-    memory, other = Memory(), Memory()
+    memory, other = MemoryBackend(), MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     beside = await setting.beside(front, store(other, "b"))  # that knows nothing of it
     said: list[str] = []
@@ -341,7 +343,7 @@ async def test_drafters_that_nobody_serves_any_more_stop_no_session(
     setting: Setting, served: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "gateway.requests.validation")
-    memory, rejection = Memory(), gateway_pb2.SamplingOptions(acceptance=types_pb2.ACCEPTANCE_RULE_REJECTION)
+    memory, rejection = MemoryBackend(), gateway_pb2.SamplingOptions(acceptance=types_pb2.ACCEPTANCE_RULE_REJECTION)
     first = setting.verifier(limit=9)
     trusted = {"trusted_drafters": ("mine",)}
     drafter = await setting.drafter()
@@ -383,7 +385,7 @@ async def test_an_idle_verifier_is_not_stuck_while_a_client_does_not_read(settin
 
 
 async def test_what_was_paid_for_is_not_paid_for_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = Limits(tokens_per_minute=1000)
+    limits = TenantLimits(tokens_per_minute=1000)
     tenant = Tenant("", limits, lambda: 0.0)
     monkeypatch.setattr("gateway.sessions.registry.caller", lambda: tenant)
     front = await setting.front(setting.verifier(limit=9))

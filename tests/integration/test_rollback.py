@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store.memory import Memory
+from gateway.store.memory import MemoryBackend
 from slipstream.errors import Aborted, InvalidArgument, OutOfRange
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.calls import Shared, begun, broken_off, read_on, store
@@ -33,7 +33,7 @@ async def test_a_session_rolled_back_says_another_thing_from_there(setting: Sett
 
 
 async def test_a_running_session_is_rolled_back_wherever_it_runs(setting: Setting) -> None:
-    memory = Memory()
+    memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     beside = await setting.beside(front, store(memory, "b"))
     for gateway in (front, beside):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.gateway import Gateway, World, running
-from gateway.sessions.registry import Chance
+from gateway.gateway import GatewayDependencies, GatewayServer, running
+from gateway.sessions.registry import ClockAndRandomness
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
@@ -33,7 +33,7 @@ class Pods:
         return list(self.of[target])
 
 
-async def opened(stack: AsyncExitStack, setting: Setting, pods: Pods) -> tuple[Gateway, Any]:
+async def opened(stack: AsyncExitStack, setting: Setting, pods: Pods) -> tuple[GatewayServer, Any]:
     config = GatewayConfig(
         verifiers=("dns:///verifier:50071",),
         drafters=("model=dns:///drafter:50061",),
@@ -42,7 +42,7 @@ async def opened(stack: AsyncExitStack, setting: Setting, pods: Pods) -> tuple[G
         discovery_s=0.01,
         grace_s=0.0,
     )
-    world = World(Chance(random.Random(3).getrandbits), resolve=pods)
+    world = GatewayDependencies(ClockAndRandomness(random.Random(3).getrandbits), resolve=pods)
     gateway = await stack.enter_async_context(running(config, world))
     line = await stack.enter_async_context(channel(gateway.address))
     return gateway, gateway_pb2_grpc.GatewayServiceStub(line)

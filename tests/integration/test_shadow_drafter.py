@@ -24,20 +24,20 @@ from benchmarks.virtual import (
 )
 from drafter_svc import service as drafter_service
 from drafter_svc.proposers.model import ModelProposer
-from drafter_svc.scheduler import Scheduler as DraftScheduler
+from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from slipstream.engine.emulated.engine import EmulatedModel
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import Unavailable
 from slipstream.rpc import proto_conversion
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import opening
 from tests.hostile_drafter import frame
-from verifier_svc.execution.embedded import Turn
-from verifier_svc.scheduling.planner import Limits, Load, Planner
-from verifier_svc.sources.drafter_link import Drafter
-from verifier_svc.sources.drafter_pool import MAX_DRAFTERS, Drafters
+from verifier_svc.execution.embedded import ScheduledSequence
+from verifier_svc.scheduling.planner import Planner, StepLimits, StepLoad
+from verifier_svc.sources.drafter_link import DrafterLink
+from verifier_svc.sources.drafter_pool import MAX_DRAFTERS, DrafterPool
 
 SESSIONS, TOKENS = 2, 50
 WORLD = World(delay_s=0.004)
@@ -47,7 +47,7 @@ SHADOW = verifier_pb2.DrafterAddress(address="shadow:1", name="new", shadow=True
 class Wild:
     """For `links.Link`: answers each command at once, as badly as is asked for."""
 
-    def __init__(self, drafter: Drafter, answer: Callable[[drafter_pb2.DraftCommand], Any]) -> None:
+    def __init__(self, drafter: DrafterLink, answer: Callable[[drafter_pb2.DraftCommand], Any]) -> None:
         self.up = True
         self.drops = self.commands = 0
         self._drafter, self._answer = drafter, answer
@@ -86,15 +86,15 @@ def guesses_nonsense(command: drafter_pb2.DraftCommand) -> list[drafter_pb2.Draf
 WILD = (lies, floods, claims_the_future, is_silent, guesses_nonsense)
 
 
-async def honest(running: System, drafter: Drafter, acceptance: float) -> asyncio.Task[Any]:
+async def honest(running: System, drafter: DrafterLink, acceptance: float) -> asyncio.Task[Any]:
     """A second drafter, which guesses right so often."""
     thread = VirtualThread()
     model = EmulatedModel(vocabulary_size=512, acceptance=acceptance, fanout=WORLD.fanout)
     draft = _engine(model, LinearCost(0.003), thread, BLOCKS)
     proposer = ModelProposer(draft, width=4, max_nodes=64, proposal_tokens=32)
     drafting = DraftScheduler(proposer, thread, 512, 4, asyncio.get_running_loop().time)  # type: ignore[arg-type]
-    bounds = drafter_service.Bounds(proto_conversion.model_to_wire(draft.model), 4096, 64)
-    link = VirtualLink(drafter_service.Peer(drafting, bounds), drafter, 0.001)
+    bounds = drafter_service.ServiceLimits(proto_conversion.model_to_wire(draft.model), 4096, 64)
+    link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, 0.001)
     drafter._link = link  # type: ignore[assignment]
 
     async def both() -> None:
@@ -186,7 +186,7 @@ def test_a_shadow_under_a_ratio_rule_is_refused() -> None:
     async def refusal() -> verifier_pb2.SessionEnd:
         async with system(WORLD) as running:
             gateway = running.gateway()
-            open_ = opening([1, 2], sampling=Sampling(acceptance="rejection"))
+            open_ = opening([1, 2], sampling=SamplingParams(acceptance="rejection"))
             open_.drafters.append(SHADOW)
             command = verifier_pb2.DecodeCommand(session=1, epoch=1, open=open_)
             gateway.receive(verifier_pb2.DecodeRequest(commands=[command]))
@@ -222,10 +222,10 @@ def replace_address(address: str) -> verifier_pb2.DrafterAddress:
 @pytest.mark.parametrize("candidates", [[0, 0, 0], [8, 0, 1], [20, 30, 14]])
 def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> None:
     """And whoever brings more has more of it, at least a like share of what the step takes without candidates."""
-    pool = Drafters(types_pb2.ModelInfo(), 0.02)
-    planner = Planner(pool, Limits(512, 256, 0.25), _curve(LinearCost(0.02, 0.001, 0.0, 4)))
-    turns = [Turn(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
-    load = Load(3, 3 + sum(candidates))
+    pool = DrafterPool(types_pb2.ModelInfo(), 0.02)
+    planner = Planner(pool, StepLimits(512, 256, 0.25), _curve(LinearCost(0.02, 0.001, 0.0, 4)))
+    turns = [ScheduledSequence(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
+    load = StepLoad(3, 3 + sum(candidates))
     seconds = planner._curve.seconds(load.tokens, 3) * 1.1
     parts = [planner.cost_s(turn, load, seconds) for turn in turns]
     assert sum(parts) == pytest.approx(seconds)

@@ -21,10 +21,10 @@ import grpc
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.gateway import World, running
-from gateway.sessions.registry import Chance
+from gateway.gateway import GatewayDependencies, running
+from gateway.sessions.registry import ClockAndRandomness
 from gateway.store import SessionStore
-from gateway.store.memory import Memory, MemoryStore
+from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.redis import RedisStore
 from slipstream.engine.factory import open_engine
 from slipstream.errors import SlipstreamError, Unavailable
@@ -72,7 +72,7 @@ async def system(on: SessionStore | None, **settings: Any) -> AsyncIterator[Any]
         config = GatewayConfig(
             verifiers=(target.address,), tokenizer=TOKENIZER, listen="127.0.0.1:0", grace_s=0.0, **settings
         )
-        world = World(Chance(random.Random(7).getrandbits), store=on)
+        world = GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits), store=on)
         gateway = await stack.enter_async_context(running(config, world))
         await gateway.ready()
         line = await stack.enter_async_context(channel(gateway.address))
@@ -206,7 +206,7 @@ class Watched(MemoryStore):
 
 
 async def test_a_running_session_renews_its_lease_and_an_ended_one_does_not() -> None:
-    store = Watched(Memory(), owner="me", ttl_s=60, lease_s=60)
+    store = Watched(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     async with system(store, lease_s=0.01) as stub:
         (follower,) = follow(stub, sessions=1)
         await ends([follower])

@@ -16,14 +16,14 @@ import pytest
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Cursor
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import drafter_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, in_time, opening, slowed, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, place, spelled, tokenizer
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
-from verifier_svc.execution.embedded import Outcome, Turn, perform
+from verifier_svc.execution.embedded import Outcome, ScheduledSequence, perform
 from verifier_svc.scheduling import scheduler
 
 DRAFT = str(Path(TARGET).parent / "draft")
@@ -31,9 +31,9 @@ PROMPT = tokenizer().encode("def read(self, path):").ids
 TOKENS = 48
 STOP = verifier_pb2.FINISH_REASON_STOP
 SAMPLINGS = [
-    Sampling(temperature=0.0),
-    Sampling(temperature=1.0, seed=11),
-    Sampling(temperature=0.8, seed=5, top_k=40, top_p=0.9, repetition_penalty=1.2, logit_bias={END: 5.0}),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, seed=11),
+    SamplingParams(temperature=0.8, seed=5, top_k=40, top_p=0.9, repetition_penalty=1.2, logit_bias={END: 5.0}),
 ]
 
 
@@ -74,7 +74,7 @@ async def unknowing(drafts: tuple[Engine, Engine]) -> AsyncIterator[str]:
         yield address
 
 
-async def decode(client: Gateway, structure: Structure, **options: Any) -> Decoded:
+async def decode(client: Gateway, structure: StructuredOutput, **options: Any) -> Decoded:
     return await client.decode(PROMPT, **({"tokens": TOKENS, "stop": [END], "structure": structure} | options))
 
 
@@ -93,7 +93,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     """Of every turn the output before it, and the paths of its candidates."""
     seen: Seen = []
 
-    def watched(engine: Engine, turns: list[Turn]) -> list[Outcome]:
+    def watched(engine: Engine, turns: list[ScheduledSequence]) -> list[Outcome]:
         for turn in turns:
             paths = [turn.selection.path(node) for node in range(len(turn.selection))]
             seen.append((turn.session.tokens[turn.session.prompt_length :], paths))
@@ -103,7 +103,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     yield seen
 
 
-def all_fit(structure: Structure, seen: Seen) -> int:
+def all_fit(structure: StructuredOutput, seen: Seen) -> int:
     """How many candidates were verified, none of which is forbidden."""
     cursor = place(structure)
     for output, paths in seen:
@@ -154,7 +154,7 @@ async def test_a_drafter_that_knows_the_grammar_is_worth_more(client: Gateway, k
     structure = LANGUAGES["schema"].structure
 
     async def accepted(address: str) -> int:
-        runs = (decode(client, structure, sampling=Sampling(seed=seed), drafters=[address]) for seed in range(4))
+        runs = (decode(client, structure, sampling=SamplingParams(seed=seed), drafters=[address]) for seed in range(4))
         return sum(decoded.accepted for decoded in await asyncio.gather(*runs))
 
     async def better() -> bool:
@@ -167,7 +167,7 @@ async def test_a_drafter_that_knows_the_grammar_is_worth_more(client: Gateway, k
 async def test_under_a_ratio_rule_the_text_is_of_the_language_too(
     client: Gateway, knowing: str, unknowing: str, rule: str
 ) -> None:
-    sampling = Sampling(temperature=1.0, seed=3, acceptance=rule, logit_bias={END: 8.0})
+    sampling = SamplingParams(temperature=1.0, seed=3, acceptance=rule, logit_bias={END: 8.0})
 
     async def accepted(name: str, address: str) -> int:
         language, options = LANGUAGES[name], {"drafters": [address], "trusted": True, "tokens": 100}
@@ -206,7 +206,9 @@ async def test_a_rollback_decodes_the_same_text_again(client: Gateway, knowing: 
 
 async def test_a_session_that_gave_up_its_memory_says_the_same() -> None:
     prompts = [[index, *PROMPT * 6] for index in range(1, 5)]  # that share no KV
-    structures = [Structure("regex", f"{letters}{{99,}}") for letters in ("[a-f ]", "(do|re|mi)", "[0-9]", "(é|ü)")]
+    structures = [
+        StructuredOutput("regex", f"{letters}{{99,}}") for letters in ("[a-f ]", "(do|re|mi)", "[0-9]", "(é|ü)")
+    ]
 
     async def texts(kv_tokens: int) -> tuple[list[list[int]], int]:
         engine, options = open_engine(TARGET, "float32", kv_tokens), {"sampling": SAMPLINGS[1], "stop": [END]}
@@ -229,16 +231,20 @@ async def test_a_session_that_gave_up_its_memory_says_the_same() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "reason"),
     [
-        ({"structure": Structure("regex", "(a")}, grpc.StatusCode.INVALID_ARGUMENT, "BAD_GRAMMAR"),
+        ({"structure": StructuredOutput("regex", "(a")}, grpc.StatusCode.INVALID_ARGUMENT, "BAD_GRAMMAR"),
         (
-            {"structure": Structure("regex", r"[^\s\S]")},
+            {"structure": StructuredOutput("regex", r"[^\s\S]")},
             grpc.StatusCode.FAILED_PRECONDITION,
             "UNSATISFIABLE_GRAMMAR",
         ),
-        ({"structure": Structure("json_object"), "stop": []}, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
+        (
+            {"structure": StructuredOutput("json_object"), "stop": []},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_ARGUMENT",
+        ),
         ({"top_logprobs": 21}, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
         (
-            {"structure": Structure("regex", "a+"), "output": tokenizer().encode("zz").ids},
+            {"structure": StructuredOutput("regex", "a+"), "output": tokenizer().encode("zz").ids},
             grpc.StatusCode.FAILED_PRECONDITION,
             "GRAMMAR_GAVE_UP",
         ),
@@ -257,7 +263,7 @@ async def test_bad_opens_end_their_session_only(
 
 async def test_an_emulated_model_has_no_words_to_constrain() -> None:
     async with verifier(open_engine("emulated:"), model="emulated:") as server, gateway(server.address) as client:
-        _, refused = await client.open([1, 2], structure=Structure("json_object"))
+        _, refused = await client.open([1, 2], structure=StructuredOutput("json_object"))
         assert await ended(refused) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKENIZER")
 
 
@@ -273,8 +279,10 @@ async def test_a_grammar_that_gives_up_at_run_time_ends_its_session_only(
 
     monkeypatch.setattr(Cursor, "mask", fragile)
     doomed = dict.fromkeys(tokenizer().encode("f").ids, 100.0)
-    _, good = await client.open(PROMPT, tokens=16, stop=[END], structure=structure, sampling=Sampling(temperature=0.0))
-    bad = await decode(client, structure, sampling=Sampling(temperature=0.0, logit_bias=doomed))
+    _, good = await client.open(
+        PROMPT, tokens=16, stop=[END], structure=structure, sampling=SamplingParams(temperature=0.0)
+    )
+    bad = await decode(client, structure, sampling=SamplingParams(temperature=0.0, logit_bias=doomed))
     assert await ended(bad) == (grpc.StatusCode.FAILED_PRECONDITION, "GRAMMAR_GAVE_UP")
     assert len(bad.token_ids) == 3
     await until(good.done.is_set)
@@ -284,7 +292,7 @@ async def test_a_grammar_that_gives_up_at_run_time_ends_its_session_only(
 
 async def test_what_is_said_of_a_session_waits_for_its_grammar(server: Verifier, client: Gateway) -> None:
     """Open and close in one frame: compiled, opened, closed, in this order; then the number is free again."""
-    structure = Structure("regex", "(wait|for|it){1,99}")
+    structure = StructuredOutput("regex", "(wait|for|it){1,99}")
     decoded = client.sessions[7] = Decoded()
     open_ = verifier_pb2.DecodeCommand(session=7, epoch=1, open=opening(PROMPT, structure=structure, stop=[END]))
     close = verifier_pb2.DecodeCommand(session=7, epoch=1, close=verifier_pb2.DecodeClose())
@@ -301,7 +309,7 @@ async def test_what_is_said_of_a_session_waits_for_its_grammar(server: Verifier,
 async def test_a_gateway_that_leaves_takes_along_what_is_being_compiled(server: Verifier) -> None:
     async with gateway(server.address) as other:
         for index in range(20):
-            await other.open(PROMPT, structure=Structure("regex", f"leaving{index}"), stop=[END], tokens=2000)
+            await other.open(PROMPT, structure=StructuredOutput("regex", f"leaving{index}"), stop=[END], tokens=2000)
     await until(lambda: not len(server.scheduler) and not server.service.by_id)
-    await asyncio.wrap_future(server.service.grammars.compile(Structure("regex", "the last one")))
+    await asyncio.wrap_future(server.service.grammars.compile(StructuredOutput("regex", "the last one")))
     assert not len(server.scheduler) and not server.service.by_id  # what was compiled meanwhile opened nothing

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slipstream.engine.factory import open_engine
-from slipstream.speculation.sampling_params import Sampling
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, drafter, gateway, in_time, slowed, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, tokenizer
@@ -23,10 +23,10 @@ from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
 PROMPT = tokenizer().encode("def read(self, path):").ids
 TOKENS, TOP = 32, 4
 SAMPLINGS = [
-    Sampling(temperature=0.0),
-    Sampling(temperature=1.0, seed=3),
-    Sampling(temperature=0.7, seed=4, top_k=20, repetition_penalty=1.3, logit_bias={7: 3.0}),
-    Sampling(temperature=1.0, seed=5, acceptance="rejection"),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, seed=3),
+    SamplingParams(temperature=0.7, seed=4, top_k=20, repetition_penalty=1.3, logit_bias={7: 3.0}),
+    SamplingParams(temperature=1.0, seed=5, acceptance="rejection"),
 ]
 
 
@@ -71,12 +71,12 @@ def check(model: torch.nn.Module, output: list[int], said: list[types_pb2.TokenL
 
 @pytest.mark.parametrize("structure", [None, LANGUAGES["schema"].structure], ids=["free", "schema"])
 async def test_they_are_the_models_own_with_and_without_candidates(
-    client: Gateway, guesses: str, model: torch.nn.Module, structure: Structure | None
+    client: Gateway, guesses: str, model: torch.nn.Module, structure: StructuredOutput | None
 ) -> None:
     """Neither temperature, penalties, bias nor a grammar enters."""
     stop = [END] if structure is not None else []
 
-    async def decode(sampling: Sampling, drafters: list[str]) -> Decoded:
+    async def decode(sampling: SamplingParams, drafters: list[str]) -> Decoded:
         options = {"tokens": TOKENS, "stop": stop, "structure": structure, "top_logprobs": TOP, "trusted": True}
         return await client.decode(PROMPT, sampling=sampling, drafters=drafters, **options)
 

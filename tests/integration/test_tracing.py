@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.store.memory import Memory
+from gateway.store.memory import MemoryBackend
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -20,7 +20,7 @@ from tests.collector import Collected, Collector
 from tests.fleet import emulated_text, until
 from tests.fleet import gateway as decoding
 from tests.traced import CLIENT, PARENT, UNSAMPLED, Refusing, System, heard
-from verifier_svc.sources.drafter_link import Drafter
+from verifier_svc.sources.drafter_link import DrafterLink
 
 SLACK_S = 10.0
 """Of moments that two tasks of a busy machine saw."""
@@ -193,9 +193,9 @@ async def test_a_lost_verifier_and_a_lost_drafter_are_told_of(system: System) ->
 async def test_what_is_not_sampled_costs_the_wire_nothing(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     frames: list[types_pb2.Candidates] = []
     opened: list[Any] = []
-    graft, request = Drafter._graft, Drafter._open_request
-    monkeypatch.setattr(Drafter, "_graft", lambda self, a, frame: (frames.append(frame), graft(self, a, frame))[1])
-    monkeypatch.setattr(Drafter, "_open_request", lambda self, s: (opened.append(request(self, s)), opened[-1])[1])
+    graft, request = DrafterLink._graft, DrafterLink._open_request
+    monkeypatch.setattr(DrafterLink, "_graft", lambda self, a, frame: (frames.append(frame), graft(self, a, frame))[1])
+    monkeypatch.setattr(DrafterLink, "_open_request", lambda self, s: (opened.append(request(self, s)), opened[-1])[1])
     target, address = await system.verifier(), await system.drafter()
     async with decoding(target.address) as plain:
         decoded = await plain.decode([7, 8, 9], tokens=40, drafters=[address])
@@ -257,7 +257,7 @@ async def test_all_that_is_declared_is_sent(
             await heard(failing)
         assert dict(caught.value.trailing_metadata())["trace-id"]
     await system.interrupted()
-    store = Refusing(Memory(), owner="me", ttl_s=60, lease_s=60)
+    store = Refusing(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     await system.open([target, await system.verifier()], [await system.drafter()], store)
     with pytest.raises(grpc.RpcError):
         await heard(system.call(100))

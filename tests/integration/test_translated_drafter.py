@@ -17,19 +17,19 @@ from benchmarks.prompts import held_out
 from benchmarks.translation import agreement, permuted, runs
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
-from drafter_svc.proposers import Answer, Guess, Turn
+from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
 from drafter_svc.proposers.opening import open_proposer
 from drafter_svc.proposers.spelling import Spelling
 from drafter_svc.proposers.translated import TranslatedProposer
 from drafter_svc.proposers.translation import Translation
-from drafter_svc.session import Policy, Session
-from drafter_svc.tree import Node
+from drafter_svc.session import DraftPolicy, DraftSession
+from drafter_svc.tree import DraftNode
 from slipstream.cli.serve import check_fit
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from slipstream.rpc.proto_conversion import model_to_wire
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import save_checkpoint
 from tests.fleet import Decoded, gateway, in_time, slowed, verifier
@@ -38,9 +38,11 @@ from tests.unit.test_translation import LINES, byte_level
 TARGET, DRAFT = str(MODELS / "target"), str(MODELS / "draft")
 TOKENS = 16
 SAMPLINGS = [
-    Sampling(temperature=0.0),
-    Sampling(temperature=1.0, seed=2**63 + 5),
-    Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.4, logit_bias={300: 2.0}, seed=11),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, seed=2**63 + 5),
+    SamplingParams(
+        temperature=0.8, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.4, logit_bias={300: 2.0}, seed=11
+    ),
 ]
 
 
@@ -77,7 +79,7 @@ def test_a_translated_drafter_guesses_as_well_as_the_same_model_untranslated(
 
 
 async def decode(
-    engine: Engine, prompt: list[int], sampling: Sampling, drafter: str = "", trusted: bool = False
+    engine: Engine, prompt: list[int], sampling: SamplingParams, drafter: str = "", trusted: bool = False
 ) -> Decoded:
     async with verifier(engine) as server, gateway(server.address) as client:
         drafters = [drafter] if drafter else []
@@ -86,7 +88,7 @@ async def decode(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 async def test_a_translated_drafter_changes_no_text(
-    shuffled: str, engine: Engine, prompts: list[list[int]], sampling: Sampling
+    shuffled: str, engine: Engine, prompts: list[list[int]], sampling: SamplingParams
 ) -> None:
     plain = [(await decode(engine, prompt, sampling)).token_ids for prompt in prompts]
     async with drafter_running(config(shuffled, translate_for=TARGET)) as drafter:
@@ -107,7 +109,7 @@ async def test_the_ratio_rule_gets_an_honest_distribution_over_target_tokens(
     decoded: list[Decoded] = []
     async with drafter_running(config(shuffled, translate_for=TARGET)) as drafter:
         for seed in range(40):  # which candidates come in time is chance, and so is what is accepted of them
-            sampling = Sampling(temperature=1.0, seed=seed, acceptance="rejection")
+            sampling = SamplingParams(temperature=1.0, seed=seed, acceptance="rejection")
             prompt = prompts[seed % len(prompts)]
             decoded.append(await decode(engine, prompt, sampling, drafter.address, trusted=True))
             if sum(one.accepted for one in decoded) > 5:
@@ -176,13 +178,15 @@ def target_tokenizer() -> Tokenizer:
     return byte_level(VOCABULARY, ["<|end|>", "<|mark|>"])
 
 
-def new_session(tokens: list[int], max_length: int = 80) -> Session:
-    return Session(1, Sampling(temperature=1.0, seed=5), Policy(16, 0.0), tokens, len(tokens), max_length)
+def new_session(tokens: list[int], max_length: int = 80) -> DraftSession:
+    return DraftSession(
+        1, SamplingParams(temperature=1.0, seed=5), DraftPolicy(16, 0.0), tokens, len(tokens), max_length
+    )
 
 
-def turn_of(session: Session, chance: random.Random, text: Sequence[int] = (0,)) -> Turn:
+def turn_of(session: DraftSession, chance: random.Random, text: Sequence[int] = (0,)) -> DraftRequest:
     """As the scheduler takes it, with a random tree: below the root some of the tokens of the text, or any."""
-    nodes: list[Node] = []
+    nodes: list[DraftNode] = []
     for _ in range(chance.randrange(4)):
         above = chance.choice([session.tree.root, *nodes])
         depth = len(session.tokens) + above.depth - session.tree.root.depth
@@ -195,10 +199,12 @@ def turn_of(session: Session, chance: random.Random, text: Sequence[int] = (0,))
     starts = [session.tree.root if index < 0 else nodes[index] for index in expand]
     start, session.computed = session.computed, len(session.tokens) - 1
     tokens = [node.token for node in nodes]
-    return Turn(session, session.revision, start, session.tokens[start:], nodes, tokens, parents, expand, starts)
+    return DraftRequest(
+        session, session.revision, start, session.tokens[start:], nodes, tokens, parents, expand, starts
+    )
 
 
-def told(answer: Answer) -> list[Guess]:
+def told(answer: Answer) -> list[ProposedNode]:
     assert isinstance(answer, list), answer
     return answer
 
@@ -226,7 +232,7 @@ def test_what_is_kept_from_turn_to_turn_never_changes_a_guess(
         for turn, answer in zip(turns, answers, strict=True):
             for index, start in zip(turn.expand, turn.starts, strict=True):
                 fresh = new_session(turn.session.tokens + turn.path(index))
-                alone = Turn(fresh, 0, 0, fresh.tokens, [], [], [], [-1], [fresh.tree.root])
+                alone = DraftRequest(fresh, 0, 0, fresh.tokens, [], [], [], [-1], [fresh.tree.root])
                 assert_same([guess for guess in told(answer) if guess.parent is start], *proposer.grow([alone]))
                 proposer.close(fresh)
             assert all(0 <= guess.token < target for guess in told(answer))
@@ -274,7 +280,7 @@ def test_a_long_prompt_is_read_in_parts(tiny: Path) -> None:
     prompt = target_tokenizer().encode("def read(self, path): return open(path)").ids
     parts = new_session(prompt)
     for stop in range(3, len(prompt), 3):
-        assert proposer.grow([Turn(parts, 0, stop - 3, prompt[stop - 3 : stop], [], [], [], [], [])]) == [[]]
+        assert proposer.grow([DraftRequest(parts, 0, stop - 3, prompt[stop - 3 : stop], [], [], [], [], [])]) == [[]]
         parts.computed = stop
     chance = random.Random(2)
     whole = new_session(prompt)

@@ -12,15 +12,15 @@ import pytest
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
-from slipstream.rpc.send_queue import Outbox
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.rpc.send_queue import SendQueue
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, opening, until, verifier
 from tests.fleet import emulated_text as text
 
 PROMPT = [7, 8, 9]
 CLOSE = verifier_pb2.DecodeClose()
-HISTORY = Sampling(temperature=1.0, repetition_penalty=100.0, seed=5)
+HISTORY = SamplingParams(temperature=1.0, repetition_penalty=100.0, seed=5)
 """Makes the emulated text depend on every token before it."""
 
 
@@ -120,7 +120,7 @@ async def test_a_stream_that_is_no_protobuf_ends_and_others_go_on(server: Verifi
 
 
 async def test_a_gateway_that_does_not_read_loses_its_stream_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Outbox.__init__, "__defaults__", (200,))
+    monkeypatch.setattr(SendQueue.__init__, "__defaults__", (200,))
     window = grpc.aio.insecure_channel
     async with verifier(target()) as server, window(server.address, [("grpc.http2.bdp_probe", 0)]) as line:
         call = verifier_pb2_grpc.VerifierServiceStub(line).Decode()
@@ -209,11 +209,11 @@ async def test_a_drafter_named_twice_drafts_once(client: Gateway, guesses: str) 
 # Rollback and fencing.
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), HISTORY], ids=["greedy", "history"])
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), HISTORY], ids=["greedy", "history"])
 @pytest.mark.parametrize("mid_step", [True, False])
 @pytest.mark.parametrize("speculate", [True, False])
 async def test_after_a_rollback_the_text_is_that_of_an_undisturbed_session(
-    sampling: Sampling, mid_step: bool, speculate: bool
+    sampling: SamplingParams, mid_step: bool, speculate: bool
 ) -> None:
     settings = "vocabulary=16&base_ms=3"
     async with drafter(target("vocabulary=16&acceptance=0.9")) as guesses, verifier(target(settings)) as server:
@@ -309,7 +309,7 @@ async def test_a_claim_that_is_malformed_fences_nobody(server: Verifier, client:
     _, first = await client.open(PROMPT, tokens=100, session_id="s")
     await until(lambda: bool(first.rounds))
     async with gateway(server.address) as other:
-        rejection = Sampling(acceptance="rejection")
+        rejection = SamplingParams(acceptance="rejection")
         _, bad = await other.open(PROMPT, session_id="s", epoch=2, sampling=rejection, drafters=["127.0.0.1:1"])
         assert await code(bad) is grpc.StatusCode.PERMISSION_DENIED
     assert (await ended(first)).reason == verifier_pb2.FINISH_REASON_LENGTH
@@ -394,7 +394,7 @@ async def test_an_open_that_is_said_twice_counts_once(client: Gateway) -> None:
 
 
 async def test_a_ratio_rule_needs_trusted_drafters(server: Verifier, client: Gateway, guesses: str) -> None:
-    sampling = Sampling(acceptance="rejection", seed=3)
+    sampling = SamplingParams(acceptance="rejection", seed=3)
     _, refused = await client.open(PROMPT, sampling=sampling, drafters=[guesses], session_id="s")
     assert await code(refused) is grpc.StatusCode.PERMISSION_DENIED
     number, decoded = await client.open(

@@ -16,12 +16,12 @@ import pytest
 
 from benchmarks.virtual import Outcome, World, decode, open_request, run, system
 from capacity.cell import Cell, Simulation
-from capacity.drafting import Drafting
+from capacity.drafting import DraftSettings
 from capacity.guessing import Acceptance
 from capacity.step import Verifying
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.v1 import verifier_pb2
-from verifier_svc.scheduling.planner import Plan, Planner
+from verifier_svc.scheduling.planner import Planner, StepPlan
 
 WORLD = World()
 MOST_BYTES = 120
@@ -122,7 +122,7 @@ def test_so_many_sessions_need_the_drafter_as_the_simulation_says(sessions: int)
     target, draft = (0.020, 0.0002, 0.0, 64), (0.005, 0.00004, 0.0, 64)
     outcome = measured(World(delay_s, LinearCost(*target), LinearCost(*draft)), sessions, tokens, 8)
     verifying = Verifying(LinearCost(*target), Acceptance([WORLD.acceptance], WORLD.fanout), max_draft_tokens=8)
-    simulation = Simulation(Cell(verifying, Drafting(LinearCost(*draft), delay_s=delay_s)))
+    simulation = Simulation(Cell(verifying, DraftSettings(LinearCost(*draft), delay_s=delay_s)))
     simulation.closed(repeat((4, tokens), sessions), sessions)
     planned = simulation.observe(math.inf, sessions)
     assert outcome.needed == pytest.approx(planned.drafters_needed, rel=0.2)
@@ -133,7 +133,7 @@ def test_so_many_sessions_need_the_drafter_as_the_simulation_says(sessions: int)
 class Patient(Planner):
     """Holds every step back for a second."""
 
-    def pause(self, plan: Plan, waited_s: float) -> float:
+    def pause(self, plan: StepPlan, waited_s: float) -> float:
         return max(0.0, 1.0 - waited_s)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from slipstream.client.client import Patience, complete, resume
+from slipstream.client.client import RetrySettings, complete, resume
 from slipstream.errors import (
     Aborted,
     DeadlineExceeded,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 ERRANDS = {"listen": 0.5, "leave": 0.12, "edit": 0.23, "cancel": 0.15}
-PATIENCE = Patience(resume_s=60.0, stall_s=2.0)
+PATIENCE = RetrySettings(resume_s=60.0, stall_s=2.0)
 ANSWER_S = 2.0
 """For one gateway to answer."""
 TRIES = 40

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from gateway.requests.resolved_request import Plan
-from gateway.requests.validation import Admission
-from gateway.sessions.output_source import Feed
-from gateway.sessions.output_stream import Story
-from gateway.sessions.ownership import Claims
-from gateway.sessions.registry import Sessions
-from gateway.sessions.run import Session
-from gateway.sessions.verifier_session import Seat
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.requests.validation import RequestValidator
+from gateway.sessions.output_source import OutputSource
+from gateway.sessions.output_stream import OutputStream
+from gateway.sessions.ownership import SessionOwnership
+from gateway.sessions.registry import SessionRegistry
+from gateway.sessions.run import SessionRun
+from gateway.sessions.verifier_session import VerifierSession
 from gateway.store.memory import MemoryStore
 from gateway.store.session_log import SessionLog
 from slipstream.client.completion import Completion
@@ -23,17 +23,17 @@ from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.simulation import parties
 from tests.simulation.storm import Storm, honest_storm, restarts, storm
 from tests.simulation.world import Size
-from verifier_svc.service import Peer
+from verifier_svc.service import GatewayStream
 from verifier_svc.sources import frame_reader
 
 
-def _ungated(self: Seat, done: verifier_pb2.Round) -> None:
+def _ungated(self: VerifierSession, done: verifier_pb2.Round) -> None:
     self._length += len(done.token_ids)
     self._news.rounds.append(done)
     self._filled.set()
 
 
-async def _show_first(self: Session, rounds: list[verifier_pb2.Round]) -> None:
+async def _show_first(self: SessionRun, rounds: list[verifier_pb2.Round]) -> None:
     tokens = [token for done in rounds for token in done.token_ids]
     if tokens:
         self._story.tell(tokens)
@@ -50,7 +50,7 @@ def _without(owner: Any, name: str, instead: Any) -> Callable[[ExitStack], Any]:
     return lambda stack: stack.enter_context(mock.patch.object(owner, name, instead))
 
 
-async def _run_only(self: Feed, log: SessionLog) -> None:
+async def _run_only(self: OutputSource, log: SessionLog) -> None:
     await self._run(log, self.arrived_at)
 
 
@@ -62,12 +62,12 @@ async def _yes(*_: Any) -> bool:
     return True
 
 
-async def _revise_uncounted(self: Admission, *asked: Any) -> tuple[Plan, tuple[int, ...]]:
+async def _revise_uncounted(self: RequestValidator, *asked: Any) -> tuple[ResolvedRequest, tuple[int, ...]]:
     plan, edit = await _REVISE(self, *asked)
     return replace(plan, revision=0), edit
 
 
-_FOLLOW, _REVISE = Story.follow, Admission.revise
+_FOLLOW, _REVISE = OutputStream.follow, RequestValidator.revise
 HONEST = "a stream resumes at an offset"
 EDITED = Size(errands={"edit": 1.0})
 ROLLING = Size(texts=4, errands={"listen": 1.0}, relaxed=1.0, gentle=True)
@@ -75,20 +75,20 @@ ROLLING = Size(texts=4, errands={"listen": 1.0}, relaxed=1.0, gentle=True)
 
 RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "the store fences": [_without(MemoryStore, "_check", lambda *_: None)],
-    "first logged, then shown": [_without(Session, "_show", _show_first)],
-    "rounds are dropped by epoch and base": [_without(Seat, "receive", _ungated)],
+    "first logged, then shown": [_without(SessionRun, "_show", _show_first)],
+    "rounds are dropped by epoch and base": [_without(VerifierSession, "receive", _ungated)],
     "a client takes what follows what it has": [_without(Completion, "_extend", _believe)],
     HONEST: [
         _without(Completion, "_extend", _believe),
-        _without(Story, "follow", lambda self, offset=0, characters=None, revision=None: _FOLLOW(self)),
+        _without(OutputStream, "follow", lambda self, offset=0, characters=None, revision=None: _FOLLOW(self)),
     ],
-    "a stream's end ends its sessions": [_without(Peer, "leave", lambda self: None)],
+    "a stream's end ends its sessions": [_without(GatewayStream, "leave", lambda self: None)],
     "candidates are checked": [_without(frame_reader, "check", lambda frame, vocabulary_size, limits: frame)],
-    "a record counts its rollbacks": [_without(Admission, "revise", _revise_uncounted)],
-    "a stale text is not resumed": [_without(Sessions, "_current", _yes)],
-    "an owner that is fenced off follows the log": [_without(Feed, "begin", _run_only)],
-    "a cancel is written down": [_without(Claims, "cancel", _nothing)],
-    "what was shown is written before a takeover": [_without(Claims, "written", _nothing)],
+    "a record counts its rollbacks": [_without(RequestValidator, "revise", _revise_uncounted)],
+    "a stale text is not resumed": [_without(SessionRegistry, "_current", _yes)],
+    "an owner that is fenced off follows the log": [_without(OutputSource, "begin", _run_only)],
+    "a cancel is written down": [_without(SessionOwnership, "cancel", _nothing)],
+    "what was shown is written before a takeover": [_without(SessionOwnership, "written", _nothing)],
     "a gateway that ends writes what is left": [_without(parties, "written", _nothing)],
     "sessions may finish before a worker ends": [_without(parties, "GRACE_S", 0.0)],
 }

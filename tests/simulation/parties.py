@@ -12,15 +12,15 @@ from typing import Any
 
 from benchmarks.virtual import VirtualThread, _curve
 from drafter_svc import service as drafter_service
-from drafter_svc.scheduler import Scheduler as DraftScheduler
+from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from gateway.api.grpc_service import GatewayService
 from gateway.config import GatewayConfig
 from gateway.gateway import drained, written
 from gateway.routing.router import configured_workers as gateway_workers
-from gateway.sessions.context import Stage
-from gateway.sessions.registry import Chance, Sessions
-from gateway.store.write_behind import Scribe
-from gateway.telemetry.request_metrics import Meters
+from gateway.sessions.context import GatewayContext
+from gateway.sessions.registry import ClockAndRandomness, SessionRegistry
+from gateway.store.write_behind import WriteBehindQueue
+from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.text.tokenizer import Tokenizer
 from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
 from slipstream.engine.emulated.model import LinearCost
@@ -28,8 +28,8 @@ from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.errors import Unavailable
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial
-from slipstream.rpc.send_queue import Traffic
-from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, worker_pb2
@@ -42,9 +42,9 @@ from tests.simulation.proposer import Recall
 from tests.simulation.serving import Host
 from tests.simulation.store import LEASE_S, Client, Server
 from verifier_svc import service as verifier_service
-from verifier_svc.scheduling.planner import Limits, Planner
+from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.sources.drafter_pool import Drafters
+from verifier_svc.sources.drafter_pool import DrafterPool
 from verifier_svc.verifier import load
 
 BLOCKS, BLOCK_SIZE = 48, 4
@@ -92,8 +92,8 @@ class DrafterParty:
 class GatewayParty:
     party: Party
     drain: Drain
-    sessions: Sessions
-    scribe: Scribe | None
+    sessions: SessionRegistry
+    scribe: WriteBehindQueue | None
     """None: strict."""
 
 
@@ -106,12 +106,12 @@ def _verifier(network: Network, party: Party) -> VerifierParty:
     clock, thread = network.loop.time, VirtualThread()
     engine = target(thread)
     model = proto_conversion.model_to_wire(engine.model)
-    drafters = Drafters(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
-    planner = Planner(drafters, Limits(64, 32, 0.1), _curve(TARGET), clock)
+    drafters = DrafterPool(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
+    planner = Planner(drafters, StepLimits(64, 32, 0.1), _curve(TARGET), clock)
     scheduler = Scheduler(engine, thread, drafters, planner, clock)  # type: ignore[arg-type]
-    bounds = verifier_service.Bounds(model, 64, 8, BLOCKS * BLOCK_SIZE)
+    bounds = verifier_service.ServiceLimits(model, 64, 8, BLOCKS * BLOCK_SIZE)
     service = verifier_service.VerifierService(scheduler, drafters, bounds, Grammars.of("", engine.model))
-    worker = WorkerService(Identity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
     host = Host(network, party, party.name, [service.register, worker.register])
     party.spawn(scheduler.run())
     party.spawn(drafters.run())
@@ -138,8 +138,8 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
         network.loop.time,
     )
     model = proto_conversion.model_to_wire(target(thread, 1).model)
-    service = drafter_service.DrafterService(scheduler, drafter_service.Bounds(model, 64, 64, draws=False))
-    worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
+    service = drafter_service.DrafterService(scheduler, drafter_service.ServiceLimits(model, 64, 64, draws=False))
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
     host = Host(network, party, party.name, [service.register, worker.register])
     party.spawn(scheduler.run())
     return DrafterParty(party, lambda: worker.end(host, GRACE_S), scheduler)  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def hostile(network: Network, name: str) -> DrafterParty:
 def _hostile(network: Network, party: Party) -> DrafterParty:
     liar = HostileDrafter(lambda _, command: lies(network.chance, command))
     model = proto_conversion.model_to_wire(target(VirtualThread(), 1).model)
-    worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "index"), worker_pb2.WatchResponse)
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "index"), worker_pb2.WatchResponse)
     register = functools.partial(drafter_pb2_grpc.add_DrafterServiceServicer_to_server, liar)
     host = Host(network, party, party.name, [register, worker.register])
     return DrafterParty(party, lambda: worker.end(host, GRACE_S), None)  # type: ignore[arg-type]
@@ -206,17 +206,17 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
         breaker_longest_cool_down_s=5.0,
     )
     client = Client(store, party, f"{bits(64):016x}")
-    chance = Chance(bits, network.loop.time)
-    meters = Meters()
+    chance = ClockAndRandomness(bits, network.loop.time)
+    meters = RequestMetrics()
 
     def reach(role: str) -> Dial:
         return lambda address: Channel(network, address)  # type: ignore[return-value]
 
-    known = gateway_workers.Workers(config, tokenizer().fingerprint, reach, meters, Traffic())
+    known = gateway_workers.Workers(config, tokenizer().fingerprint, reach, meters, ByteCounter())
     router = known.router(network.loop.time)
-    stage = Stage(config, router, meters)
-    scribe = Scribe() if relaxed else None
-    sessions = Sessions(stage, tokenizer(), client, scribe, chance)
+    stage = GatewayContext(config, router, meters)
+    scribe = WriteBehindQueue() if relaxed else None
+    sessions = SessionRegistry(stage, tokenizer(), client, scribe, chance)
     host = Host(network, party, party.name, [GatewayService(stage, tokenizer(), sessions).register])
     for worker in router.workers:
         party.spawn(worker.run())

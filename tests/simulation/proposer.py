@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from zlib import crc32
 
-from drafter_svc.proposers import Answer, Guess, Turn
-from drafter_svc.session import Session
+from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
+from drafter_svc.session import DraftSession
 from tests.simulation.chained import VOCABULARY, follows
 
 DEPTH = 3
@@ -24,22 +24,22 @@ class Recall:
         self._cost_s = cost_s
         self._sleep = sleep
 
-    def grow(self, turns: list[Turn]) -> list[Answer]:
+    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
         self._sleep(self._cost_s)
         return [_guess(turn) for turn in turns]
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DraftSession) -> None:
         """It holds nothing."""
 
 
-def _guess(turn: Turn) -> Answer:
-    guesses: list[Guess] = []
+def _guess(turn: DraftRequest) -> Answer:
+    guesses: list[ProposedNode] = []
     for start, index in zip(turn.starts, turn.expand, strict=True):
         path = [*turn.pending, *turn.path(index)]
         token, parent = path[-1], start
         for place in range(turn.computed + len(path), turn.computed + len(path) + DEPTH):
             token = _recalled(turn.session.tokens[0], place, token)
-            guesses.append(Guess(parent, token, LIKELY))  # type: ignore[arg-type]
+            guesses.append(ProposedNode(parent, token, LIKELY))  # type: ignore[arg-type]
             parent = len(guesses) - 1  # type: ignore[assignment]
     return guesses
 

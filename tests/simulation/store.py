@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gateway.store.memory import Memory, MemoryStore
+from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.record import TOKEN_BYTES, unpack
 from slipstream.errors import Unavailable
 from tests.simulation.clock import Party
@@ -28,7 +28,7 @@ class Server:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.memory = Memory(network.loop.time)
+        self.memory = MemoryBackend(network.loop.time)
         self.failing = 0.0
         """Share of operations that fail, before they are done or after it."""
         self.away = False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gateway.store.record import unpack
 from slipstream.client.completion import Completion, Event
-from slipstream.speculation.frame import Limits
+from slipstream.speculation.frame import TreeLimits
 from slipstream.v1.verifier_pb2 import FINISH_REASON_CANCELLED
 from tests.simulation.clock import NumberedTask
 from tests.simulation.parties import DrafterParty, GatewayParty, VerifierParty
@@ -118,7 +118,7 @@ def look(world: World, errors: Errors) -> None:
 
 
 def _look_at_verifier(verifier: VerifierParty, texts: dict[int, Text]) -> None:
-    pool, limits = verifier.engine._pool, Limits()
+    pool, limits = verifier.engine._pool, TreeLimits()
     used = int((pool._counts > 0).sum())
     demand(pool.free + used == pool.total, f"{pool.free} KV blocks free and {used} in use of {pool.total}")
     for session in verifier.scheduler._sessions:

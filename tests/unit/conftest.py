@@ -11,19 +11,19 @@ import transformers
 
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import save_checkpoint
 from tests.packed import Pair, Session, fragment, prompt
 
 
-def plain(checkpoint: Checkpoint) -> PackedEngine:
-    return PackedEngine(checkpoint, tokens=1024, block_size=8)
+def plain(checkpoint: Checkpoint) -> TorchEngine:
+    return TorchEngine(checkpoint, tokens=1024, block_size=8)
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @functools.cache
-    def build(family: str, dtype: str = "float32", engine: Callable[[Checkpoint], PackedEngine] = plain) -> Pair:
+    def build(family: str, dtype: str = "float32", engine: Callable[[Checkpoint], TorchEngine] = plain) -> Pair:
         folder = save_checkpoint(family, tmp_path_factory.mktemp(family))
         kind = transformers.AutoModelForCausalLM
         reference = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
@@ -35,7 +35,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(params=[False, True], ids=["contiguous", "fragmented"])
 def opened(request: pytest.FixtureRequest, pairs: Any) -> Iterator[Any]:
     """Opens sessions in a fresh or a fragmented pool and closes them after the test."""
-    used: list[tuple[PackedEngine, Sequence]] = []
+    used: list[tuple[TorchEngine, Sequence]] = []
 
     def build(pair: Pair, lengths: list[int]) -> list[Session]:
         if request.param:

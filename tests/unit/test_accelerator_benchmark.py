@@ -7,7 +7,7 @@ from benchmarks.processes import MODELS
 from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.graphs import Acceleration
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from tests.tape import TapeRecorder, listed_attention
 
 SMALL = Setting(sessions=(1, 2), nodes=(0, 3), context=20, steps=1, chain=2, tokens=4, copied=1 << 16)
@@ -23,8 +23,8 @@ def test_every_way_is_timed_and_texts_are_the_same() -> None:
     assert all(0.0 < float(row["host ms"] or 0) <= float(row["ms / step"] or 0) for row in rows)
     assert recorder.captures > 0
     engines = (
-        PackedEngine(target, 1024, block_size=64, acceleration=choices["captured"]),
-        PackedEngine(draft, 1024, block_size=64),
+        TorchEngine(target, 1024, block_size=64, acceleration=choices["captured"]),
+        TorchEngine(draft, 1024, block_size=64),
     )
     plain, speculative = texts("shipped", *engines, SMALL)
     assert plain["guesses"] == 0 and speculative["texts as plain"] == "4 of 4"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.selection import Selection
 from tests.enumeration import (
     Outcomes,
@@ -30,7 +30,7 @@ from tests.enumeration import (
 )
 from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.rejection import rejection
-from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.result import AcceptanceResult, Distribution, FloatArray
 
 VOCABULARY = 3
 
@@ -45,7 +45,9 @@ class StopsAtFirstFailure(Outcomes):
         return not self.failed
 
 
-def stops_at_first_failure(selection: Selection, chance: Outcomes) -> Generator[Distribution, FloatArray, Verdict]:
+def stops_at_first_failure(
+    selection: Selection, chance: Outcomes
+) -> Generator[Distribution, FloatArray, AcceptanceResult]:
     """`block` with a chance that never lets a coin pass after one has failed."""
     mutant = StopsAtFirstFailure(chance.script)
     verdict = yield from block(selection, mutant)
@@ -69,7 +71,7 @@ def test_the_joint_law_of_the_emitted_tokens_is_the_targets(seed: int, length: i
 def test_deterministic_and_drawn_nodes_mix(seed: int) -> None:
     target, drawn = target_of(seed, VOCABULARY), draft_of(seed, VOCABULARY, 3)
 
-    def draft(path: Path) -> Proposal | None:
+    def draft(path: Path) -> DraftDistribution | None:
         return drawn(path) if (len(path) + seed) % 2 else None
 
     assert bias(block, target, draft, 3) < 1e-12
@@ -80,7 +82,7 @@ def test_where_p_equals_q_nothing_is_left_to_replace_by(equal_at: set[int]) -> N
     other, draft = target_of(2, VOCABULARY), draft_of(3, VOCABULARY, VOCABULARY)
     weights = {len(path): draft((0,) * len(path)) for path in [(), (0,), (0, 0)]}
 
-    def same(path: Path) -> Proposal | None:
+    def same(path: Path) -> DraftDistribution | None:
         return weights.get(len(path), weights[0])
 
     def target(path: Path) -> FloatArray:
@@ -147,11 +149,11 @@ def test_a_drafter_that_lies_about_q_changes_the_output() -> None:
 def test_a_token_outside_its_own_q_ends_the_chain_and_is_reported(honest: int) -> None:
     target, draft = target_of(8, VOCABULARY), draft_of(9, VOCABULARY, 2)
 
-    def claimed(path: Path) -> Proposal | None:
-        return Proposal((0, 1), (3, 4)) if len(path) == honest else draft(path)
+    def claimed(path: Path) -> DraftDistribution | None:
+        return DraftDistribution((0, 1), (3, 4)) if len(path) == honest else draft(path)
 
-    def really(path: Path) -> Proposal | None:
-        return Proposal((2,), (1,)) if len(path) == honest else draft(path)
+    def really(path: Path) -> DraftDistribution | None:
+        return DraftDistribution((2,), (1,)) if len(path) == honest else draft(path)
 
     found = list(rounds(block, target, claimed, honest + 1, really))
     assert all(verdict.dishonest and len(verdict.path) <= honest for _, verdict, _ in found)
@@ -162,7 +164,7 @@ def test_a_token_outside_its_own_q_ends_the_chain_and_is_reported(honest: int) -
 def test_a_chain_may_stop_after_a_token_for_its_value_but_not_before_it(after_token: bool) -> None:
     target, draft = target_of(8, VOCABULARY), draft_of(9, VOCABULARY, 3)
 
-    def found() -> Iterator[tuple[Selection, Verdict, float]]:
+    def found() -> Iterator[tuple[Selection, AcceptanceResult, float]]:
         for tokens, weight in chains(draft, 3, VOCABULARY):
             end = tokens.index(2) + after_token if 2 in tokens else 3
             selection = chain(tokens[:end], draft)
@@ -181,10 +183,10 @@ def test_only_what_can_matter_is_asked_for() -> None:
         asked.append(path)
         return sure
 
-    assert run(block, chain((1, 1), lambda path: None), Outcomes(()), target) == Verdict((0, 1), 1)
+    assert run(block, chain((1, 1), lambda path: None), Outcomes(()), target) == AcceptanceResult((0, 1), 1)
     assert asked == [(), (1,), (1, 1)]
     asked.clear()
-    assert run(block, chain((2, 1), lambda path: None), Outcomes(()), target) == Verdict((), 1)
+    assert run(block, chain((2, 1), lambda path: None), Outcomes(()), target) == AcceptanceResult((), 1)
     assert asked == [()]
 
 
@@ -198,7 +200,7 @@ def test_near_identical_single_precision_pairs_always_yield_a_possible_token(
     p = (weights / weights.sum()).astype(np.float32).astype(np.float64)
     selection = chain(
         tuple(generator.integers(VOCABULARY, size=length).tolist()),
-        lambda path: Proposal(tuple(range(VOCABULARY)), tuple(weights.tolist())),
+        lambda path: DraftDistribution(tuple(range(VOCABULARY)), tuple(weights.tolist())),
     )
     verdict = run(block, selection, RoundChance(noise_seed, 5), lambda path: p)
     assert 0 <= verdict.next_token < VOCABULARY

@@ -9,22 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.engine.sampler.coupled_sampling import choose
-from slipstream.engine.sampler.logits_processor import Row, process
-from slipstream.engine.sampler.token_history import History
-from slipstream.speculation.draft_distribution import Proposal
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.engine.sampler.logits_processor import SampledRow, process
+from slipstream.engine.sampler.token_history import TokenHistory
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
-from verifier_svc.acceptance.judge import Case, judge
-from verifier_svc.acceptance.result import Verdict
+from verifier_svc.acceptance.judge import VerifyInput, judge
+from verifier_svc.acceptance.result import AcceptanceResult
 
 VOCABULARY = 5
 PREFIX = [1, 4, 4]
 SAMPLINGS = (
-    Sampling(seed=3),
-    Sampling(temperature=0.0),
-    Sampling(seed=4, temperature=0.7, top_k=3, top_p=0.9),
-    Sampling(seed=5, repetition_penalty=1.8, presence_penalty=0.5, frequency_penalty=0.7),
-    Sampling(temperature=0.0, frequency_penalty=1.5),
+    SamplingParams(seed=3),
+    SamplingParams(temperature=0.0),
+    SamplingParams(seed=4, temperature=0.7, top_k=3, top_p=0.9),
+    SamplingParams(seed=5, repetition_penalty=1.8, presence_penalty=0.5, frequency_penalty=0.7),
+    SamplingParams(temperature=0.0, frequency_penalty=1.5),
 )
 
 
@@ -34,19 +34,19 @@ def model(path: tuple[int, ...]) -> torch.Tensor:
     return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2.0
 
 
-def plain(sampling: Sampling, length: int) -> list[int]:
+def plain(sampling: SamplingParams, length: int) -> list[int]:
     """Plain decoding, one token at a time."""
     tokens: list[int] = []
-    history = History(PREFIX)
+    history = TokenHistory(PREFIX)
     for step in range(length):
-        processed = process(model(tuple(tokens))[None], [Row(sampling, history)])
+        processed = process(model(tuple(tokens))[None], [SampledRow(sampling, history)])
         chosen, _ = choose(processed, [sampling.greedy], [sampling.seed], [len(PREFIX) + step])
         tokens.append(int(chosen))
         history.append(tokens[-1:])
     return tokens
 
 
-def tree_of(paths: set[tuple[int, ...]], lie: Proposal | None = None) -> Selection:
+def tree_of(paths: set[tuple[int, ...]], lie: DraftDistribution | None = None) -> Selection:
     """The tree that holds these paths and their beginnings."""
     beginnings = {path[:end] for path in paths for end in range(1, len(path) + 1)}
     nodes = sorted(beginnings, key=lambda path: (len(path), path))
@@ -66,7 +66,7 @@ def rows_of(selection: Selection) -> torch.Tensor:
     return torch.stack([model(selection.path(index)) for index in range(-1, len(selection))])
 
 
-def tokens_of(selection: Selection, verdict: Verdict) -> list[int]:
+def tokens_of(selection: Selection, verdict: AcceptanceResult) -> list[int]:
     return [*(selection.token_ids[node] for node in verdict.path), verdict.next_token]
 
 
@@ -76,17 +76,17 @@ PATHS = st.sets(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4)
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(SAMPLINGS), PATHS), min_size=1, max_size=6))
 def test_any_trees_in_any_batch_emit_what_plain_decoding_emits(
-    sessions: list[tuple[Sampling, set[tuple[int, ...]]]],
+    sessions: list[tuple[SamplingParams, set[tuple[int, ...]]]],
 ) -> None:
-    trees = [tree_of(paths, lie=Proposal((0,), (1,))) for _, paths in sessions]
+    trees = [tree_of(paths, lie=DraftDistribution((0,), (1,))) for _, paths in sessions]
     starts = list(itertools.accumulate((len(tree) + 1 for tree in trees), initial=0))
     cases = [
-        Case(tree, start, sampling, len(PREFIX), History(PREFIX))
+        VerifyInput(tree, start, sampling, len(PREFIX), TokenHistory(PREFIX))
         for tree, start, (sampling, _) in zip(trees, starts, sessions, strict=False)
     ]
     logits = torch.cat([rows_of(tree) for tree in trees])
     for tree, (sampling, paths), verdict in zip(trees, sessions, judge(cases, logits), strict=True):
-        assert isinstance(verdict, Verdict)
+        assert isinstance(verdict, AcceptanceResult)
         tokens = tokens_of(tree, verdict)
         assert tokens == plain(sampling, len(tokens))
         assert tuple(tokens) not in {path[: len(tokens)] for path in paths}  # it walked as far as the tree went
@@ -94,15 +94,17 @@ def test_any_trees_in_any_batch_emit_what_plain_decoding_emits(
 
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(SAMPLINGS), st.lists(PATHS, min_size=12, max_size=12))
-def test_a_text_does_not_depend_on_how_it_was_drafted(sampling: Sampling, drafts: list[set[tuple[int, ...]]]) -> None:
+def test_a_text_does_not_depend_on_how_it_was_drafted(
+    sampling: SamplingParams, drafts: list[set[tuple[int, ...]]]
+) -> None:
     text: list[int] = []
-    history = History(PREFIX)
+    history = TokenHistory(PREFIX)
     for paths in drafts:
         tree = tree_of(paths)
         done = tuple(text)
         logits = torch.stack([model(done + tree.path(index)) for index in range(-1, len(tree))])
-        (verdict,) = judge([Case(tree, 0, sampling, len(PREFIX) + len(text), history)], logits)
-        assert isinstance(verdict, Verdict)
+        (verdict,) = judge([VerifyInput(tree, 0, sampling, len(PREFIX) + len(text), history)], logits)
+        assert isinstance(verdict, AcceptanceResult)
         text += tokens_of(tree, verdict)
         history.append(tokens_of(tree, verdict))
     assert text == plain(sampling, len(text))
@@ -112,5 +114,5 @@ def test_a_tree_of_the_whole_text_is_accepted_in_one_round() -> None:
     for sampling in SAMPLINGS:
         text = plain(sampling, 5)
         tree = tree_of({tuple(text[:4])})
-        (verdict,) = judge([Case(tree, 0, sampling, len(PREFIX), History(PREFIX))], rows_of(tree))
-        assert verdict == Verdict((0, 1, 2, 3), text[4])
+        (verdict,) = judge([VerifyInput(tree, 0, sampling, len(PREFIX), TokenHistory(PREFIX))], rows_of(tree))
+        assert verdict == AcceptanceResult((0, 1, 2, 3), text[4])

@@ -9,20 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.sampler.logits_processor import Row, process
-from slipstream.engine.sampler.token_history import History
-from slipstream.speculation.draft_distribution import Proposal
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.engine.sampler.logits_processor import SampledRow, process
+from slipstream.engine.sampler.token_history import TokenHistory
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance import judge as subject
-from verifier_svc.acceptance.judge import Case, judge
-from verifier_svc.acceptance.rejection import KeyedChance, rejection
-from verifier_svc.acceptance.result import Broken, Verdict
+from verifier_svc.acceptance.judge import VerifyInput, judge
+from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
+from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 
 VOCABULARY = 8
 
 
-def chain(*tokens: int, proposal: Proposal | None = None) -> Selection:
+def chain(*tokens: int, proposal: DraftDistribution | None = None) -> Selection:
     size = len(tokens)
     zeros = (0.0,) * size
     return Selection(tokens, tuple(range(-1, size - 1)), tuple(range(1, size + 1)), zeros, zeros, (proposal,) * size)
@@ -33,7 +33,7 @@ def logits_that_say(*tokens: int) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(tokens), VOCABULARY).float() * 9.0
 
 
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def test_no_cases_no_verdicts() -> None:
@@ -42,45 +42,49 @@ def test_no_cases_no_verdicts() -> None:
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 def test_greedy_accepts_exactly_the_argmax(rule: str) -> None:
-    sampling = Sampling(temperature=0.0, acceptance=rule)
-    everything = Proposal(tuple(range(VOCABULARY)), (1,) * VOCABULARY)
+    sampling = SamplingParams(temperature=0.0, acceptance=rule)
+    everything = DraftDistribution(tuple(range(VOCABULARY)), (1,) * VOCABULARY)
     selection = chain(3, 5, 6, proposal=everything)
-    (verdict,) = judge([Case(selection, 0, sampling, 10)], logits_that_say(3, 5, 2, 7))
-    assert verdict == Verdict((0, 1), 2)
-    (verdict,) = judge([Case(selection, 0, sampling, 10)], logits_that_say(3, 5, 6, 7))
-    assert verdict == Verdict((0, 1, 2), 7)
+    (verdict,) = judge([VerifyInput(selection, 0, sampling, 10)], logits_that_say(3, 5, 2, 7))
+    assert verdict == AcceptanceResult((0, 1), 2)
+    (verdict,) = judge([VerifyInput(selection, 0, sampling, 10)], logits_that_say(3, 5, 6, 7))
+    assert verdict == AcceptanceResult((0, 1, 2), 7)
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("poison", [math.nan, -math.inf, math.inf])
 def test_broken_numbers_fail_their_own_session_only(rule: str, poison: float) -> None:
-    sampling = Sampling(temperature=0.0, acceptance=rule)
+    sampling = SamplingParams(temperature=0.0, acceptance=rule)
     logits = logits_that_say(3, 5, 1, 2, 3, 4)
     logits[1] = poison
-    cases = [Case(chain(3), 0, sampling, 10), Case(chain(1, 2), 2, sampling, 10), Case(chain(), 5, sampling, 10)]
-    assert judge(cases, logits) == [Broken(0), Verdict((0, 1), 3), Verdict((), 4)]
+    cases = [
+        VerifyInput(chain(3), 0, sampling, 10),
+        VerifyInput(chain(1, 2), 2, sampling, 10),
+        VerifyInput(chain(), 5, sampling, 10),
+    ]
+    assert judge(cases, logits) == [BrokenNumbers(0), AcceptanceResult((0, 1), 3), AcceptanceResult((), 4)]
 
 
 def test_broken_rows_that_nobody_visits_harm_nobody() -> None:
     logits = logits_that_say(3, 5)
     logits[1] = math.nan
-    assert judge([Case(chain(4), 0, GREEDY, 10)], logits) == [Verdict((), 3)]
+    assert judge([VerifyInput(chain(4), 0, GREEDY, 10)], logits) == [AcceptanceResult((), 3)]
 
 
 def test_rejection_in_a_batch_is_the_rule_alone() -> None:
-    sampling = Sampling(seed=7, temperature=1.3, top_k=6, acceptance="rejection", repetition_penalty=1.4)
-    proposal = Proposal((0, 1, 2, 3), (4, 3, 2, 1))
+    sampling = SamplingParams(seed=7, temperature=1.3, top_k=6, acceptance="rejection", repetition_penalty=1.4)
+    proposal = DraftDistribution((0, 1, 2, 3), (4, 3, 2, 1))
     logits = torch.randn(40, VOCABULARY, generator=torch.Generator().manual_seed(1))
-    selection, history = chain(0, 1, 2, proposal=proposal), History([5])
-    cases = [Case(selection, 4 * index, sampling, 10 + index, history) for index in range(10)]
-    mixed = [*cases, Case(chain(1), 0, Sampling(seed=1), 3)]
+    selection, history = chain(0, 1, 2, proposal=proposal), TokenHistory([5])
+    cases = [VerifyInput(selection, 4 * index, sampling, 10 + index, history) for index in range(10)]
+    mixed = [*cases, VerifyInput(chain(1), 0, SamplingParams(seed=1), 3)]
     for case, verdict in zip(cases, judge(mixed, logits), strict=False):
-        rule = rejection(selection, KeyedChance(7, case.position))
+        rule = rejection(selection, KeyedRandomness(7, case.position))
         request = next(rule)
         with pytest.raises(StopIteration) as stop:
             while True:
                 row = logits[case.first_row + 1 + request.node][None]
-                p = process(row, [Row(sampling, history, selection.path(request.node))])[0].double().softmax(-1)
+                p = process(row, [SampledRow(sampling, history, selection.path(request.node))])[0].double().softmax(-1)
                 request = rule.send(p.numpy())
         assert stop.value.value == verdict
 
@@ -88,13 +92,13 @@ def test_rejection_in_a_batch_is_the_rule_alone() -> None:
 def test_only_visited_rows_are_processed(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def counted(logits: torch.Tensor, rows: list[Row]) -> torch.Tensor:
+    def counted(logits: torch.Tensor, rows: list[SampledRow]) -> torch.Tensor:
         sizes.append(len(logits))
         return process(logits, rows)
 
     monkeypatch.setattr(subject, "process", counted)
-    walked = Sampling(temperature=0.0, logit_bias={0: 0.0})
-    cases = [Case(chain(3, 5, 6), 0, walked, 10), Case(chain(7, 1), 4, walked, 10)]
+    walked = SamplingParams(temperature=0.0, logit_bias={0: 0.0})
+    cases = [VerifyInput(chain(3, 5, 6), 0, walked, 10), VerifyInput(chain(7, 1), 4, walked, 10)]
     judge(cases, logits_that_say(3, 5, 2, 0, 2, 0, 0))
     assert sizes == [2, 1, 1]
 
@@ -108,7 +112,7 @@ def test_greedy_sessions_are_judged_as_if_they_were_walked(data: st.DataObject) 
     """A bias of nothing keeps a session from the shortcut and changes no number."""
     trees = data.draw(st.lists(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 2)), max_size=5), max_size=4))
     skipped = data.draw(st.booleans())
-    fast, slow, rows = list[Case](), list[Case](), int(skipped)
+    fast, slow, rows = list[VerifyInput](), list[VerifyInput](), int(skipped)
     for tree in trees:
         edges: list[tuple[int, int]] = []
         for parent, token in tree:
@@ -120,8 +124,8 @@ def test_greedy_sessions_are_judged_as_if_they_were_walked(data: st.DataObject) 
             depths.append(1 + (depths[parent] if parent >= 0 else 0))
         zeros = (0.0,) * len(edges)
         selection = Selection(tuple(tokens), tuple(parents), tuple(depths), zeros, zeros, (None,) * len(edges))
-        fast.append(Case(selection, rows, GREEDY, 10))
-        slow.append(Case(selection, rows, Sampling(temperature=0.0, logit_bias={0: 0.0}), 10))
+        fast.append(VerifyInput(selection, rows, GREEDY, 10))
+        slow.append(VerifyInput(selection, rows, SamplingParams(temperature=0.0, logit_bias={0: 0.0}), 10))
         rows += 1 + len(edges)
     cells = data.draw(st.lists(st.lists(CELLS, min_size=3, max_size=3), min_size=rows, max_size=rows))
     logits = torch.tensor(cells).reshape(rows, 3)

@@ -12,15 +12,15 @@ import torch
 from scipy import stats
 
 from slipstream.speculation import noise
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from tests.enumeration import AnyRule, Path, chain, continuations, draft_of, run, target_of, tree
 from verifier_svc.acceptance.block import RoundChance, block
-from verifier_svc.acceptance.judge import Case, judge
+from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.recursive import recursive
-from verifier_svc.acceptance.rejection import KeyedChance, rejection
-from verifier_svc.acceptance.result import FloatArray, Verdict
+from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
+from verifier_svc.acceptance.result import AcceptanceResult, FloatArray
 
 VOCABULARY = 3
 TOKENS, RUNS = 3, 4_000
@@ -28,7 +28,7 @@ TARGET, Q = target_of(14, VOCABULARY), draft_of(64, VOCABULARY, VOCABULARY)(())
 """The same q everywhere: the same noise draws the same token again, which shows its reuse best."""
 
 
-def drawn(stream: int, proposal: Proposal | None) -> int:
+def drawn(stream: int, proposal: DraftDistribution | None) -> int:
     assert proposal is not None
     scores = np.log(np.array(proposal.weights)) + noise.gumbel(stream, proposal.token_ids)
     return proposal.token_ids[int(scores.argmax())]
@@ -38,7 +38,7 @@ def after(start: Path, path: Path) -> FloatArray:
     return TARGET(start + path)
 
 
-def generated(seed: int, rule: AnyRule, chance: type[KeyedChance], fresh: bool) -> Path:
+def generated(seed: int, rule: AnyRule, chance: type[KeyedRandomness], fresh: bool) -> Path:
     """TOKENS tokens, in as many rounds as it takes. A draft token's noise belongs to its position, and to the round if
     it is to be fresh.
     """
@@ -56,14 +56,14 @@ def generated(seed: int, rule: AnyRule, chance: type[KeyedChance], fresh: bool) 
 @pytest.mark.parametrize(
     ("rule", "chance", "fresh", "exact"),
     [
-        pytest.param(rejection, KeyedChance, False, True, id="rejection"),
+        pytest.param(rejection, KeyedRandomness, False, True, id="rejection"),
         pytest.param(block, RoundChance, True, True, id="block"),
-        pytest.param(block, KeyedChance, True, False, id="block, coins of a position"),
+        pytest.param(block, KeyedRandomness, True, False, id="block, coins of a position"),
         pytest.param(block, RoundChance, False, False, id="block, drafts of a position"),
     ],
 )
 def test_block_needs_fresh_coins_and_fresh_drafts_in_every_round(
-    rule: AnyRule, chance: type[KeyedChance], fresh: bool, exact: bool
+    rule: AnyRule, chance: type[KeyedRandomness], fresh: bool, exact: bool
 ) -> None:
     """It has looked at coins and draft tokens beyond the end of its round, and the next must not meet them again.
     Rejection has not, and may.
@@ -76,7 +76,7 @@ def test_block_needs_fresh_coins_and_fresh_drafts_in_every_round(
     assert (found.pvalue > 1e-4) == exact
 
 
-class OneCoin(KeyedChance):
+class OneCoin(KeyedRandomness):
     """All candidates for a position share one coin."""
 
     def accepts(self, depth: int, probability: float, sibling: int = 0) -> bool:
@@ -86,17 +86,20 @@ class OneCoin(KeyedChance):
 @pytest.mark.parametrize(
     ("chance", "own_noise", "exact"),
     [
-        pytest.param(KeyedChance, True, True, id="as built"),
+        pytest.param(KeyedRandomness, True, True, id="as built"),
         pytest.param(OneCoin, True, False, id="siblings share a coin"),
-        pytest.param(KeyedChance, False, False, id="siblings share the noise they were drawn with"),
+        pytest.param(KeyedRandomness, False, False, id="siblings share the noise they were drawn with"),
     ],
 )
-def test_siblings_need_a_coin_and_draft_noise_each(chance: type[KeyedChance], own_noise: bool, exact: bool) -> None:
+def test_siblings_need_a_coin_and_draft_noise_each(chance: type[KeyedRandomness], own_noise: bool, exact: bool) -> None:
     """Two drafters' draws from two q meet under one node."""
-    p, proposals = np.array([0.2, 0.5, 0.3]), [Proposal((0, 1, 2), weights) for weights in ((8, 1, 1), (1, 8, 1))]
+    p, proposals = (
+        np.array([0.2, 0.5, 0.3]),
+        [DraftDistribution((0, 1, 2), weights) for weights in ((8, 1, 1), (1, 8, 1))],
+    )
     observed, size = np.zeros(VOCABULARY), 2 * RUNS
     for position in range(size):
-        nodes: dict[Path, Proposal | None] = {}
+        nodes: dict[Path, DraftDistribution | None] = {}
         for drafter, proposal in enumerate(proposals):
             stream = noise.key(drafter if own_noise else 0, position, Purpose.DRAFT)
             nodes.setdefault((drawn(stream, proposal),), proposal)
@@ -109,25 +112,25 @@ def test_siblings_need_a_coin_and_draft_noise_each(chance: type[KeyedChance], ow
 def test_the_first_siblings_coin_is_that_of_rejection() -> None:
     """So the text of a `rejection` session is what it always was."""
     u = noise.scalar_uniform(noise.key(7, 5, Purpose.ACCEPT))
-    for chance, depth in ((KeyedChance(7, 5), 0), (KeyedChance(7, 2), 3)):
+    for chance, depth in ((KeyedRandomness(7, 5), 0), (KeyedRandomness(7, 2), 3)):
         assert chance.accepts(depth, u + 1e-9) and chance.accepts(depth, u + 1e-9, sibling=0)
         assert not chance.accepts(depth, u) and not chance.accepts(depth, u, sibling=0)
 
 
 @pytest.mark.parametrize(
-    ("name", "rule", "chance"), [("block", block, RoundChance), ("recursive", recursive, KeyedChance)]
+    ("name", "rule", "chance"), [("block", block, RoundChance), ("recursive", recursive, KeyedRandomness)]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_the_judge_runs_the_rule_with_its_own_chance(
-    name: str, rule: AnyRule, chance: type[KeyedChance], temperature: float
+    name: str, rule: AnyRule, chance: type[KeyedRandomness], temperature: float
 ) -> None:
-    sampling = Sampling(seed=7, temperature=temperature, acceptance=name)
+    sampling = SamplingParams(seed=7, temperature=temperature, acceptance=name)
     paths: list[Path] = [(0,), (1,), (0, 2), (0, 1), (0, 2, 0)]
     selection = tree([(path, Q) for path in paths])
     logits = torch.randn(60, VOCABULARY, generator=torch.Generator().manual_seed(1))
-    cases = [Case(selection, 6 * index, sampling, 10 + index) for index in range(10)]
+    cases = [VerifyInput(selection, 6 * index, sampling, 10 + index) for index in range(10)]
     verdicts = judge(cases, logits)
-    assert len({verdict.path for verdict in verdicts if isinstance(verdict, Verdict)}) > 1
+    assert len({verdict.path for verdict in verdicts if isinstance(verdict, AcceptanceResult)}) > 1
     for case, verdict in zip(cases, verdicts, strict=True):
 
         def target(path: Path, first_row: int = case.first_row) -> FloatArray:

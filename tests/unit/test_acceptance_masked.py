@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.engine.sampler.coupled_sampling import choose
-from slipstream.engine.sampler.logits_processor import Row, process
-from slipstream.engine.sampler.token_history import History
+from slipstream.engine.sampler.logits_processor import SampledRow, process
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import FailedPrecondition
-from slipstream.speculation.draft_distribution import Proposal
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Mask
 from tests.enumeration import Draft, Path, Target, bias, draft_of, error, target_of
 from tests.rounds import PROMPT, Round, World, law
 from tests.unit.test_acceptance_coupled import PATHS, PREFIX, SAMPLINGS, VOCABULARY, model, rows_of, tokens_of, tree_of
 from verifier_svc.acceptance.block import RoundChance, block
-from verifier_svc.acceptance.judge import Case, judge
+from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.recursive import recursive
-from verifier_svc.acceptance.rejection import KeyedChance, rejection
-from verifier_svc.acceptance.result import Broken, Verdict
-from verifier_svc.grammar_constraint import Constraint
+from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
+from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
+from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.session import Session
 
 RATIO = {"rejection": rejection, "block": block, "recursive": recursive}
@@ -45,7 +45,7 @@ def mask_of(tokens: list[int], vocabulary: int) -> Mask:
 
 
 class Table:
-    """As `Constraint`, and notes where it is asked."""
+    """As `GrammarConstraint`, and notes where it is asked."""
 
     def __init__(self, output: Path = ()) -> None:
         self.output, self.asked = output, list[Path]()
@@ -55,12 +55,12 @@ class Table:
         return mask_of(choices(self.output + path, VOCABULARY), VOCABULARY)
 
 
-def plain(sampling: Sampling, length: int) -> list[int]:
+def plain(sampling: SamplingParams, length: int) -> list[int]:
     """Plain decoding inside the grammar, one token at a time."""
     tokens: list[int] = []
-    history = History(PREFIX)
+    history = TokenHistory(PREFIX)
     for step in range(length):
-        row = Row(sampling, history, mask=mask_of(choices(tuple(tokens), VOCABULARY), VOCABULARY))
+        row = SampledRow(sampling, history, mask=mask_of(choices(tuple(tokens), VOCABULARY), VOCABULARY))
         processed = process(model(tuple(tokens))[None], [row])
         chosen, _ = choose(processed, [sampling.greedy], [sampling.seed], [len(PREFIX) + step])
         assert int(chosen) in choices(tuple(tokens), VOCABULARY)
@@ -69,25 +69,25 @@ def plain(sampling: Sampling, length: int) -> list[int]:
     return tokens
 
 
-BIASED = Sampling(temperature=0.0, logit_bias=dict.fromkeys(range(VOCABULARY), 100.0))
+BIASED = SamplingParams(temperature=0.0, logit_bias=dict.fromkeys(range(VOCABULARY), 100.0))
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([*SAMPLINGS, BIASED]), PATHS, st.booleans()), min_size=1, max_size=5))
 def test_any_trees_emit_what_plain_decoding_inside_the_grammar_emits(
-    sessions: list[tuple[Sampling, set[Path], bool]],
+    sessions: list[tuple[SamplingParams, set[Path], bool]],
 ) -> None:
     """Sessions with and without a grammar in one step. Masks are asked for where a rule goes, and nowhere else."""
-    trees = [tree_of(paths, lie=Proposal((0,), (1,))) for _, paths, _ in sessions]
+    trees = [tree_of(paths, lie=DraftDistribution((0,), (1,))) for _, paths, _ in sessions]
     starts = list(itertools.accumulate((len(tree) + 1 for tree in trees), initial=0))
     tables = [Table() if constrained else None for _, _, constrained in sessions]
     cases = [
-        Case(tree, start, sampling, len(PREFIX), History(PREFIX), table)
+        VerifyInput(tree, start, sampling, len(PREFIX), TokenHistory(PREFIX), table)
         for tree, start, (sampling, _, _), table in zip(trees, starts, sessions, tables, strict=False)
     ]
     verdicts = judge(cases, torch.cat([rows_of(tree) for tree in trees]))
     for tree, (sampling, _, _), table, verdict in zip(trees, sessions, tables, verdicts, strict=True):
-        assert isinstance(verdict, Verdict)
+        assert isinstance(verdict, AcceptanceResult)
         tokens = tokens_of(tree, verdict)
         if table is None:
             continue
@@ -98,15 +98,15 @@ def test_any_trees_emit_what_plain_decoding_inside_the_grammar_emits(
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(sorted(RATIO)), st.sampled_from(SAMPLINGS), PATHS, st.integers(0, 10**6))
 def test_a_ratio_rule_is_told_the_masked_distribution_at_every_node(
-    rule: str, sampling: Sampling, paths: set[Path], seed: int
+    rule: str, sampling: SamplingParams, paths: set[Path], seed: int
 ) -> None:
-    tree = tree_of(paths, lie=Proposal(tuple(range(VOCABULARY)), (3, 1, 4, 1, 5)))
-    session = Sampling(temperature=1.0, seed=seed, acceptance=rule, top_p=sampling.top_p, top_k=sampling.top_k)
-    (verdict,) = judge([Case(tree, 0, session, len(PREFIX), History(PREFIX), Table())], rows_of(tree))
-    assert isinstance(verdict, Verdict)
+    tree = tree_of(paths, lie=DraftDistribution(tuple(range(VOCABULARY)), (3, 1, 4, 1, 5)))
+    session = SamplingParams(temperature=1.0, seed=seed, acceptance=rule, top_p=sampling.top_p, top_k=sampling.top_k)
+    (verdict,) = judge([VerifyInput(tree, 0, session, len(PREFIX), TokenHistory(PREFIX), Table())], rows_of(tree))
+    assert isinstance(verdict, AcceptanceResult)
     output = tokens_of(tree, verdict)
     assert all(token in choices(tuple(output[:index]), VOCABULARY) for index, token in enumerate(output))
-    chance = (RoundChance if rule == "block" else KeyedChance)(seed, len(PREFIX))
+    chance = (RoundChance if rule == "block" else KeyedRandomness)(seed, len(PREFIX))
     walk = RATIO[rule](tree, chance)
     request = next(walk)
     with pytest.raises(StopIteration) as stop:
@@ -115,7 +115,7 @@ def test_a_ratio_rule_is_told_the_masked_distribution_at_every_node(
             raw = model(path).clone()
             forbidden = [token for token in range(VOCABULARY) if token not in choices(path, VOCABULARY)]
             raw[forbidden] = -torch.inf
-            request = walk.send(process(raw[None], [Row(session)])[0].double().softmax(-1).numpy())
+            request = walk.send(process(raw[None], [SampledRow(session)])[0].double().softmax(-1).numpy())
     assert stop.value.value == verdict
 
 
@@ -128,15 +128,15 @@ def test_a_grammar_that_gives_up_fails_its_own_session_only() -> None:
                 raise error
             return super().after(path)
 
-    sampling = Sampling(temperature=0.0)
+    sampling = SamplingParams(temperature=0.0)
     text = plain(sampling, 3)
     tree = tree_of({tuple(text)})
-    free = Case(tree_of(set()), len(tree) + 1, sampling, len(PREFIX))
-    cases = [Case(tree, 0, sampling, len(PREFIX), None, table) for table in (GivesUp(), Table())]
+    free = VerifyInput(tree_of(set()), len(tree) + 1, sampling, len(PREFIX))
+    cases = [VerifyInput(tree, 0, sampling, len(PREFIX), None, table) for table in (GivesUp(), Table())]
     logits = torch.cat([rows_of(tree), rows_of(free.selection)])
     assert judge([*cases, free], logits) == [
-        Broken(0, error),
-        Verdict((0, 1, 2), plain(sampling, 4)[3]),
+        BrokenNumbers(0, error),
+        AcceptanceResult((0, 1, 2), plain(sampling, 4)[3]),
         judge([free], logits)[0],
     ]
 
@@ -147,8 +147,8 @@ def test_broken_numbers_are_found_behind_the_mask_too(poison: float, token: int)
     logits = model(())[None].clone()
     logits[0, token] = poison
     for sampling in SAMPLINGS:
-        case = Case(tree_of(set()), 0, sampling, len(PREFIX), History(PREFIX), Table())
-        assert judge([case], logits) == [Broken(-1)]
+        case = VerifyInput(tree_of(set()), 0, sampling, len(PREFIX), TokenHistory(PREFIX), Table())
+        assert judge([case], logits) == [BrokenNumbers(-1)]
 
 
 # Exact enumeration: every draft and every coin.
@@ -178,19 +178,19 @@ def test_drafts_outside_the_grammar_leave_the_masked_law_as_it_is(rule: str, sup
 def inside(target: Target, draft: Draft) -> Draft:
     """As a drafter that knows the grammar guesses; where q has nothing to say in it, it is sure of something."""
 
-    def drafted(path: Path) -> Proposal | None:
+    def drafted(path: Path) -> DraftDistribution | None:
         q, p = draft(path), target(path)
         if q is None:
             return None
         kept = [(token, weight) for token, weight in zip(q.token_ids, q.weights, strict=True) if p[token] > 0]
         token_ids, weights = zip(*(kept or [(int(p.argmax()), 1)]), strict=True)
-        return Proposal(token_ids, weights)
+        return DraftDistribution(token_ids, weights)
 
     return drafted
 
 
 class Cursors:
-    """A grammar by table, for the real `Constraint`."""
+    """A grammar by table, for the real `GrammarConstraint`."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
@@ -209,7 +209,7 @@ def through_rounds(rule: str, seed: int, *, drawn: bool) -> float:
 
     def admits(session: Session) -> object:
         grammar = Cursors(vocabulary)
-        return Constraint(grammar, session.tokens, len(PROMPT), drawn=drawn).admits  # type: ignore[arg-type]
+        return GrammarConstraint(grammar, session.tokens, len(PROMPT), drawn=drawn).admits  # type: ignore[arg-type]
 
     drafts = [draft_of(seed + number, vocabulary, vocabulary) for number in (1, 2)]
     rounds = Round(passes=2, budget=2), Round(passes=1, budget=3)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.selection import Selection
 from tests.enumeration import (
@@ -31,14 +31,14 @@ from tests.enumeration import (
     tree,
 )
 from verifier_svc.acceptance.recursive import recursive
-from verifier_svc.acceptance.rejection import KeyedChance, probability, rejection, residual
-from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.rejection import KeyedRandomness, probability, rejection, residual
+from verifier_svc.acceptance.result import AcceptanceResult, Distribution, FloatArray
 
 VOCABULARY = 3
-Family = dict[int, Proposal | None]  # the children of a node in the order drawn, each with what is sent along
+Family = dict[int, DraftDistribution | None]  # the children of a node in the order drawn, each with what is sent along
 Families = Callable[[Path], Iterator[tuple[Family, float]]]
-Nodes = list[tuple[Path, Proposal | None]]
-Found = Iterator[tuple[Selection, Verdict, float]]
+Nodes = list[tuple[Path, DraftDistribution | None]]
+Found = Iterator[tuple[Selection, AcceptanceResult, float]]
 
 
 def without_replacement(draft: Draft, size: int) -> Families:
@@ -51,7 +51,7 @@ def without_replacement(draft: Draft, size: int) -> Families:
         if not left or len(family) == size:
             yield family, 1.0
             return
-        sent = Proposal(tuple(left), tuple(left.values()))
+        sent = DraftDistribution(tuple(left), tuple(left.values()))
         for token in left:
             for rest, weight in families(path, family | {token: sent}):
                 yield rest, weight * probability(sent, token)
@@ -106,7 +106,9 @@ def accepted(rule: AnyRule, target: Target, families: Families, depth: int) -> f
     return sum(weight * len(verdict.path) for _, verdict, weight in rounds(rule, target, families, depth))
 
 
-def mutant(selection: Selection, chance: Outcomes, same_p: bool) -> Generator[Distribution, FloatArray, Verdict]:
+def mutant(
+    selection: Selection, chance: Outcomes, same_p: bool
+) -> Generator[Distribution, FloatArray, AcceptanceResult]:
     """Every child against the same p; or else SpecInfer's rule, blind to duplicates that merged. Of the root only."""
     p = yield Distribution(-1)
     left = p
@@ -114,10 +116,10 @@ def mutant(selection: Selection, chance: Outcomes, same_p: bool) -> Generator[Di
         token, proposal = selection.token_ids[child], selection.distributions[child]
         if chance.accepts(0, min(1.0, float((p if same_p else left)[token]) / probability(proposal, token))):
             after = yield Distribution(child)
-            return Verdict((child,), chance.draw(1, after, Purpose.BONUS))
+            return AcceptanceResult((child,), chance.draw(1, after, Purpose.BONUS))
         left = residual(left, proposal, token)
         left = left / left.sum()
-    return Verdict((), chance.draw(0, left, Purpose.RESIDUAL))
+    return AcceptanceResult((), chance.draw(0, left, Purpose.RESIDUAL))
 
 
 @settings(deadline=None, max_examples=25)
@@ -196,7 +198,7 @@ def test_where_p_equals_q_the_first_child_is_accepted(size: int) -> None:
 @given(seed=st.integers(0, 10**6), tokens=st.lists(st.integers(0, 2), max_size=3), noise_seed=st.integers(0, 2**64 - 1))
 def test_a_chain_is_judged_as_by_rejection_coin_by_coin(seed: int, tokens: list[int], noise_seed: int) -> None:
     target, selection = target_of(seed, VOCABULARY), chain(tuple(tokens), draft_of(seed, VOCABULARY, VOCABULARY))
-    verdicts = [run(rule, selection, KeyedChance(noise_seed, 4), target) for rule in (recursive, rejection)]
+    verdicts = [run(rule, selection, KeyedRandomness(noise_seed, 4), target) for rule in (recursive, rejection)]
     assert verdicts[0] == verdicts[1]
 
 
@@ -238,8 +240,8 @@ def test_a_drafter_that_lies_about_q_changes_the_output() -> None:
     assert bias(recursive, target, lies, 1) > 1e-3
 
 
-@pytest.mark.parametrize("outside", [Proposal((1, 2), (3, 4)), Proposal((1,), (3,))])
-def test_a_token_outside_its_own_q_is_reported_and_nothing_after_it_believed(outside: Proposal) -> None:
+@pytest.mark.parametrize("outside", [DraftDistribution((1, 2), (3, 4)), DraftDistribution((1,), (3,))])
+def test_a_token_outside_its_own_q_is_reported_and_nothing_after_it_believed(outside: DraftDistribution) -> None:
     """Of the second q nothing at all is left after its sibling."""
     target = target_of(8, VOCABULARY)
     selection = tree([((1,), None), ((0,), outside), ((2,), None)])
@@ -257,7 +259,7 @@ def test_near_identical_single_precision_pairs_always_yield_a_possible_token(
 ) -> None:
     weights = np.random.default_rng(seed).integers(1, 65536, VOCABULARY)
     p = (weights / weights.sum()).astype(np.float32).astype(np.float64)
-    proposal = Proposal(tuple(range(VOCABULARY)), tuple(weights.tolist()))
+    proposal = DraftDistribution(tuple(range(VOCABULARY)), tuple(weights.tolist()))
     selection = tree([((token,), proposal) for token in tokens])
-    verdict = run(recursive, selection, KeyedChance(noise_seed, 5), lambda path: p)
+    verdict = run(recursive, selection, KeyedRandomness(noise_seed, 5), lambda path: p)
     assert 0 <= verdict.next_token < VOCABULARY

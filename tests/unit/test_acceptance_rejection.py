@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.selection import Selection
 from tests.enumeration import bias, chain, dense, draft_of, outcomes, run, target_of
-from verifier_svc.acceptance.rejection import KeyedChance, rejection, residual
+from verifier_svc.acceptance.rejection import KeyedRandomness, rejection, residual
 
 VOCABULARY = 3
 
@@ -55,7 +55,7 @@ def test_a_drafter_that_lies_about_q_changes_the_output() -> None:
 
 def test_a_token_outside_its_own_q_is_reported_and_replaced_by_a_draw_from_p() -> None:
     target = target_of(8, VOCABULARY)
-    selection = chain((2,), lambda path: Proposal((0, 1), (3, 4)))
+    selection = chain((2,), lambda path: DraftDistribution((0, 1), (3, 4)))
     law = np.zeros(VOCABULARY)
     for verdict, weight in outcomes(rejection, selection, target):
         assert verdict.dishonest and verdict.path == ()
@@ -64,15 +64,15 @@ def test_a_token_outside_its_own_q_is_reported_and_replaced_by_a_draw_from_p() -
 
 
 def test_only_first_children_are_judged() -> None:
-    proposal = Proposal((0, 1, 2), (1, 1, 1))
+    proposal = DraftDistribution((0, 1, 2), (1, 1, 1))
     selection = Selection((0, 1), (-1, -1), (1, 1), (0.0, 0.0), (0.0, 0.0), (proposal, proposal))
     one_hot = np.array([0.0, 1.0, 0.0])
     for verdict, _ in outcomes(rejection, selection, lambda path: one_hot):
         assert verdict.path == () and verdict.next_token == 1
 
 
-@pytest.mark.parametrize("proposal", [Proposal((0, 1, 2), (1, 1, 2)), None])
-def test_nothing_left_of_p_falls_back_to_p(proposal: Proposal | None) -> None:
+@pytest.mark.parametrize("proposal", [DraftDistribution((0, 1, 2), (1, 1, 2)), None])
+def test_nothing_left_of_p_falls_back_to_p(proposal: DraftDistribution | None) -> None:
     p = np.array([0.25, 0.25, 0.5]) if proposal else np.array([0.0, 1.0, 0.0])
     assert residual(p, proposal, 1).tolist() == p.tolist()
 
@@ -84,20 +84,22 @@ def test_near_identical_single_precision_pairs_always_yield_a_possible_token(see
     weights = generator.integers(1, 65536, VOCABULARY)
     p = (weights / weights.sum()).astype(np.float32).astype(np.float64)
     token = int(generator.integers(VOCABULARY))
-    selection = chain((token,), lambda path: Proposal(tuple(range(VOCABULARY)), tuple(weights.tolist())))
-    verdict = run(rejection, selection, KeyedChance(noise_seed, 5), lambda path: p)
+    selection = chain((token,), lambda path: DraftDistribution(tuple(range(VOCABULARY)), tuple(weights.tolist())))
+    verdict = run(rejection, selection, KeyedRandomness(noise_seed, 5), lambda path: p)
     assert 0 <= verdict.next_token < VOCABULARY
 
 
 def test_keyed_randomness_reproduces_the_law_and_itself() -> None:
     target, size = target_of(9, VOCABULARY), 20_000
-    proposal = Proposal((0, 1, 2), (5, 1, 1))
+    proposal = DraftDistribution((0, 1, 2), (5, 1, 1))
     q, p = dense(proposal, VOCABULARY), target(())
     drafts = np.random.default_rng(1).choice(VOCABULARY, size, p=q)
     observed = np.zeros(VOCABULARY)
     for position, token in enumerate(drafts.tolist()):
-        verdict = run(rejection, chain((token,), lambda path: proposal), KeyedChance(11, position), target)
+        verdict = run(rejection, chain((token,), lambda path: proposal), KeyedRandomness(11, position), target)
         observed[token if verdict.path else verdict.next_token] += 1
     assert stats.chisquare(observed, p * size).pvalue > 1e-4
-    first, second = (run(rejection, chain((0,), lambda path: proposal), KeyedChance(11, 3), target) for _ in range(2))
+    first, second = (
+        run(rejection, chain((0,), lambda path: proposal), KeyedRandomness(11, 3), target) for _ in range(2)
+    )
     assert first == second

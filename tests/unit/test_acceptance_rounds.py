@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafter_svc import send_policy
-from drafter_svc.proposers import Guess
-from drafter_svc.session import Session as Drafting
-from drafter_svc.tree import Node
+from drafter_svc.proposers import ProposedNode
+from drafter_svc.session import DraftSession as Drafting
+from drafter_svc.tree import DraftNode
 from slipstream.speculation import noise
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.noise import Purpose
@@ -88,11 +88,11 @@ def test_a_drafter_may_work_rounds_ahead(rule: str, ahead: int) -> None:
 # What would be wrong.
 
 
-def by_position(session: Drafting, start: Node) -> int:
+def by_position(session: Drafting, start: DraftNode) -> int:
     return noise.key(SEED, session.tree.base_length + start.depth, Purpose.DRAFT)
 
 
-def by_base(session: Drafting, start: Node) -> int:
+def by_base(session: Drafting, start: DraftNode) -> int:
     return noise.key(noise.key(SEED, session.tree.base_length, Purpose.DRAFT), start.number, Purpose.DRAFT)
 
 
@@ -125,7 +125,7 @@ def test_siblings_must_not_be_dropped_for_what_they_are() -> None:
     assert bias(fits) < 1e-12
     in_order = send_policy._join_drawn
 
-    def likeliest_first(session: Drafting, guesses: list[Guess]) -> None:
+    def likeliest_first(session: Drafting, guesses: list[ProposedNode]) -> None:
         in_order(session, sorted(guesses, key=lambda guess: -guess.log_prob))
 
     with mock.patch.object(send_policy, "_join_drawn", likeliest_first):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.routing.prefix_affinity import STRIDE, Affinity, beginnings
+from gateway.routing.prefix_affinity import STRIDE, PrefixAffinity, beginnings
 from gateway.routing.router import BUSIER, SPARE, Router
 from slipstream.v1 import types_pb2
 
@@ -29,7 +29,7 @@ def test_texts_of_different_salts_share_none() -> None:
 
 
 def test_the_longest_beginning_counts_and_the_oldest_is_forgotten() -> None:
-    affinity: Affinity[str] = Affinity(capacity=4)
+    affinity: PrefixAffinity[str] = PrefixAffinity(capacity=4)
     names = beginnings(TURN, "")
     affinity.note(names[:1], "short")
     affinity.note(names[1:], "long")

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
-from slipstream.engine.tensor_parallel.broadcast import MAGIC, Kind, Step, decode_step, encode, encode_step, kind_of
+from slipstream.engine.tensor_parallel.broadcast import (
+    MAGIC,
+    BroadcastStep,
+    Kind,
+    decode_step,
+    encode,
+    encode_step,
+    kind_of,
+)
 from slipstream.errors import Internal
 
 BLOCKS, SIZE = 40, 4
@@ -32,11 +40,11 @@ def segments(draw: Any) -> Segment:
     return Segment(Sequence(list(blocks), SIZE, length=length), pending, nodes, parents, draw(st.booleans()))
 
 
-steps = st.builds(Step, st.lists(st.tuples(ROWS, ROWS), max_size=5), st.lists(segments(), max_size=4))
+steps = st.builds(BroadcastStep, st.lists(st.tuples(ROWS, ROWS), max_size=5), st.lists(segments(), max_size=4))
 
 
 @given(step=steps)
-def test_what_was_written_is_read(step: Step) -> None:
+def test_what_was_written_is_read(step: BroadcastStep) -> None:
     words = encode_step(step)
     assert kind_of(words) is Kind.STEP
     read = decode_step(words, BLOCKS, SIZE)
@@ -54,13 +62,13 @@ def test_what_was_written_is_read(step: Step) -> None:
 def test_contiguous_blocks_cost_nothing_however_long_the_text() -> None:
     def size(blocks: int) -> int:
         sequence = Sequence(list(range(blocks)), SIZE, length=blocks * SIZE - 1)
-        return len(encode_step(Step([], [Segment(sequence, [1])])))
+        return len(encode_step(BroadcastStep([], [Segment(sequence, [1])])))
 
     assert size(2) == size(2000) == 4 + 5 + 1 + 2
 
 
 @given(step=steps, data=st.data())
-def test_a_message_that_is_cut_or_longer_is_refused(step: Step, data: st.DataObject) -> None:
+def test_a_message_that_is_cut_or_longer_is_refused(step: BroadcastStep, data: st.DataObject) -> None:
     words = encode_step(step)
     end = data.draw(st.integers(2, len(words) - 1))
     for wrong in (words[:end], [*words, 0]):
@@ -70,7 +78,7 @@ def test_a_message_that_is_cut_or_longer_is_refused(step: Step, data: st.DataObj
 
 
 @given(step=steps, data=st.data())
-def test_a_wrong_number_is_refused_or_is_another_step_inside_the_pool(step: Step, data: st.DataObject) -> None:
+def test_a_wrong_number_is_refused_or_is_another_step_inside_the_pool(step: BroadcastStep, data: st.DataObject) -> None:
     words = encode_step(step)
     at = data.draw(st.integers(2, len(words) - 1))
     words[at] = data.draw(st.integers(-3, 70) | st.integers(-(2**63), 2**63 - 1))

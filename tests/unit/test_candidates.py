@@ -8,8 +8,8 @@ import pytest
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.draft_distribution import Proposal
-from slipstream.speculation.frame import Frame, Limits, check
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.frame import Frame, TreeLimits, check
 from slipstream.speculation.selection import Selection
 
 Path = tuple[int, ...]
@@ -113,7 +113,7 @@ def test_a_rollback_beyond_the_prefix_is_refused() -> None:
 
 
 def test_a_rollback_past_the_window_starts_over_there() -> None:
-    tree = CandidateTree(list(range(100)), Limits(window=4))
+    tree = CandidateTree(list(range(100)), TreeLimits(window=4))
     tree.rollback(10)
     assert tree.base_length == 10
     assert tree.graft(chain(10, 1)).added == 1
@@ -121,7 +121,7 @@ def test_a_rollback_past_the_window_starts_over_there() -> None:
 
 
 def test_memory_stays_bounded_however_long_a_generation_lives() -> None:
-    limits = Limits(nodes=8, depth=8, window=6)
+    limits = TreeLimits(nodes=8, depth=8, window=6)
     tree = CandidateTree(PROMPT, limits)
     for number in range(1, 400):  # the drafter stays one token ahead
         assert tree.graft(chain(3, number % 5, first_node=number)).added == 1
@@ -132,7 +132,7 @@ def test_memory_stays_bounded_however_long_a_generation_lives() -> None:
 
 
 def test_a_drafter_that_repeats_itself_under_new_numbers_runs_into_a_limit() -> None:
-    limits = Limits(nodes=8, window=4)
+    limits = TreeLimits(nodes=8, window=4)
     tree = CandidateTree(PROMPT, limits)
     fates = [tree.graft(Frame(3, 0, number, (1,), (-1.0,), (0,))) for number in range(1, 50)]
     assert sum(fate.merged for fate in fates) == limits.nodes + limits.window - 1
@@ -140,7 +140,7 @@ def test_a_drafter_that_repeats_itself_under_new_numbers_runs_into_a_limit() -> 
 
 
 def test_nodes_beyond_the_limits_are_dropped_and_counted() -> None:
-    tree = CandidateTree(PROMPT, Limits(nodes=3, depth=2))
+    tree = CandidateTree(PROMPT, TreeLimits(nodes=3, depth=2))
     assert tree.graft(chain(3, 1, 2, 3, 4)).dropped == {"deep": 1, "orphan": 1}
     assert tree.graft(Frame(3, 0, 9, (5, 6), (-1.0, -1.0), (0, 0))).dropped == {"full": 1}
 
@@ -171,7 +171,7 @@ def test_a_drawn_selection_takes_the_first_created_whatever_they_are() -> None:
 
 
 def test_a_selection_carries_the_distributions() -> None:
-    tree, proposal = CandidateTree(PROMPT), Proposal((1, 2), (3, 4))
+    tree, proposal = CandidateTree(PROMPT), DraftDistribution((1, 2), (3, 4))
     tree.graft(chain(3, 1, 2)._replace(distributions=(proposal, None)))
     assert tree.select(2).distributions == (proposal, None)
 
@@ -206,11 +206,11 @@ def test_a_chain_survives_being_accepted_token_by_token() -> None:
 )
 def test_a_frame_that_no_correct_drafter_sends_is_refused(frame: Frame) -> None:
     with pytest.raises(InvalidArgument):
-        check(frame, 10, Limits())
+        check(frame, 10, TreeLimits())
 
 
 def test_rounding_above_zero_is_clamped() -> None:
-    assert check(Frame(3, 0, 1, (1, 2), (1e-7, -1.0)), 10, Limits()).log_probs == (0.0, -1.0)
+    assert check(Frame(3, 0, 1, (1, 2), (1e-7, -1.0)), 10, TreeLimits()).log_probs == (0.0, -1.0)
 
 
 def test_a_commit_tells_wrong_candidates_from_candidates_that_are_used_up() -> None:

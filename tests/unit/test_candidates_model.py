@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.frame import Frame, Limits, check
+from slipstream.speculation.frame import Frame, TreeLimits, check
 from slipstream.speculation.selection import ROOT, Selection
 
 Path = tuple[int, ...]
@@ -28,7 +28,7 @@ class Named:
 
 
 class Naive:
-    def __init__(self, committed: Path, limits: Limits) -> None:
+    def __init__(self, committed: Path, limits: TreeLimits) -> None:
         self.committed, self.limits = committed, limits
         self.sources: dict[int, Named] = {}
         self.scores: dict[Path, float] = {}  # live paths, oldest first
@@ -117,7 +117,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
     rollbacks.
     """
 
-    limits = Limits(nodes=10, depth=5, window=64)
+    limits = TreeLimits(nodes=10, depth=5, window=64)
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,8 +17,8 @@ from benchmarks import plan_check
 from benchmarks.virtual import run
 from capacity import drafting, guessing, stationary
 from capacity.cell import Cell, Outcome, Simulation
-from capacity.drafting import Drafting
-from capacity.guessing import NOWHERE, Acceptance, Tree
+from capacity.drafting import DraftSettings
+from capacity.guessing import NOWHERE, Acceptance, SimulatedTree
 from capacity.scenario import Lengths, Traffic
 from capacity.stationary import Cells, Rates
 from capacity.step import Verifying
@@ -28,7 +28,7 @@ from slipstream.engine.emulated.model import LinearCost
 PASS_S = 0.020
 COST = LinearCost(PASS_S, 0.0002, 0.00005, 32)
 PLAIN = Verifying(COST, Acceptance([0.75], 0.7), host_s=0.001, sessions=16)
-DRAFTING = Drafting(LinearCost(0.006))
+DRAFTING = DraftSettings(LinearCost(0.006))
 SHORT = Traffic(Lengths(100, 1.0), Lengths(40, 0.8))
 
 
@@ -85,9 +85,9 @@ def test_a_chain_brings_what_the_geometric_series_says(right: float, length: int
     assert tokens / rounds == pytest.approx(expected, rel=0.03)
 
 
-def chain(right: float, length: int) -> Tree:
+def chain(right: float, length: int) -> SimulatedTree:
     """All told, on its way for no time."""
-    tree = Tree(Acceptance([right], width=1), least=0.0)
+    tree = SimulatedTree(Acceptance([right], width=1), least=0.0)
     for _ in range(length):
         for start in tree.frontier(1, 128):
             start.expanded = True
@@ -117,7 +117,7 @@ def test_a_commit_that_leaves_the_tree_leaves_nothing() -> None:
 
 def test_a_perfect_near_drafter_fills_every_round() -> None:
     sure = replace(PLAIN, acceptance=Acceptance([1.0], width=1), max_draft_tokens=4)
-    seen = closed(Cell(sure, Drafting(LinearCost(1e-4))), 1, output=400)
+    seen = closed(Cell(sure, DraftSettings(LinearCost(1e-4))), 1, output=400)
     assert seen.tokens_per_round > 4.8
 
 

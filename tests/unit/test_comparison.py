@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.experiments.comparison import Line, Prices, compare, cost, measured, number, reached, shadows, uneven
+from slipstream.experiments.comparison import (
+    ComparedLine,
+    Prices,
+    compare,
+    cost,
+    measured,
+    number,
+    reached,
+    shadows,
+    uneven,
+)
 from slipstream.experiments.estimates import Interval
 from slipstream.v1 import gateway_pb2
 
@@ -47,7 +57,7 @@ def told(*arms: gateway_pb2.ExperimentArm, setting: str = "old: 1; new: 1") -> g
     return gateway_pb2.GetExperimentResponse(name="trial", arms_setting=setting, arms=arms)
 
 
-def lines(found: list[Line]) -> dict[str, Line]:
+def lines(found: list[ComparedLine]) -> dict[str, ComparedLine]:
     return {line.metric.name: line for line in found}
 
 
@@ -117,5 +127,5 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
 
 def test_a_difference_whose_interval_touches_zero_is_not_shown() -> None:
     metric: Any = compare([arm("old", 20, 0.5, 0.02, 1)])["old"][0].metric
-    line = Line(metric, Interval(1.0, 0.9, 1.1), Interval(1.1, 1.0, 1.2), Interval(0.1, 0.0, 0.2))
+    line = ComparedLine(metric, Interval(1.0, 0.9, 1.1), Interval(1.1, 1.0, 1.2), Interval(0.1, 0.0, 0.2))
     assert line.verdict("new") == "no difference shown (0 to 0.200)"

@@ -10,16 +10,18 @@ from slipstream.errors import FailedPrecondition
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.tokenizer.grammar import Cursor
-from slipstream.tokenizer.structured_output import Structure
+from slipstream.tokenizer.structured_output import StructuredOutput
 from tests.grammars import END, LANGUAGES, allowed, compiled, place, tokenizer
-from verifier_svc.grammar_constraint import MOST_FAILURES, Constraint
+from verifier_svc.grammar_constraint import MOST_FAILURES, GrammarConstraint
 
 Path = tuple[int, ...]
 PROMPT = [9, 8, 7]
 
 
-def constrained(structure: Structure, tokens: list[int], *, drawn: bool = False) -> tuple[Constraint, CandidateTree]:
-    constraint = Constraint(compiled(structure), tokens, len(PROMPT), drawn=drawn)
+def constrained(
+    structure: StructuredOutput, tokens: list[int], *, drawn: bool = False
+) -> tuple[GrammarConstraint, CandidateTree]:
+    constraint = GrammarConstraint(compiled(structure), tokens, len(PROMPT), drawn=drawn)
     tree = CandidateTree(tokens)
     tree.admits = constraint.admits
     return constraint, tree

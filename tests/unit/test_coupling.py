@@ -142,7 +142,7 @@ def test_rank_looks_for_the_likeliest_in_the_way_that_is_fast_for_what_a_cut_lef
     left: int, by_numpy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     select = mock.Mock(wraps=np.argpartition)
-    monkeypatch.setattr(coupled.np, "argpartition", select)
+    monkeypatch.setattr(coupled_sampling.np, "argpartition", select)
     logits = random_logits(7, 6, 5000, 2.0, 0.0, ties=False)
     best = logits.topk(left)
     logits.masked_fill_(logits < best.values[:, -1:], -math.inf)

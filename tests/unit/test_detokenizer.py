@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gateway.text.detokenizer import Decoding
+from gateway.text.detokenizer import TokenDecoder
 
 WORDS = ("▁", "▁a", "b", "▁▁", "é", "▁日", "�", "<eos>", "", " x", "##c", "do", "'", "n't", ".")
 
@@ -47,7 +47,7 @@ TOKENIZERS = {
     "word-level": sentence_piece(None, with_bytes=False),
     "bpe-suffix": sentence_piece(decoders.BPEDecoder(), with_bytes=False),
 }
-DECODINGS = {name: Decoding(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+DECODINGS = {name: TokenDecoder(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 
 
 def check(name: str, ids: list[int]) -> list[str]:

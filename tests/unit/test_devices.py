@@ -20,18 +20,18 @@ from slipstream.engine.factory import open_engine
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.sampler import coupled_sampling, draft_distribution
-from slipstream.engine.sampler.token_history import History
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.tensor_parallel.spread import Spread
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.speculation.draft_distribution import Proposal
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from tests.checkpoints import save_checkpoint
 from tests.elsewhere import ELSEWHERE, Elsewhere
 from tests.packed import TREE, Session, fragment, prompt
 from tests.tape import listed_attention
-from verifier_svc.acceptance.judge import Case, judge
+from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import open_target
 
@@ -80,7 +80,7 @@ def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:
     return replace(checkpoint, device=ELSEWHERE, layers=probe_layers(model, ELSEWHERE))
 
 
-def steps(engine: PackedEngine) -> list[torch.Tensor]:
+def steps(engine: TorchEngine) -> list[torch.Tensor]:
     """Logits of a prefill, of trees, and of what comes after an accepted path."""
     first, second = (Session(engine.open(64), prompt(length, length)) for length in (20, 9))
     logits = [engine.forward([first.segment(), second.segment()])]
@@ -102,10 +102,10 @@ def steps(engine: PackedEngine) -> list[torch.Tensor]:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
 def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, way: str, tmp_path: Path) -> None:
     folder = str(save_checkpoint(family, tmp_path))
-    here = PackedEngine(load_checkpoint(folder, lean=False), tokens=1024, block_size=8)
+    here = TorchEngine(load_checkpoint(folder, lean=False), tokens=1024, block_size=8)
     expected, loaded, elsewhere = steps(here), load_checkpoint(folder, lean=False), Elsewhere()
     with torch.inference_mode(), elsewhere, sdpa_kernel(SDPBackend.MATH):
-        engine = PackedEngine(moved(loaded, elsewhere), 1024, block_size=8, acceleration=ACCELERATIONS[way])
+        engine = TorchEngine(moved(loaded, elsewhere), 1024, block_size=8, acceleration=ACCELERATIONS[way])
         for scattered in (False, True):
             if scattered:
                 fragment(engine)
@@ -119,7 +119,7 @@ def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, way: str
 def test_a_padded_step_is_sent_in_one_piece(tmp_path: Path) -> None:
     loaded, elsewhere = load_checkpoint(str(save_checkpoint("mistral", tmp_path)), lean=False), Elsewhere()
     with torch.inference_mode(), elsewhere:
-        engine = PackedEngine(moved(loaded, elsewhere), 1024, block_size=8, acceleration=ACCELERATIONS["padded"])
+        engine = TorchEngine(moved(loaded, elsewhere), 1024, block_size=8, acceleration=ACCELERATIONS["padded"])
         engine.capture()
         sessions = [Session(engine.open(64), prompt(length, length)) for length in (20, 9)]
         elsewhere.sent.clear()
@@ -128,34 +128,34 @@ def test_a_padded_step_is_sent_in_one_piece(tmp_path: Path) -> None:
 
 
 SAMPLINGS = [
-    Sampling(temperature=0.0),
-    Sampling(temperature=0.0, repetition_penalty=1.3, logit_bias={5: 3.0}),
-    Sampling(seed=3),
-    Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=4),
-    Sampling(temperature=1.4, top_p=0.95, min_p=0.01, seed=5),
-    Sampling(presence_penalty=0.4, frequency_penalty=0.2, seed=9),
-    Sampling(temperature=1e-38, seed=3),
-    *(Sampling(seed=5, acceptance=rule) for rule in ("rejection", "block", "recursive")),
-    Sampling(temperature=0.0, acceptance="rejection"),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3, logit_bias={5: 3.0}),
+    SamplingParams(seed=3),
+    SamplingParams(temperature=0.6, top_k=20, top_p=0.9, seed=4),
+    SamplingParams(temperature=1.4, top_p=0.95, min_p=0.01, seed=5),
+    SamplingParams(presence_penalty=0.4, frequency_penalty=0.2, seed=9),
+    SamplingParams(temperature=1e-38, seed=3),
+    *(SamplingParams(seed=5, acceptance=rule) for rule in ("rejection", "block", "recursive")),
+    SamplingParams(temperature=0.0, acceptance="rejection"),
 ]
 
 
 def test_judging_elsewhere_decides_the_same() -> None:
-    history = History([1, 2, 3])
+    history = TokenHistory([1, 2, 3])
     history.append([7, 8, 7])
-    proposals = (None, Proposal((9, 11), (40000, 20000)))
+    proposals = (None, DraftDistribution((9, 11), (40000, 20000)))
     selection = Selection((4, 9), (-1, 0), (1, 2), (-0.1, -0.1), (-0.1, -0.2), proposals)
-    cases = [Case(selection, 3 * index, sampling, 6, history) for index, sampling in enumerate(SAMPLINGS)]
+    cases = [VerifyInput(selection, 3 * index, sampling, 6, history) for index, sampling in enumerate(SAMPLINGS)]
     logits = 3 * torch.randn(3 * len(SAMPLINGS), 1000, generator=torch.Generator().manual_seed(3))
     expected = judge(cases, logits)
     with torch.inference_mode(), Elsewhere() as elsewhere:
         assert judge(cases, logits.to(ELSEWHERE)) == expected
         elsewhere.waits.clear()
-        plain = Case(Selection(), 0, Sampling(temperature=0.0), 6)
+        plain = VerifyInput(Selection(), 0, SamplingParams(temperature=0.0), 6)
         judge([plain, plain._replace(first_row=1)], logits[:2].to(ELSEWHERE))
         assert elsewhere.waits == ["tolist"]  # greedy decoding asks once, for a token a row
         elsewhere.waits.clear()
-        judge([plain._replace(sampling=Sampling(seed=3))], logits[:1].to(ELSEWHERE))
+        judge([plain._replace(sampling=SamplingParams(seed=3))], logits[:1].to(ELSEWHERE))
         assert elsewhere.waits == ["nonzero_numpy", "tolist", "tolist"]
 
 

@@ -11,30 +11,30 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from drafter_svc.send_policy import tell
-from drafter_svc.session import DEEPEST, PREPARED, UNTOLD_SHARE, Policy, Session
-from drafter_svc.tree import ROOT, UNTOLD, Node
+from drafter_svc.session import DEEPEST, PREPARED, UNTOLD_SHARE, DraftPolicy, DraftSession
+from drafter_svc.tree import ROOT, UNTOLD, DraftNode
 from slipstream.errors import OutOfRange
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 
 PROMPT = [3, 1, 2]
 TOKENS = st.integers(0, 2)
 RUNS = st.lists(TOKENS, min_size=1, max_size=4)
 
 
-def new_session(tokens: list[int] | None = None, max_length: int = 1000) -> Session:
-    return Session(
+def new_session(tokens: list[int] | None = None, max_length: int = 1000) -> DraftSession:
+    return DraftSession(
         epoch=1,
-        sampling=Sampling(),
-        policy=Policy(100, 0.0),
+        sampling=SamplingParams(),
+        policy=DraftPolicy(100, 0.0),
         tokens=list(tokens or PROMPT),
         prompt_length=len(PROMPT),
         max_length=max_length,
     )
 
 
-def path_of(session: Session, node: Node) -> tuple[int, ...]:
+def path_of(session: DraftSession, node: DraftNode) -> tuple[int, ...]:
     """The guessed tokens from below the root down to a live node."""
     tokens: list[int] = []
     while node is not session.tree.root:
@@ -44,7 +44,7 @@ def path_of(session: Session, node: Node) -> tuple[int, ...]:
     return tuple(reversed(tokens))
 
 
-def told_paths(session: Session) -> set[tuple[int, ...]]:
+def told_paths(session: DraftSession) -> set[tuple[int, ...]]:
     return {path for path, node in live_paths(session).items() if node.number != UNTOLD}
 
 
@@ -54,7 +54,7 @@ def held_by(tree: CandidateTree) -> set[tuple[int, ...]]:
     return {chosen.path(node) for node in range(len(chosen))}
 
 
-def frame_of(session: Session, told: list[Node], source: int = 0) -> Frame:
+def frame_of(session: DraftSession, told: list[DraftNode], source: int = 0) -> Frame:
     """As `DrafterService` packs it."""
     assert all(node.parent is not None and node.parent.number < node.number for node in told)
     assert [node.number for node in told] == list(range(told[0].number, told[0].number + len(told)))
@@ -69,7 +69,7 @@ def frame_of(session: Session, told: list[Node], source: int = 0) -> Frame:
     )
 
 
-def live_paths(session: Session) -> dict[tuple[int, ...], Node]:
+def live_paths(session: DraftSession) -> dict[tuple[int, ...], DraftNode]:
     return {path_of(session, node): node for node in session.tree.nodes()}
 
 
@@ -110,7 +110,7 @@ class Drafting(RuleBasedStateMachine):
 
     @rule(max_nodes=st.sampled_from([0, 1, 5, 100]), probability=st.sampled_from([0.0, 0.1, 0.6]))
     def policy(self, max_nodes: int, probability: float) -> None:
-        self.session.policy = Policy(max_nodes, probability)
+        self.session.policy = DraftPolicy(max_nodes, probability)
 
     @rule(now=st.integers(0, 100), idle=st.booleans())
     def tell(self, now: int, idle: bool) -> None:
@@ -219,7 +219,7 @@ class Wire(RuleBasedStateMachine):
     @rule(max_nodes=st.sampled_from([2, 100]))
     def tell(self, max_nodes: int) -> None:
         session = self.session
-        session.policy = Policy(max_nodes, 0.0)
+        session.policy = DraftPolicy(max_nodes, 0.0)
         if told := tell(session, 0.0, idle=True):
             session.computed = len(session.tokens) - 1
             self.frames.append((self.opened, frame_of(session, told, self.opened)))
@@ -290,7 +290,7 @@ Wire.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadl
 TestWire = Wire.TestCase
 
 
-def grown(session: Session, *tokens: int, log_prob: float = -0.5) -> list[Node]:
+def grown(session: DraftSession, *tokens: int, log_prob: float = -0.5) -> list[DraftNode]:
     """A chain of guesses below the root."""
     nodes = [session.tree.root]
     for token in tokens:
@@ -300,7 +300,7 @@ def grown(session: Session, *tokens: int, log_prob: float = -0.5) -> list[Node]:
     return nodes[1:]
 
 
-def told(session: Session) -> list[int]:
+def told(session: DraftSession) -> list[int]:
     """The numbers of what is told now."""
     return [node.number for node in tell(session, 0.0, idle=True)]
 
@@ -336,7 +336,7 @@ def test_a_commit_of_untold_guesses_keeps_what_hangs_below_them_for_the_next_gen
 def test_no_node_is_told_that_lies_too_deep_for_a_verifier_s_tree_before_commits_bring_it_near() -> None:
     """It would be dropped there, and all that follows it in its generation with it."""
     session, receiver = new_session(), CandidateTree(PROMPT)
-    session.policy = Policy(1000, 0.0)
+    session.policy = DraftPolicy(1000, 0.0)
     grown(session, *range(100), log_prob=-0.01)
     for base in range(0, 100, 10):
         if nodes := tell(session, 0.0, idle=True):
@@ -350,7 +350,7 @@ def test_no_node_is_told_that_lies_too_deep_for_a_verifier_s_tree_before_commits
 
 def test_nothing_is_guessed_below_the_depth_of_a_verifier_s_tree() -> None:
     session = new_session()
-    session.policy = Policy(1000, 0.0)
+    session.policy = DraftPolicy(1000, 0.0)
     session.tree.root.expanded = True
     *above, last = grown(session, *range(DEEPEST), log_prob=-0.01)
     for node in above:
@@ -397,13 +397,13 @@ def test_a_session_wants_no_more_than_its_policy(nodes: int, probability: float,
     session.tree.root.expanded = True
     grown(session, 5)  # of probability exp(-0.5), about 0.607
     assert told(session) == [1]
-    session.policy = Policy(nodes, probability)
+    session.policy = DraftPolicy(nodes, probability)
     assert bool(session.frontier(4)) is wants
 
 
 def test_guesses_that_are_not_told_are_bounded_too() -> None:
     session = new_session()
-    session.policy = Policy(2, 0.9)
+    session.policy = DraftPolicy(2, 0.9)
     for token in range(UNTOLD_SHARE * 2):
         assert session.frontier(1) == [session.tree.root]
         session.tree.add(session.tree.root, token, -3.0)
@@ -426,7 +426,7 @@ def test_what_is_dead_is_freed_without_the_garbage_collector() -> None:
     """Commits inside the tree for ever: no old root may keep the next one, no branch its parent."""
     session = new_session(max_length=100_000)
     gc.collect()
-    before = sum(type(known) is Node for known in gc.get_objects())
+    before = sum(type(known) is DraftNode for known in gc.get_objects())
     gc.disable()
     try:
         for _ in range(300):
@@ -434,7 +434,7 @@ def test_what_is_dead_is_freed_without_the_garbage_collector() -> None:
                 for token in (1, 2, 3):
                     session.tree.add(parent, token, -0.5)
             session.commit(len(session.tokens), [1])
-        alive = sum(type(known) is Node for known in gc.get_objects())
+        alive = sum(type(known) is DraftNode for known in gc.get_objects())
     finally:
         gc.enable()
     assert alive - before <= session.tree.node_count + 10

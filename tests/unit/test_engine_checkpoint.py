@@ -14,7 +14,7 @@ import transformers
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import VOCABULARY, save_checkpoint
@@ -26,8 +26,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine(llama: Path) -> PackedEngine:
-    return PackedEngine(load_checkpoint(str(llama)), tokens=64, block_size=16)
+def engine(llama: Path) -> TorchEngine:
+    return TorchEngine(load_checkpoint(str(llama)), tokens=64, block_size=16)
 
 
 def write_config(folder: Path, **content: Any) -> str:
@@ -126,12 +126,12 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_the_pool_is_sized_in_tokens(llama: Path) -> None:
     checkpoint = load_checkpoint(str(llama))
-    assert PackedEngine(checkpoint, tokens=100, block_size=32).blocks_total == 3
+    assert TorchEngine(checkpoint, tokens=100, block_size=32).blocks_total == 3
     with pytest.raises(ResourceExhausted):
-        PackedEngine(checkpoint, tokens=31, block_size=32)
+        TorchEngine(checkpoint, tokens=31, block_size=32)
 
 
-def test_room_is_reserved_or_refused(engine: PackedEngine) -> None:
+def test_room_is_reserved_or_refused(engine: TorchEngine) -> None:
     first = engine.open(40)
     assert (engine.blocks_total, engine.blocks_free) == (4, 1)
     with pytest.raises(ResourceExhausted, match="try later"):
@@ -143,7 +143,7 @@ def test_room_is_reserved_or_refused(engine: PackedEngine) -> None:
     assert engine.blocks_free == 4
 
 
-def test_bad_steps_are_refused(engine: PackedEngine) -> None:
+def test_bad_steps_are_refused(engine: TorchEngine) -> None:
     sequence = engine.open(16)
     for segments in (
         [],
@@ -155,12 +155,12 @@ def test_bad_steps_are_refused(engine: PackedEngine) -> None:
             engine.forward(segments)
 
 
-def test_a_prefill_chunk_costs_no_logits(engine: PackedEngine) -> None:
+def test_a_prefill_chunk_costs_no_logits(engine: TorchEngine) -> None:
     chunk = Segment(engine.open(16), [1, 2, 3], want_logits=False)
     assert engine.forward([chunk]).shape == (0, VOCABULARY)
 
 
-def test_a_step_that_was_not_kept_is_forgotten(engine: PackedEngine) -> None:
+def test_a_step_that_was_not_kept_is_forgotten(engine: TorchEngine) -> None:
     sequence = engine.open(32)
     engine.forward([Segment(sequence, [9, 8, 7], [6, 5], [-1, 0])])
     again = engine.forward([Segment(sequence, [1, 2])])
@@ -170,7 +170,7 @@ def test_a_step_that_was_not_kept_is_forgotten(engine: PackedEngine) -> None:
 
 def test_committed_tokens_end_at_the_models_length(tmp_path: Path) -> None:
     save_checkpoint("llama", tmp_path, max_position_embeddings=8)
-    engine = PackedEngine(load_checkpoint(str(tmp_path)), tokens=64, block_size=16)
+    engine = TorchEngine(load_checkpoint(str(tmp_path)), tokens=64, block_size=16)
     sequence = engine.open(16)
     last = Segment(sequence, list(range(8)), [3, 4], [-1, 0])
     at_the_end = engine.forward([last])[0]
@@ -179,13 +179,13 @@ def test_committed_tokens_end_at_the_models_length(tmp_path: Path) -> None:
         engine.forward([Segment(sequence, list(range(9)))])
 
 
-def read(engine: PackedEngine, tokens: list[int], salt: str = "") -> tuple[Sequence, torch.Tensor]:
+def read(engine: TorchEngine, tokens: list[int], salt: str = "") -> tuple[Sequence, torch.Tensor]:
     """A sequence of these tokens, and the logits after the last one."""
     sequence = engine.begin(tokens, salt)
     return sequence, go_on(engine, sequence, tokens[sequence.length :])
 
 
-def go_on(engine: PackedEngine, sequence: Sequence, tokens: list[int]) -> torch.Tensor:
+def go_on(engine: TorchEngine, sequence: Sequence, tokens: list[int]) -> torch.Tensor:
     engine.grow(sequence, len(tokens))
     segment = Segment(sequence, tokens)
     logits = engine.forward([segment])[0]
@@ -194,7 +194,7 @@ def go_on(engine: PackedEngine, sequence: Sequence, tokens: list[int]) -> torch.
 
 
 def test_shared_prefixes_give_the_same_numbers(llama: Path) -> None:
-    engine = PackedEngine(load_checkpoint(str(llama)), tokens=256, block_size=16)
+    engine = TorchEngine(load_checkpoint(str(llama)), tokens=256, block_size=16)
     prompt = [(7 * place) % VOCABULARY for place in range(40)]
     first, alone = read(engine, prompt)
     second, shared = read(engine, prompt)

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import models, processors
 
 from gateway.config import GatewayConfig
-from gateway.requests.resolved_request import Plan
-from gateway.requests.validation import Admission
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.requests.validation import RequestValidator
 from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
@@ -29,13 +29,15 @@ class OneModel(Router):
         return MODEL
 
 
-def admission(config: GatewayConfig = CONFIG) -> Admission:
+def admission(config: GatewayConfig = CONFIG) -> RequestValidator:
     encoder = Encoder(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
     encoder.post_processor = processors.TemplateProcessing(single="a $A", special_tokens=[("a", 0)])
-    return Admission(config, OneModel(), Tokenizer(encoder, 1000), random.Random(1).getrandbits)
+    return RequestValidator(config, OneModel(), Tokenizer(encoder, 1000), random.Random(1).getrandbits)
 
 
-async def plan(request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG) -> Plan:
+async def plan(
+    request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG
+) -> ResolvedRequest:
     return await admission(config).plan(request, running)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.auth.failed_attempts import MOST_ORIGINS, Attempts, origin_of
+from gateway.auth.failed_attempts import MOST_ORIGINS, FailedAttempts, origin_of
 from slipstream.errors import ResourceExhausted
 
 
@@ -17,7 +17,7 @@ class Clock:
 
 def test_an_origin_that_fails_too_often_is_told_when_to_come_again_and_no_other_one_is() -> None:
     clock = Clock()
-    attempts = Attempts(2, clock)
+    attempts = FailedAttempts(2, clock)
     for port in (1, 2):
         attempts.fail(f"ipv4:10.0.0.1:{port}")
     with pytest.raises(ResourceExhausted) as refusal:
@@ -29,7 +29,7 @@ def test_an_origin_that_fails_too_often_is_told_when_to_come_again_and_no_other_
 
 
 def test_only_so_many_origins_are_remembered_and_the_latest_ones_stay() -> None:
-    attempts = Attempts(1, Clock())
+    attempts = FailedAttempts(1, Clock())
     for number in range(MOST_ORIGINS + 10):
         attempts.fail(f"ipv6:%5B2001:db8:0:{number:x}::1%5D:50051")
         assert len(attempts._buckets) <= MOST_ORIGINS
@@ -39,7 +39,7 @@ def test_only_so_many_origins_are_remembered_and_the_latest_ones_stay() -> None:
 
 
 def test_without_a_limit_nobody_is_refused() -> None:
-    attempts = Attempts(0, Clock())
+    attempts = FailedAttempts(0, Clock())
     for _ in range(1000):
         attempts.fail("ipv4:10.0.0.1:1")
 

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.routing.breaker import BURST_S, LIMIT, PROBE_S, Breaker, State, Tolerance, weight
+from gateway.routing.breaker import BURST_S, LIMIT, PROBE_S, BreakerSettings, BreakerState, CircuitBreaker, weight
 from slipstream.v1 import types_pb2
 
-TOLERANCE = Tolerance(window_s=30.0, cool_down_s=1.0, longest_cool_down_s=8.0)
+TOLERANCE = BreakerSettings(window_s=30.0, cool_down_s=1.0, longest_cool_down_s=8.0)
 CODES = {code.name: code.value[0] for code in grpc.StatusCode}
 
 
@@ -32,8 +32,8 @@ class Owner:
     pass
 
 
-def tripped() -> Breaker:
-    breaker = Breaker(TOLERANCE)
+def tripped() -> CircuitBreaker:
+    breaker = CircuitBreaker(TOLERANCE)
     breaker.failed(Owner(), LIE, 0.0)
     return breaker
 
@@ -54,25 +54,25 @@ def tripped() -> Breaker:
     ],
 )
 def test_what_a_drafter_does_is_worse_than_what_happens_to_it(what: types_pb2.Failure, times: int) -> None:
-    breaker = Breaker(TOLERANCE)
+    breaker = CircuitBreaker(TOLERANCE)
     for number in range(times):
-        assert breaker.state(float(number)) is State.CLOSED
+        assert breaker.state(float(number)) is BreakerState.CLOSED
         breaker.failed(Owner(), what, float(number))
-    assert breaker.state(float(times - 1)) is State.OPEN
+    assert breaker.state(float(times - 1)) is BreakerState.OPEN
 
 
 def test_one_lost_link_told_by_a_thousand_sessions_is_one_failure() -> None:
-    breaker = Breaker(TOLERANCE)
+    breaker = CircuitBreaker(TOLERANCE)
     for number in range(1000):
         breaker.failed(Owner(), LOST, BURST_S * number / 1001)
-    assert breaker.state(BURST_S) is State.CLOSED
+    assert breaker.state(BURST_S) is BreakerState.CLOSED
 
 
 def test_failures_that_are_rare_never_open() -> None:
-    breaker = Breaker(TOLERANCE)
+    breaker = CircuitBreaker(TOLERANCE)
     for number in range(50):  # never three within a window
         breaker.failed(Owner(), LOST, number * TOLERANCE.window_s / 2)
-        assert breaker.state(number * TOLERANCE.window_s / 2) is State.CLOSED
+        assert breaker.state(number * TOLERANCE.window_s / 2) is BreakerState.CLOSED
 
 
 def test_cool_downs_double_up_to_a_bound_and_start_again_after_a_good_time() -> None:
@@ -80,22 +80,22 @@ def test_cool_downs_double_up_to_a_bound_and_start_again_after_a_good_time() -> 
     cool_downs = [1.0]
     for _ in range(5):
         now += cool_downs[-1]
-        assert breaker.state(now) is State.HALF_OPEN
+        assert breaker.state(now) is BreakerState.HALF_OPEN
         breaker.enter(owner, now)
         breaker.failed(owner, FULL, now)
-        step = next(s for s in (1.0, 2.0, 4.0, 8.0, 16.0) if breaker.state(now + s) is State.HALF_OPEN)
-        assert breaker.state(now + step - 1e-6) is State.OPEN
+        step = next(s for s in (1.0, 2.0, 4.0, 8.0, 16.0) if breaker.state(now + s) is BreakerState.HALF_OPEN)
+        assert breaker.state(now + step - 1e-6) is BreakerState.OPEN
         cool_downs.append(step)
     assert cool_downs == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
     for pause, expected in ((TOLERANCE.window_s / 2, 8.0), (TOLERANCE.window_s, 1.0)):
         now += 8.0
         breaker.enter(owner, now)
         breaker.succeeded(owner, now)
-        assert breaker.state(now) is State.CLOSED
+        assert breaker.state(now) is BreakerState.CLOSED
         now += pause
         breaker.failed(owner, LIE, now)
-        assert breaker.state(now + expected - 1e-6) is State.OPEN
-        assert breaker.state(now + expected) is State.HALF_OPEN
+        assert breaker.state(now + expected - 1e-6) is BreakerState.OPEN
+        assert breaker.state(now + expected) is BreakerState.HALF_OPEN
 
 
 def test_while_one_tries_nobody_else_may_and_only_it_decides() -> None:
@@ -105,7 +105,7 @@ def test_while_one_tries_nobody_else_may_and_only_it_decides() -> None:
     assert breaker.admits(first, 1.5) and not breaker.admits(second, 1.5)
     breaker.succeeded(second, 1.5)
     breaker.failed(second, LIE, 1.5)
-    assert breaker.state(1.5) is State.HALF_OPEN and breaker.admits(first, 1.5)
+    assert breaker.state(1.5) is BreakerState.HALF_OPEN and breaker.admits(first, 1.5)
     breaker.succeeded(first, 2.0)
     assert breaker.admits(second, 2.0)
 
@@ -129,17 +129,17 @@ ACTIONS = ("lie", "lost", "first enters", "second enters", "first delivers", "se
 def test_every_short_story_ends_with_a_drafter_that_can_be_tried(length: int) -> None:
     """All of them: 8^5."""
     for story in itertools.product(ACTIONS, repeat=length):
-        breaker, owners, now = Breaker(TOLERANCE), {"first": Owner(), "second": Owner()}, 0.0
+        breaker, owners, now = CircuitBreaker(TOLERANCE), {"first": Owner(), "second": Owner()}, 0.0
         failures = 0
         for action in story:
             now = play(breaker, owners, action, now)
             failures += action in ("lie", "lost")
             if not failures:
-                assert breaker.state(now) is State.CLOSED, story
+                assert breaker.state(now) is BreakerState.CLOSED, story
         assert breaker.admits(Owner(), now + TOLERANCE.longest_cool_down_s + PROBE_S), story
 
 
-def play(breaker: Breaker, owners: dict[str, Owner], action: str, now: float) -> float:
+def play(breaker: CircuitBreaker, owners: dict[str, Owner], action: str, now: float) -> float:
     who, _, what = action.partition(" ")
     if action in ("lie", "lost"):
         breaker.failed(owners["first"], LIE if action == "lie" else LOST, now)
@@ -159,7 +159,7 @@ class Fleet(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.breaker = Breaker(TOLERANCE)
+        self.breaker = CircuitBreaker(TOLERANCE)
         self.now = 0.0
         self.trying: dict[Owner, float] = {}
         """Who was let in while the breaker was not closed, and when."""
@@ -174,8 +174,8 @@ class Fleet(RuleBasedStateMachine):
     def join(self) -> None:
         owner = Owner()
         if self.breaker.admits(owner, self.now):
-            if self.breaker.state(self.now) is not State.CLOSED:
-                assert self.breaker.state(self.now) is State.HALF_OPEN
+            if self.breaker.state(self.now) is not BreakerState.CLOSED:
+                assert self.breaker.state(self.now) is BreakerState.HALF_OPEN
                 self.trying = {o: at for o, at in self.trying.items() if self.now - at < PROBE_S}
                 assert not self.trying, "two try at once"
                 self.trying[owner] = self.now
@@ -189,7 +189,7 @@ class Fleet(RuleBasedStateMachine):
         before = self.breaker.state(self.now)
         self.breaker.failed(owner, what, self.now)
         self.weights.append((self.now, weight(what)))
-        if self.breaker.state(self.now) is State.OPEN and before is not State.OPEN:
+        if self.breaker.state(self.now) is BreakerState.OPEN and before is not BreakerState.OPEN:
             recent = sum(each for at, each in self.weights if self.now - at < TOLERANCE.window_s)
             assert recent >= LIMIT or owner in self.trying, "opened without a reason"
             self.trying.clear()
@@ -201,7 +201,7 @@ class Fleet(RuleBasedStateMachine):
         owner = data.draw(st.sampled_from(self.members))
         before = self.breaker.state(self.now)
         self.breaker.succeeded(owner, self.now)
-        if before is not State.CLOSED and self.breaker.state(self.now) is State.CLOSED:
+        if before is not BreakerState.CLOSED and self.breaker.state(self.now) is BreakerState.CLOSED:
             assert owner in self.trying
             self.trying.clear()
 
@@ -224,7 +224,7 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def without_failures_it_is_closed(self) -> None:
         if not self.weights:
-            assert self.breaker.state(self.now) is State.CLOSED
+            assert self.breaker.state(self.now) is BreakerState.CLOSED
 
 
 Fleet.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -6,22 +6,22 @@ import asyncio
 
 import pytest
 
-from gateway.sessions.ownership import Claims
-from gateway.store.memory import Memory, MemoryStore
-from gateway.store.record import Record
-from gateway.store.write_behind import Scribe
+from gateway.sessions.ownership import SessionOwnership
+from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.store.record import SessionRecord
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import Aborted, OutOfRange
 
-RECORD = Record(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
+RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
 
 
 def store(owner: str = "me") -> MemoryStore:
-    return MemoryStore(Memory(), owner=owner, ttl_s=60, lease_s=60)
+    return MemoryStore(MemoryBackend(), owner=owner, ttl_s=60, lease_s=60)
 
 
 async def test_whoever_takes_a_session_over_has_what_was_still_to_be_written() -> None:
-    scribe = Scribe()
-    claims = Claims(store(), scribe, 5.0)
+    scribe = WriteBehindQueue()
+    claims = SessionOwnership(store(), scribe, 5.0)
     log = claims.log(RECORD)
     await log.create()
     await log.append([3])
@@ -37,7 +37,7 @@ async def test_a_cut_that_cannot_be_leaves_the_session_to_everybody() -> None:
     there = store()
     await there.create(RECORD)
     with pytest.raises(OutOfRange):
-        await Claims(there, None, 5.0).cut(RECORD, 3, (), b"q")
+        await SessionOwnership(there, None, 5.0).cut(RECORD, 3, (), b"q")
     record = await there.read("s")
     assert (record.tokens, record.params, record.leased) == ((1, 2), b"p", False)
 
@@ -45,7 +45,7 @@ async def test_a_cut_that_cannot_be_leaves_the_session_to_everybody() -> None:
 async def test_a_rollback_that_comes_late_does_not_repeat_itself() -> None:
     there = store()
     await there.create(RECORD)
-    claims = Claims(there, None, 5.0)
+    claims = SessionOwnership(there, None, 5.0)
     await claims.cut(RECORD, 2, (7,), b"q")
     with pytest.raises(Aborted):
         await claims.cut(RECORD, 2, (7,), b"q")

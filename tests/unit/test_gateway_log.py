@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.store.memory import Memory, MemoryStore
-from gateway.store.record import Record
+from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.store.record import SessionRecord
 from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import Scribe
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import Aborted, Unavailable
 
-RECORD = Record(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
+RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
 
 
 class Fragile(MemoryStore):
@@ -32,7 +32,7 @@ class Fragile(MemoryStore):
 
 
 def store() -> Fragile:
-    return Fragile(Memory(), owner="me", ttl_s=60, lease_s=60)
+    return Fragile(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
 
 
 async def write(log: SessionLog) -> None:
@@ -63,7 +63,7 @@ async def test_strict_gives_up_after_its_grace_and_then_waits_no_more() -> None:
 
 
 async def test_relaxed_writes_wait_for_the_store_in_order() -> None:
-    there, scribe = store(), Scribe()
+    there, scribe = store(), WriteBehindQueue()
     async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(scribe.run())
         there.down = True
@@ -77,7 +77,7 @@ async def test_relaxed_writes_wait_for_the_store_in_order() -> None:
 
 
 async def test_a_relaxed_session_hears_that_it_was_fenced() -> None:
-    memory, scribe = Memory(), Scribe()
+    memory, scribe = MemoryBackend(), WriteBehindQueue()
     mine = MemoryStore(memory, owner="me", ttl_s=60, lease_s=0)
     log = SessionLog(mine, RECORD, scribe=scribe, grace_s=5)
     await log.create()
@@ -94,11 +94,11 @@ async def test_a_relaxed_session_hears_that_it_was_fenced() -> None:
 
 async def test_without_a_store_no_session_begins_whatever_the_durability() -> None:
     class Down(MemoryStore):
-        async def create(self, record: Record) -> None:
+        async def create(self, record: SessionRecord) -> None:
             raise Unavailable("away")
 
-    for scribe in (None, Scribe()):
-        down = Down(Memory(), owner="me", ttl_s=60, lease_s=60)
+    for scribe in (None, WriteBehindQueue()):
+        down = Down(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
         with pytest.raises(Unavailable):
             await SessionLog(down, RECORD, scribe=scribe, grace_s=5).create()
 
@@ -106,7 +106,7 @@ async def test_without_a_store_no_session_begins_whatever_the_durability() -> No
 class Watched(MemoryStore):
     """Counts renewals; each waits for `gate`."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: MemoryBackend) -> None:
         super().__init__(memory, owner="me", ttl_s=60, lease_s=0)
         self.renewals = 0
         self.away = False
@@ -124,7 +124,7 @@ class Watched(MemoryStore):
 
 
 async def test_a_lease_is_renewed_and_an_outage_is_told() -> None:
-    there = Watched(Memory())
+    there = Watched(MemoryBackend())
     log = SessionLog(there, RECORD, scribe=None, grace_s=5)
     await log.create()
     await log.renew()
@@ -137,9 +137,9 @@ async def test_a_lease_is_renewed_and_an_outage_is_told() -> None:
     assert there.renewals == 3
 
 
-@pytest.mark.parametrize("scribe", [None, Scribe()], ids=["strict", "relaxed"])
-async def test_a_renewal_hears_that_another_owner_has_the_session(scribe: Scribe | None) -> None:
-    memory = Memory()
+@pytest.mark.parametrize("scribe", [None, WriteBehindQueue()], ids=["strict", "relaxed"])
+async def test_a_renewal_hears_that_another_owner_has_the_session(scribe: WriteBehindQueue | None) -> None:
+    memory = MemoryBackend()
     there = Watched(memory)
     log = SessionLog(there, RECORD, scribe=scribe, grace_s=5)
     await log.create()
@@ -151,7 +151,7 @@ async def test_a_renewal_hears_that_another_owner_has_the_session(scribe: Scribe
 
 async def test_a_renewal_is_never_overtaken_by_the_next_epoch() -> None:
     """It would be refused, and its session would think itself fenced."""
-    there = Watched(Memory())
+    there = Watched(MemoryBackend())
     log = SessionLog(there, RECORD, scribe=None, grace_s=5)
     await log.create()
     there.gate.clear()
@@ -166,7 +166,7 @@ async def test_a_renewal_is_never_overtaken_by_the_next_epoch() -> None:
 
 
 async def test_a_released_session_is_suspended_and_its_log_is_whole() -> None:
-    memory = Memory()
+    memory = MemoryBackend()
     log = SessionLog(MemoryStore(memory, owner="me", ttl_s=60, lease_s=60), RECORD, scribe=None, grace_s=5)
     await log.create()
     await log.append([3])

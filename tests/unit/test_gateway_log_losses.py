@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.store.memory import Memory, MemoryStore
-from gateway.store.record import Record
+from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.store.record import SessionRecord
 from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import Scribe
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import Aborted
 
-RECORD = Record(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
+RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
 
 
-class Forgetful(Memory):
+class Forgetful(MemoryBackend):
     """Remembers what it held after each write, so that it can go back."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ async def test_a_former_owner_cannot_raise_the_epoch_of_the_one_that_came_after_
 @pytest.mark.parametrize("lost", range(1, 9))
 @pytest.mark.parametrize("relaxed", [False, True])
 async def test_the_end_of_a_session_puts_back_what_was_lost_before_it(relaxed: bool, lost: int) -> None:
-    memory, scribe = Forgetful(), Scribe() if relaxed else None
+    memory, scribe = Forgetful(), WriteBehindQueue() if relaxed else None
     log = SessionLog(memory.store("a"), RECORD, scribe=scribe, grace_s=1)
 
     async def written() -> None:
@@ -192,7 +192,7 @@ async def test_the_end_of_a_session_puts_back_what_was_lost_before_it(relaxed: b
 
 
 async def test_what_waits_for_the_scribe_follows_what_was_lost() -> None:
-    memory, scribe = Forgetful(), Scribe()
+    memory, scribe = Forgetful(), WriteBehindQueue()
     log = SessionLog(memory.store("a"), RECORD, scribe=scribe, grace_s=1)
     await log.create()
     await log.append([3, 4])
@@ -216,7 +216,7 @@ async def test_a_log_that_is_lost_again_while_it_is_put_back_is_put_back_again(
     await log.append([3])
     restore = store.restore
 
-    async def lose_at_once(record: Record) -> None:
+    async def lose_at_once(record: SessionRecord) -> None:
         await restore(record)
         restored.append(len(record.tokens))
         if len(restored) <= lost:

@@ -13,15 +13,15 @@ from unittest.mock import MagicMock
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.routing.configured_workers import Workers
+from gateway.routing.configured_workers import ConfiguredWorkers
 from gateway.store.measured import MeasuredStore
-from gateway.store.memory import Memory, MemoryStore
-from gateway.store.record import Record
+from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.store.record import SessionRecord
 from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import Scribe
-from gateway.telemetry.metrics_source import Parts, _shares, _workers
-from gateway.telemetry.request_metrics import MOST_WORKLOADS, Meters, Objectives, outcome_of
-from gateway.telemetry.request_stats import Ledger
+from gateway.store.write_behind import WriteBehindQueue
+from gateway.telemetry.metrics_source import MetricsParts, _shares, _workers
+from gateway.telemetry.request_metrics import MOST_WORKLOADS, Objectives, RequestMetrics, outcome_of
+from gateway.telemetry.request_stats import RequestStats
 from slipstream.errors import (
     Aborted,
     Internal,
@@ -31,7 +31,7 @@ from slipstream.errors import (
     SlipstreamError,
     Unavailable,
 )
-from slipstream.rpc.send_queue import Traffic
+from slipstream.rpc.send_queue import ByteCounter
 from slipstream.telemetry.labels import OTHER
 from slipstream.v1 import verifier_pb2
 
@@ -42,10 +42,10 @@ def plan(workload: str = "", model: str = "m") -> Any:
     return SimpleNamespace(model=SimpleNamespace(name=model), workload=workload)
 
 
-def ledger(meters: Meters, ttft_s: float, tpot_s: float, tokens: int, workload: str = "") -> Ledger:
+def ledger(meters: RequestMetrics, ttft_s: float, tpot_s: float, tokens: int, workload: str = "") -> RequestStats:
     """Of a session that ended."""
     now = [100.0]
-    made = Ledger(lambda: now[0], 100.0, series=meters.of(plan(workload)))
+    made = RequestStats(lambda: now[0], 100.0, series=meters.of(plan(workload)))
     now[0] += ttft_s
     made.add(verifier_pb2.Round(token_ids=[1]))
     now[0] += tpot_s * (tokens - 1)
@@ -56,7 +56,7 @@ def ledger(meters: Meters, ttft_s: float, tpot_s: float, tokens: int, workload: 
 
 
 def test_however_many_workloads_clients_name_there_are_only_so_many_series() -> None:
-    meters = Meters()
+    meters = RequestMetrics()
     for number in range(10_000):
         meters.of(plan(f"kind-{number}"))
     assert len(meters.series) == MOST_WORKLOADS + 1 and ("m", OTHER) in meters.series
@@ -64,7 +64,7 @@ def test_however_many_workloads_clients_name_there_are_only_so_many_series() -> 
 
 
 def test_workloads_that_the_operator_names_cannot_be_crowded_out() -> None:
-    meters = Meters(workloads=("chat",))
+    meters = RequestMetrics(workloads=("chat",))
     for number in range(100):
         meters.of(plan(f"kind-{number}"))
     meters.of(plan("chat"))
@@ -81,7 +81,7 @@ def test_workloads_that_the_operator_names_cannot_be_crowded_out() -> None:
     ],
 )
 def test_a_good_request_met_both_objectives(objectives: Objectives, good: int) -> None:
-    meters = Meters(objectives)
+    meters = RequestMetrics(objectives)
     done = ledger(meters, ttft_s=0.5, tpot_s=1 / 32, tokens=11)
     assert done.tpot_s == 1 / 32
     meters.ended("stop", done)
@@ -91,7 +91,7 @@ def test_a_good_request_met_both_objectives(objectives: Objectives, good: int) -
 
 
 def test_one_token_has_no_time_per_token_after_it() -> None:
-    meters = Meters(Objectives(tpot_s=0.001))
+    meters = RequestMetrics(Objectives(tpot_s=0.001))
     done = ledger(meters, ttft_s=0.5, tpot_s=9.0, tokens=1)
     meters.ended("length", done)
     assert done.tpot_s is None and meters.series["m", ""].good == 1
@@ -100,7 +100,7 @@ def test_one_token_has_no_time_per_token_after_it() -> None:
 
 
 def test_what_was_let_go_or_failed_is_neither_good_nor_timed() -> None:
-    meters = Meters()
+    meters = RequestMetrics()
     for outcome in ("left", "cancelled", "unavailable", "failed", "fenced"):
         meters.ended(outcome, ledger(meters, 0.1, 0.1, 5))
     series = meters.series["m", ""]
@@ -122,14 +122,14 @@ def test_what_was_let_go_or_failed_is_neither_good_nor_timed() -> None:
     ],
 )
 def test_whose_fault_an_end_or_a_refusal_was(error: SlipstreamError, outcome: str, refused: int) -> None:
-    meters = Meters()
+    meters = RequestMetrics()
     with pytest.raises(SlipstreamError), meters.admitting():
         raise error
     assert (outcome_of(error), meters.refused) == (outcome, refused)
 
 
 def test_a_slow_request_is_told_of_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    meters = Meters(Objectives(slow_s=1.0))
+    meters = RequestMetrics(Objectives(slow_s=1.0))
     meters.ended("stop", ledger(meters, 0.1, 0.1, 5))
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "gateway"):
@@ -149,7 +149,7 @@ class Slow(MemoryStore):
     """Answers when it is let."""
 
     def __init__(self) -> None:
-        super().__init__(Memory(), owner="me", ttl_s=60, lease_s=60)
+        super().__init__(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
         self.open = asyncio.Event()
 
     async def append(self, *arguments: Any) -> None:
@@ -161,7 +161,7 @@ async def test_the_lag_is_the_age_of_the_oldest_write_that_has_no_answer() -> No
     now = [10.0]
     slow = Slow()
     store = MeasuredStore(slow, lambda: now[0])
-    await store.create(Record("s", 1, b"", 1, (1,)))
+    await store.create(SessionRecord("s", 1, b"", 1, (1,)))
     assert store.lag_s == 0.0
     first = asyncio.create_task(store.append("s", 1, 1, [2]))
     await asyncio.sleep(0)
@@ -182,10 +182,10 @@ async def test_the_lag_is_the_age_of_the_oldest_write_that_has_no_answer() -> No
 
 class Away(MemoryStore):
     def __init__(self) -> None:
-        super().__init__(Memory(), owner="me", ttl_s=60, lease_s=60)
+        super().__init__(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
         self.away = True
 
-    async def read(self, session: str, start: int = 0) -> Record:
+    async def read(self, session: str, start: int = 0) -> SessionRecord:
         if self.away:
             raise Unavailable("The store is away.") from ConnectionError("DENIED: protected mode\nand so on")
         return await super().read(session, start)
@@ -208,9 +208,9 @@ async def test_the_log_tells_once_why_the_store_is_away_and_when_it_is_back(capl
 
 
 async def test_what_relaxed_sessions_left_behind_ages_until_it_is_written() -> None:
-    now, there = [0.0], MemoryStore(Memory(), owner="me", ttl_s=60, lease_s=60)
-    scribe = Scribe(lambda: now[0])
-    log = SessionLog(there, Record("s", 1, b"", 1, (1,)), scribe=scribe, grace_s=1)
+    now, there = [0.0], MemoryStore(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
+    scribe = WriteBehindQueue(lambda: now[0])
+    log = SessionLog(there, SessionRecord("s", 1, b"", 1, (1,)), scribe=scribe, grace_s=1)
     await log.create()
     await log.append([2])
     now[0] = 2.0
@@ -232,9 +232,9 @@ async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() 
         verifier_price=4.0,
         drafter_prices=("model=1.5",),
     )
-    meters, traffic = Meters(), Traffic()
-    router = Workers(config, "fingerprint", lambda role: MagicMock(), meters, traffic).router(time.monotonic)
-    parts = Parts(config, meters, router, MagicMock(), None, traffic, MagicMock())
+    meters, traffic = RequestMetrics(), ByteCounter()
+    router = ConfiguredWorkers(config, "fingerprint", lambda role: MagicMock(), meters, traffic).router(time.monotonic)
+    parts = MetricsParts(config, meters, router, MagicMock(), None, traffic, MagicMock())
     told = {metric.name: source for metric, source in _workers(parts).items()}
     names = {("verifier", "dns:///v:1"), ("verifier", "w:1"), ("drafter", "model"), ("drafter", "ngram")}
     assert told["slipstream_workers"]() == dict.fromkeys(names, 0)

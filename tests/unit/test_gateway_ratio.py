@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gateway.routing.drafters import Drafter
-from gateway.routing.router import Drafting, Router
+from gateway.routing.drafters import DrafterWorker
+from gateway.routing.router import DrafterRequirements, Router
 from slipstream.errors import FailedPrecondition, InvalidArgument, PermissionDenied, SlipstreamError
 from slipstream.v1 import types_pb2, worker_pb2
 
@@ -18,7 +18,7 @@ def router(**methods: str) -> Router:
     """Drafters by name: a method, and a star for one that nobody vouches for; more sessions for those named later."""
     known = Router()
     for number, (name, method) in enumerate(methods.items()):
-        drafter = Drafter(name, f"{name}:1", not method.endswith("*"), MagicMock(), known.changed)
+        drafter = DrafterWorker(name, f"{name}:1", not method.endswith("*"), MagicMock(), known.changed)
         presence = drafter._presence
         presence.method, presence.present = method.rstrip("*"), True
         presence.load = worker_pb2.WatchResponse(sessions=number)
@@ -28,13 +28,13 @@ def router(**methods: str) -> Router:
 
 
 def paired(known: Router, *names: str) -> list[str]:
-    return [drafter.name for drafter in known.pair(TARGET, Drafting(names, need_trust=True))]
+    return [drafter.name for drafter in known.pair(TARGET, DrafterRequirements(names, need_trust=True))]
 
 
 def test_the_least_loaded_trusted_model_alone_is_chosen() -> None:
     known = router(ngram="ngram", stranger="model*", first="model", second="model", suffix="suffix")
     assert paired(known) == ["first"]
-    assert len(known.pair(TARGET, Drafting())) == 3
+    assert len(known.pair(TARGET, DrafterRequirements())) == 3
 
 
 def test_one_may_be_named() -> None:

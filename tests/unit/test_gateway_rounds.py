@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.telemetry.request_stats import Ledger
+from gateway.telemetry.request_stats import RequestStats
 from slipstream.v1 import verifier_pb2
 
 
 def test_statistics_are_sums_and_times_since_the_arrival() -> None:
     now = [10.0]
-    ledger = Ledger(clock=lambda: now[0], arrived_at=9.0)
+    ledger = RequestStats(clock=lambda: now[0], arrived_at=9.0)
     ledger.add(verifier_pb2.Round(drafted=0, wait_us=5))  # a prefill that is not done yet
     now[0] = 12.0
     ledger.add(verifier_pb2.Round(token_ids=[1], drafted=0, verify_us=1_000_000))
@@ -26,13 +26,13 @@ def test_statistics_are_sums_and_times_since_the_arrival() -> None:
 
 
 def test_without_a_token_the_first_is_as_late_as_the_end() -> None:
-    ledger = Ledger(clock=lambda: 11.0, arrived_at=9.0)
+    ledger = RequestStats(clock=lambda: 11.0, arrived_at=9.0)
     told = ledger.statistics()
     assert told.ttft_s == told.e2e_s == 2.0
 
 
 def test_misses_are_told_by_their_cause_and_what_is_no_miss_is_a_hit() -> None:
-    ledger = Ledger(clock=lambda: 0.0, arrived_at=0.0)
+    ledger = RequestStats(clock=lambda: 0.0, arrived_at=0.0)
     causes = [1, 2, 3, 3, 4, 0, 0, 99]  # the last one of a newer contract
     for cause in causes:
         ledger.add(verifier_pb2.Round.FromString(b"\x48" + bytes([cause])))
@@ -43,13 +43,13 @@ def test_misses_are_told_by_their_cause_and_what_is_no_miss_is_a_hit() -> None:
 
 
 def test_without_speculation_there_are_neither_hits_nor_misses() -> None:
-    ledger = Ledger(clock=lambda: 0.0, arrived_at=0.0, speculates=False)
+    ledger = RequestStats(clock=lambda: 0.0, arrived_at=0.0, speculates=False)
     ledger.add(verifier_pb2.Round(token_ids=[1]))
     assert (ledger.statistics().hits, dict(ledger.statistics().misses)) == (0, {})
 
 
 def test_drafters_have_their_own_sums_and_predictions_are_those_of_predicting_ones() -> None:
-    ledger = Ledger(clock=lambda: 0.0, arrived_at=0.0, predicts=lambda name: name.startswith("known"))
+    ledger = RequestStats(clock=lambda: 0.0, arrived_at=0.0, predicts=lambda name: name.startswith("known"))
     share = verifier_pb2.DrafterShare
     shares = [
         [share(drafter="model", drafted=4, accepted=1), share(drafter="known-text", drafted=5, accepted=5)],

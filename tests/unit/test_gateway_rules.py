@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.rules import COMPARISONS, LENGTHS, NO_RULE, Bound, Case, Rule, choose, parse
+from gateway.requests.rules import COMPARISONS, LENGTHS, NO_RULE, Rule, RuleBound, RuleInput, choose, parse
 from slipstream.errors import InvalidArgument
 
 KNOWN = ("model", "ngram", "suffix", "far-away.2")
 words = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S"), exclude_characters=":;"), min_size=1)
 labels = words.filter(lambda word: len(word) <= 64)
 lengths = st.integers(0, 10**9 - 1)
-bounds = st.builds(Bound, st.sampled_from(LENGTHS), st.sampled_from(sorted(COMPARISONS)), lengths)
+bounds = st.builds(RuleBound, st.sampled_from(LENGTHS), st.sampled_from(sorted(COMPARISONS)), lengths)
 conditions = {
     "workload": st.none() | labels,
     "salt": st.none() | labels,
@@ -46,17 +46,17 @@ def test_the_example_of_the_grammar_does_what_it_says() -> None:
     parsed = parse(
         "max_tokens<16: off; workload=chat prompt_tokens>=4096: drafters=ngram+suffix; any: max_draft_tokens=4", KNOWN
     )
-    assert choose(parsed, Case("chat", "", 15, 5000)).off
-    assert choose(parsed, Case("chat", "", 16, 4096)).drafters == ("ngram", "suffix")
-    assert choose(parsed, Case("chat", "", 16, 4095)).max_draft_tokens == 4
-    assert choose(parsed, Case("", "", 16, 4096)).max_draft_tokens == 4
-    assert choose(parsed[:2], Case("", "", 16, 4096)) is NO_RULE
+    assert choose(parsed, RuleInput("chat", "", 15, 5000)).off
+    assert choose(parsed, RuleInput("chat", "", 16, 4096)).drafters == ("ngram", "suffix")
+    assert choose(parsed, RuleInput("chat", "", 16, 4095)).max_draft_tokens == 4
+    assert choose(parsed, RuleInput("", "", 16, 4096)).max_draft_tokens == 4
+    assert choose(parsed[:2], RuleInput("", "", 16, 4096)) is NO_RULE
 
 
 def test_salts_name_tenants_and_an_empty_label_is_no_word() -> None:
     (rule,) = parse("salt=acme workload=code: off", KNOWN)
-    assert rule.fits(Case("code", "acme", 1, 1))
-    for case in (Case("code", "", 1, 1), Case("", "acme", 1, 1), Case("code", "acme2", 1, 1)):
+    assert rule.fits(RuleInput("code", "acme", 1, 1))
+    for case in (RuleInput("code", "", 1, 1), RuleInput("", "acme", 1, 1), RuleInput("code", "acme2", 1, 1)):
         assert not rule.fits(case)
 
 
@@ -65,7 +65,7 @@ def test_lengths_are_compared_as_written(sign: str) -> None:
     (rule,) = parse(f"max_tokens{sign}2: off", KNOWN)
     for length, other in itertools.product(range(4), range(4)):
         python = {"=": "=="}.get(sign, sign)
-        assert rule.fits(Case("", "", length, other)) == eval(f"{length} {python} 2")
+        assert rule.fits(RuleInput("", "", length, other)) == eval(f"{length} {python} 2")
 
 
 @pytest.mark.parametrize(

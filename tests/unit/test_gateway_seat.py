@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from benchmarks.virtual import VirtualLoop, run
-from gateway.sessions.verifier_session import End, Seat, lost
+from gateway.sessions.verifier_session import SessionEnded, VerifierSession, lost
 from slipstream.errors import Internal, ResourceExhausted, Unavailable
 from slipstream.v1 import types_pb2, verifier_pb2
 
@@ -25,9 +25,9 @@ class Wire:
         self.said.append(command)
 
 
-def opened(*, epoch: int = 1, credit: int = 100, max_length: int = 50) -> tuple[Seat, Wire]:
+def opened(*, epoch: int = 1, credit: int = 100, max_length: int = 50) -> tuple[VerifierSession, Wire]:
     wire = Wire()
-    seat = Seat(7, wire.send, vocabulary_size=100)
+    seat = VerifierSession(7, wire.send, vocabulary_size=100)
     seat.open(
         verifier_pb2.DecodeOpen(
             key=types_pb2.SessionKey(id="s", epoch=epoch),
@@ -43,7 +43,7 @@ def done(base: int, *tokens: int, epoch: int = 1) -> verifier_pb2.Round:
     return verifier_pb2.Round(session=7, epoch=epoch, base_length=base, token_ids=tokens)
 
 
-async def tokens_of(seat: Seat) -> list[int]:
+async def tokens_of(seat: VerifierSession) -> list[int]:
     news = await seat.take()
     return [token for heard in news.rounds for token in heard.token_ids]
 
@@ -98,7 +98,7 @@ async def test_rounds_before_an_end_are_heard_and_the_end_stays() -> None:
     seat.end(lost(Unavailable("later")))
     first, second = await seat.take(), await seat.take()
     assert len(first.rounds) == 1
-    assert first.end == second.end == End(verifier_pb2.FINISH_REASON_STOP)
+    assert first.end == second.end == SessionEnded(verifier_pb2.FINISH_REASON_STOP)
 
 
 async def test_an_end_of_an_earlier_epoch_is_not_this_sessions() -> None:
@@ -134,7 +134,7 @@ def test_a_verifier_that_takes_no_steps_while_it_could_is_stuck(steps: str, cred
         assert listening.done() == ends
         if not ends:
             await asyncio.sleep(60.0)
-            seat.receive(done(3, 10)) if credit else seat.end(End(verifier_pb2.FINISH_REASON_ERROR))
+            seat.receive(done(3, 10)) if credit else seat.end(SessionEnded(verifier_pb2.FINISH_REASON_ERROR))
         news = await listening
         error = news.end.error if news.end is not None else None
         assert (error is not None and error.reason == "STUCK") == ends
@@ -172,7 +172,7 @@ def test_talking_to_a_verifier_that_is_gone_is_harmless_but_opening_is_not() -> 
     seat.credit(1)
     seat.close()
     with pytest.raises(Unavailable):
-        Seat(8, wire.send, 100).open(verifier_pb2.DecodeOpen())
+        VerifierSession(8, wire.send, 100).open(verifier_pb2.DecodeOpen())
 
 
 def test_a_broken_stream_is_always_worth_another_try() -> None:

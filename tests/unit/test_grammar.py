@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars
-from slipstream.tokenizer.structured_output import MAX_BYTES, Structure
+from slipstream.tokenizer.structured_output import MAX_BYTES, StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import types_pb2
 from tests.grammars import END, LANGUAGES, allowed, compiled, grammars, place, spelled, tokenizer
@@ -65,25 +65,25 @@ def test_a_mask_is_computed_once_for_one_place(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_behind_the_end_nothing_counts_and_nothing_is_allowed() -> None:
-    cursor = place(Structure("regex", "a?"))
+    cursor = place(StructuredOutput("regex", "a?"))
     assert cursor.mask([END, 5]) is None
     assert not cursor.allows([END], END)
     assert cursor.allows([], END)
 
 
 def test_a_cursor_that_cannot_follow_says_so_and_can_be_used_again() -> None:
-    cursor = place(Structure("regex", "[ab]c"))
+    cursor = place(StructuredOutput("regex", "[ab]c"))
     a, x = (tokenizer().encode(word).ids for word in "ax")
     for _ in range(2):
         with pytest.raises(FailedPrecondition, match="cannot be followed") as caught:
             cursor.mask([*a, *x])
         assert caught.value.reason == "GRAMMAR_GAVE_UP"
-    assert allowed(cursor.mask(a)) == allowed(place(Structure("regex", "[ab]c")).mask(a)) != []
+    assert allowed(cursor.mask(a)) == allowed(place(StructuredOutput("regex", "[ab]c")).mask(a)) != []
 
 
 def test_where_one_text_can_follow_the_mask_is_the_tokenizers_own_next_token() -> None:
     text = "return the quick brown fox"
-    structure, ids = Structure("regex", text), tokenizer().encode(text).ids
+    structure, ids = StructuredOutput("regex", text), tokenizer().encode(text).ids
     cursor = place(structure)
     assert [allowed(cursor.mask(ids[:length])) for length in range(len(ids) + 1)] == [[each] for each in [*ids, END]]
 
@@ -104,30 +104,30 @@ BAD = {
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in BAD.items() for text in texts])
 def test_what_cannot_be_read_is_refused_with_a_sentence(kind: str, text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        compiled(Structure(kind, text))
+        compiled(StructuredOutput(kind, text))
     assert caught.value.reason == "BAD_GRAMMAR"
     assert 20 < len(caught.value.message) < 600 and "\n" not in caught.value.message
 
 
 def test_what_nothing_can_begin_is_refused() -> None:
     with pytest.raises(FailedPrecondition) as caught:
-        compiled(Structure("regex", r"[^\s\S]"))
+        compiled(StructuredOutput("regex", r"[^\s\S]"))
     assert caught.value.reason == "UNSATISFIABLE_GRAMMAR"
 
 
 @pytest.mark.parametrize("text", ["false", '{"enum": []}', '{"type": "string", "minLength": 5, "maxLength": 2}'])
 def test_a_schema_without_any_value_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="Unsatisfiable"):
-        compiled(Structure("json_schema", text))
+        compiled(StructuredOutput("json_schema", text))
 
 
 def test_a_structure_has_a_largest_size_and_a_known_format() -> None:
-    Structure("regex", "é" * (MAX_BYTES // 2))
+    StructuredOutput("regex", "é" * (MAX_BYTES // 2))
     with pytest.raises(InvalidArgument) as caught:
-        Structure("regex", "é" * (MAX_BYTES // 2) + "a")
+        StructuredOutput("regex", "é" * (MAX_BYTES // 2) + "a")
     assert caught.value.reason == "GRAMMAR_TOO_LONG"
     with pytest.raises(InvalidArgument, match="choose one of"):
-        Structure("xml", "")
+        StructuredOutput("xml", "")
 
 
 @pytest.mark.parametrize("name", ["a", "A"])
@@ -139,7 +139,10 @@ def test_as_many_rules_as_find_room_end_no_process(name: str) -> None:
         rules.append(f"{name}{len(rules) - 1}: {name}{len(rules)}")
         size += 1 + len(rules[-1])
     rules.append(f'{name}{len(rules) - 1}: "x"')
-    assert allowed(compiled(Structure("grammar", "\n".join(rules))).cursor().mask([])) == tokenizer().encode("x").ids
+    assert (
+        allowed(compiled(StructuredOutput("grammar", "\n".join(rules))).cursor().mask([]))
+        == tokenizer().encode("x").ids
+    )
 
 
 @settings(deadline=None, max_examples=120)
@@ -161,7 +164,7 @@ def test_as_many_rules_as_find_room_end_no_process(name: str) -> None:
 )
 def test_anything_is_compiled_or_refused_with_a_type(kind: str, text: str) -> None:
     try:
-        cursor = compiled(Structure(kind, text)).cursor()
+        cursor = compiled(StructuredOutput(kind, text)).cursor()
     except (InvalidArgument, FailedPrecondition) as error:
         assert error.reason in ("BAD_GRAMMAR", "UNSATISFIABLE_GRAMMAR")
     else:
@@ -172,7 +175,7 @@ def test_anything_is_compiled_or_refused_with_a_type(kind: str, text: str) -> No
 
 
 def refused(grammars: Grammars) -> SlipstreamError:
-    failure = grammars.compile(Structure("json_object")).exception()
+    failure = grammars.compile(StructuredOutput("json_object")).exception()
     assert isinstance(failure, SlipstreamError)
     return failure
 
@@ -195,14 +198,14 @@ def test_a_model_without_words_or_without_an_end_cannot_be_constrained() -> None
 
 def test_columns_beyond_the_tokenizer_are_never_allowed() -> None:
     padded = Grammars(tokenizer, fingerprint(tokenizer()), 4100, (END, 1))
-    mask = padded.compile(Structure("regex", "(.|\n)*")).result().cursor().mask([])
+    mask = padded.compile(StructuredOutput("regex", "(.|\n)*")).result().cursor().mask([])
     assert mask is not None and len(mask) * 8 >= 4100
     choice = [token for token in range(4100) if mask[token >> 3] >> (token & 7) & 1]
     assert max(choice) < 4096 and {END, 1} <= set(choice)
 
 
 def test_the_same_grammar_is_compiled_once_for_each_salt() -> None:
-    structure = Structure("regex", "once")
+    structure = StructuredOutput("regex", "once")
 
     def of(salt: str) -> Future[Grammar]:
         return grammars().compile(structure, salt)
@@ -210,11 +213,11 @@ def test_the_same_grammar_is_compiled_once_for_each_salt() -> None:
     assert of("one").result() is of("one").result() is not of("other").result()
 
 
-STRUCTURES = [Structure("json_object"), *(language.structure for language in LANGUAGES.values())]
+STRUCTURES = [StructuredOutput("json_object"), *(language.structure for language in LANGUAGES.values())]
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda each: each.format)
-def test_a_structure_survives_the_wire(structure: Structure) -> None:
+def test_a_structure_survives_the_wire(structure: StructuredOutput) -> None:
     message = proto_conversion.structure_to_wire(structure)
     assert message is not None
     assert (

@@ -16,16 +16,16 @@ from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.flex import Call, unfit, width
 from slipstream.engine.cuda_graphs.graphs import Acceleration, accelerate
 from slipstream.engine.cuda_graphs.paged import PagedPlan
-from slipstream.engine.models.attention_layers import Layer
+from slipstream.engine.models.attention_layers import AttentionLayer
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.models.forward import Step
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.models.forward import ForwardStep
+from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import save_checkpoint
 from tests.packed import TOLERANCE, TREE, Session, check_mixed_steps, fragmented, prefill, prompt, worst
 from tests.tape import TapeRecorder, listed_attention
 
 BUCKETS = Buckets(width=4, most_tokens=64)
-LAYER = Layer(0, 0, 2, 16, 16, None, torch.float32, torch.device("cpu"))
+LAYER = AttentionLayer(0, 0, 2, 16, 16, None, torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def recorder() -> TapeRecorder:
     return TapeRecorder()
 
 
-def accelerated(checkpoint: Checkpoint, acceleration: Acceleration) -> PackedEngine:
-    return PackedEngine(checkpoint, tokens=1024, block_size=8, acceleration=acceleration)
+def accelerated(checkpoint: Checkpoint, acceleration: Acceleration) -> TorchEngine:
+    return TorchEngine(checkpoint, tokens=1024, block_size=8, acceleration=acceleration)
 
 
 @pytest.fixture
@@ -140,11 +140,11 @@ def test_a_step_above_all_buckets_takes_the_ordinary_way(pairs: Any, captured: A
 def test_what_cannot_be_captured_is_launched(
     pairs: Any, opened: Any, captured: Any, recorder: TapeRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def build(checkpoint: Checkpoint) -> PackedEngine:
+    def build(checkpoint: Checkpoint) -> TorchEngine:
         class Looking:
             reserve = staticmethod(checkpoint.forward.reserve)
 
-            def __call__(self, step: Step) -> torch.Tensor:
+            def __call__(self, step: ForwardStep) -> torch.Tensor:
                 assert int(step.tokens.max()) >= 0
                 return checkpoint.forward(step)
 

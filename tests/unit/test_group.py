@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from slipstream.engine.model_thread import ModelThread
-from slipstream.engine.tensor_parallel.group import GroupLost, Place
+from slipstream.engine.tensor_parallel.group import GroupLost, Rank
 from slipstream.engine.tensor_parallel.heartbeat import leading
 from slipstream.errors import InvalidArgument
 
@@ -15,16 +15,16 @@ TOLD = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "
 
 
 def test_a_process_is_told_its_place_or_is_alone() -> None:
-    assert Place.told(TOLD) == Place(rank=3, size=4, local_rank=1, local_size=2)
-    assert Place.told({}) == Place(rank=0, size=1)
+    assert Rank.told(TOLD) == Rank(rank=3, size=4, local_rank=1, local_size=2)
+    assert Rank.told({}) == Rank(rank=0, size=1)
 
 
 @pytest.mark.parametrize("wrong", [{"RANK": "first"}, {"LOCAL_RANK": ""}])
 def test_a_place_that_cannot_be_read_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument, match="torchrun"):
-        Place.told(TOLD | wrong)
+        Rank.told(TOLD | wrong)
     with pytest.raises(InvalidArgument, match="torchrun"):
-        Place.told({"WORLD_SIZE": "2"})
+        Rank.told({"WORLD_SIZE": "2"})
 
 
 class Heart:

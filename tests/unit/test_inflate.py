@@ -23,7 +23,7 @@ from transformers import (
 from slipstream.cli.inflate import parse_count
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from training.inflate.inflate import inflate
-from training.inflate.proportions import Proportions, Request, choose_proportions, layer_origins
+from training.inflate.proportions import InflateRequest, Proportions, choose_proportions, layer_origins
 from training.inflate.shards import ShardWriter, StoredWeights
 
 SIZES: dict[str, Any] = {
@@ -46,7 +46,7 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"tie_word_embeddings": True, "head_dim": 16}),
 }
-WANTED = Request(parameters=250_000, hidden=64, layers=5, seed=3)
+WANTED = InflateRequest(parameters=250_000, hidden=64, layers=5, seed=3)
 
 
 def make_base(folder: Path, family: str) -> Any:
@@ -120,7 +120,7 @@ def test_the_same_seed_gives_the_same_bytes_and_an_equal_result_is_kept(tmp_path
     before = (tmp_path / "one" / "model.safetensors").stat().st_mtime_ns
     inflate(tmp_path / "base", tmp_path / "one", WANTED)
     assert (tmp_path / "one" / "model.safetensors").stat().st_mtime_ns == before
-    inflate(tmp_path / "base", tmp_path / "one", Request(250_000, 64, 5, seed=4))
+    inflate(tmp_path / "base", tmp_path / "one", InflateRequest(250_000, 64, 5, seed=4))
     assert StoredWeights(tmp_path / "one").fingerprint() != two
 
 
@@ -136,7 +136,7 @@ def test_a_usual_shape_is_chosen() -> None:
         hidden=384, layers=4, heads=6, kv_heads=2, head_dim=64, feed_forward=1024, vocabulary=4096, tied=True
     )
     for size in (50_000_000, 300_000_000, 1_500_000_000, 7_000_000_000):
-        shape = choose_proportions(base, Request(size))
+        shape = choose_proportions(base, InflateRequest(size))
         assert abs(shape.parameters() / size - 1) < 0.05
         assert 8 <= shape.layers <= 64
         assert 1 <= shape.feed_forward / shape.hidden <= 8
@@ -146,15 +146,15 @@ def test_a_usual_shape_is_chosen() -> None:
 def test_requests_that_cannot_be_exact_are_refused(tmp_path: Path) -> None:
     make_base(tmp_path / "base", "llama-tied")
     with pytest.raises(InvalidArgument, match="hidden size must be one of 32, 64"):
-        inflate(tmp_path / "base", tmp_path / "big", Request(10**6, hidden=48))
+        inflate(tmp_path / "base", tmp_path / "big", InflateRequest(10**6, hidden=48))
     with pytest.raises(InvalidArgument, match="already has 2 layers"):
-        inflate(tmp_path / "base", tmp_path / "big", Request(10**6, layers=1))
+        inflate(tmp_path / "base", tmp_path / "big", InflateRequest(10**6, layers=1))
     config = tmp_path / "base" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "mamba"}))
     with pytest.raises(FailedPrecondition, match="mamba"):
-        inflate(tmp_path / "base", tmp_path / "big", Request(10**6))
+        inflate(tmp_path / "base", tmp_path / "big", InflateRequest(10**6))
     with pytest.raises(NotFound):
-        inflate(tmp_path, tmp_path / "big", Request(10**6))
+        inflate(tmp_path, tmp_path / "big", InflateRequest(10**6))
     assert not (tmp_path / "big").exists()
 
 

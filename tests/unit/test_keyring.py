@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.api_keys import Keyring
+from gateway.auth.api_keys import ApiKeys
 from slipstream.client.api_key import digest
 from slipstream.errors import InvalidArgument, Unauthenticated
 
@@ -22,7 +22,7 @@ def line(name: str, **limits: object) -> str:
     return f'{name} = {{ sha256 = "{digest(name).hex()}"{given} }}\n'
 
 
-def opens(keyring: Keyring, key: str) -> bool:
+def opens(keyring: ApiKeys, key: str) -> bool:
     context: Any = SimpleNamespace(
         invocation_metadata=lambda: (("authorization", f"Bearer {key}"),), peer=lambda: "ipv4:127.0.0.1:1"
     )
@@ -40,7 +40,7 @@ def test_a_broken_file_is_told_of_once_and_once_when_it_is_well_again(
     caplog.set_level(logging.INFO, "gateway.auth.api_keys")
     file, fresh, kept = tmp_path / "keys.toml", tmp_path / "fresh.toml", tmp_path / "kept.toml"
     file.write_text(line("alice"))
-    keyring = Keyring(str(file))
+    keyring = ApiKeys(str(file))
     os.link(file, kept)
     for name in ("bob", "alice"):
         caplog.clear()
@@ -70,7 +70,7 @@ def test_a_file_that_was_away_comes_back_as_it_was(tmp_path: Path, caplog: pytes
     caplog.set_level(logging.INFO, "gateway.auth.api_keys")
     file, away = tmp_path / "keys.toml", tmp_path / "away.toml"
     file.write_text(line("alice"))
-    keyring = Keyring(str(file))
+    keyring = ApiKeys(str(file))
     file.rename(away)
     assert opens(keyring, "alice")
     away.rename(file)
@@ -81,7 +81,7 @@ def test_a_file_that_was_away_comes_back_as_it_was(tmp_path: Path, caplog: pytes
 def test_what_makes_no_sense_is_read_once_however_many_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, reads, read = tmp_path / "keys.toml", [], Path.read_bytes
     file.write_text(line("alice"))
-    keyring = Keyring(str(file))
+    keyring = ApiKeys(str(file))
     file.write_text("alice = nonsense")
     monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path) or read(path))
     for _ in range(3):
@@ -103,7 +103,7 @@ def test_a_limit_that_cannot_be_kept_is_told_what_it_may_be(
     file = tmp_path / "keys.toml"
     file.write_text(line("alice", **{limit: value}))
     with pytest.raises(InvalidArgument, match=f"{limit} must be a whole number {wanted}"):
-        Keyring(str(file))
+        ApiKeys(str(file))
 
 
 def denied(*_: object) -> bytes:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import Bookkeeping
+from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.kvcache.store import KVStore
-from slipstream.engine.models.attention_layers import Layer
+from slipstream.engine.models.attention_layers import AttentionLayer
 from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, OutOfRange, ResourceExhausted
 
@@ -27,7 +27,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(BLOCKS, SIZE)
-        self.books = Bookkeeping(self.pool, max_length=1000)
+        self.books = KVCacheManager(self.pool, max_length=1000)
         self.held: list[list[int]] = []
 
     @rule(target=sequences, capacity=st.integers(1, BLOCKS * SIZE + 5))
@@ -106,11 +106,11 @@ def test_pool_rows_follow_the_block_table() -> None:
 
 
 @pytest.fixture
-def books() -> Bookkeeping:
-    return Bookkeeping(BlockPool(BLOCKS, SIZE), max_length=20)
+def books() -> KVCacheManager:
+    return KVCacheManager(BlockPool(BLOCKS, SIZE), max_length=20)
 
 
-def test_capacity_is_bounded(books: Bookkeeping) -> None:
+def test_capacity_is_bounded(books: KVCacheManager) -> None:
     with pytest.raises(OutOfRange):
         books.open(0)
     with pytest.raises(ResourceExhausted):
@@ -135,7 +135,7 @@ def test_malformed_segments_are_refused(segment: Segment) -> None:
         segment.check()
 
 
-def test_keep_wants_a_forward_and_a_real_path(books: Bookkeeping) -> None:
+def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
     segment = Segment(books.open(16), [1, 2], [3, 4, 5], [-1, -1, 0])
     with pytest.raises(FailedPrecondition):
         books.keep(segment, [])
@@ -149,7 +149,7 @@ def test_keep_wants_a_forward_and_a_real_path(books: Bookkeeping) -> None:
         books.keep(segment, [0, 2])
 
 
-def test_rollback_only_shortens(books: Bookkeeping) -> None:
+def test_rollback_only_shortens(books: KVCacheManager) -> None:
     sequence = books.open(16)
     sequence.length = 7
     with pytest.raises(OutOfRange):
@@ -164,7 +164,7 @@ def test_rollback_only_shortens(books: Bookkeeping) -> None:
 
 
 def test_a_copy_of_a_row_that_is_to_be_written_is_one_of_its_source() -> None:
-    layer = Layer(0, 0, 1, 1, 1, None, torch.float32, torch.device("cpu"))
+    layer = AttentionLayer(0, 0, 1, 1, 1, None, torch.float32, torch.device("cpu"))
     store = KVStore([layer], rows=6)
     rows = torch.arange(6.0).view(1, 1, 6, 1)
     store.write(0, torch.arange(6), rows, rows)
@@ -175,8 +175,8 @@ def test_a_copy_of_a_row_that_is_to_be_written_is_one_of_its_source() -> None:
 
 
 def test_moves_read_every_row_before_writing_any() -> None:
-    layer = Layer(0, 0, 1, 2, 3, None, torch.float32, torch.device("cpu"))
-    shared = Layer(1, 0, 1, 2, 3, None, torch.float32, torch.device("cpu"))
+    layer = AttentionLayer(0, 0, 1, 2, 3, None, torch.float32, torch.device("cpu"))
+    shared = AttentionLayer(1, 0, 1, 2, 3, None, torch.float32, torch.device("cpu"))
     store = KVStore([layer, shared], rows=6)
     rows = torch.arange(6)
     key = torch.arange(6.0).view(1, 1, 6, 1).expand(-1, -1, -1, 2)

@@ -15,12 +15,12 @@ from slipstream.engine.models import lean_decoder
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.equivalence import FAR, Rehearsal, same
 from slipstream.engine.models.forward import LibraryForward
-from slipstream.engine.models.lean_decoder import Decoder
+from slipstream.engine.models.lean_decoder import LeanDecoder
 from slipstream.engine.models.lean_selection import fits
 from slipstream.engine.models.linear import Linear
 from slipstream.engine.models.rotary import Rotary, Rotation
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -87,7 +87,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(1, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def rows(engine: PackedEngine) -> torch.Tensor:
+def rows(engine: TorchEngine) -> torch.Tensor:
     """Logits of prompts, and of a mixed step after them: one token, a chain, two trees."""
     sequences = [engine.open(64) for _ in range(4)]
     starts = [
@@ -105,11 +105,11 @@ def rows(engine: PackedEngine) -> torch.Tensor:
     return torch.cat(found)
 
 
-def engines(name: str, dtype: str) -> list[PackedEngine]:
+def engines(name: str, dtype: str) -> list[TorchEngine]:
     """On the lean forward, on the library's."""
     checkpoints = [load_checkpoint(name, dtype, lean=lean) for lean in (True, False)]
-    assert [type(checkpoint.forward) for checkpoint in checkpoints] == [Decoder, LibraryForward]
-    return [PackedEngine(checkpoint, tokens=512, block_size=8) for checkpoint in checkpoints]
+    assert [type(checkpoint.forward) for checkpoint in checkpoints] == [LeanDecoder, LibraryForward]
+    return [TorchEngine(checkpoint, tokens=512, block_size=8) for checkpoint in checkpoints]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -146,7 +146,7 @@ def test_no_weight_is_kept_twice(folder: Any) -> None:
         checkpoint = load_checkpoint(folder("qwen3"))
         left = living_bytes() - before
     # Embeddings, norms, biases and rotary tables; what is packed is hidden from torch.
-    assert isinstance(checkpoint.forward, Decoder) and left < 0.5 * whole
+    assert isinstance(checkpoint.forward, LeanDecoder) and left < 0.5 * whole
 
 
 def living_bytes() -> int:
@@ -218,7 +218,7 @@ def test_another_function_is_found_out(
     monkeypatch.setattr(kind, name, replacement)
     checkpoint = load_checkpoint(folder(variant), dtype)
     assert isinstance(checkpoint.forward, LibraryForward) and "answers otherwise" in caplog.text
-    assert torch.equal(rows(PackedEngine(checkpoint, tokens=512, block_size=8)), expected)
+    assert torch.equal(rows(TorchEngine(checkpoint, tokens=512, block_size=8)), expected)
 
 
 @pytest.mark.parametrize(
@@ -287,4 +287,4 @@ def test_the_switch_reaches_the_engine(folder: Any, monkeypatch: pytest.MonkeyPa
         open_target(VerifierConfig(folder("llama"), kv_tokens=64, lean=lean))
         open_proposer(DrafterConfig(folder("llama"), kv_tokens=64, lean=lean))
         factory.open_engine(folder("llama"), kv_tokens=64, lean=lean)
-    assert [type(found.forward) for found in seen] == [Decoder] * 3 + [LibraryForward] * 3
+    assert [type(found.forward) for found in seen] == [LeanDecoder] * 3 + [LibraryForward] * 3

@@ -13,8 +13,8 @@ import pytest
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import multiplexed_stream
 from slipstream.rpc.channel import channel
-from slipstream.rpc.multiplexed_stream import Link
-from slipstream.rpc.send_queue import CAPACITY, FRAME_BYTES, Outbox, Traffic, frames
+from slipstream.rpc.multiplexed_stream import MultiplexedStream
+from slipstream.rpc.send_queue import CAPACITY, FRAME_BYTES, ByteCounter, SendQueue, frames
 from slipstream.rpc.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 from tests.loopback import ANY
@@ -40,7 +40,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_an_outbox_gives_everything_at_once_and_in_order() -> None:
-    outbox = Outbox[Command]()
+    outbox = SendQueue[Command]()
     for number in range(5):
         outbox.put(command(number))
     assert [item.session for item in await outbox.take()] == [0, 1, 2, 3, 4]
@@ -49,7 +49,7 @@ async def test_an_outbox_gives_everything_at_once_and_in_order() -> None:
 
 
 async def test_taking_from_an_empty_outbox_waits_for_a_put() -> None:
-    outbox = Outbox[Command]()
+    outbox = SendQueue[Command]()
     taken = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
     assert not taken.done()
@@ -58,7 +58,7 @@ async def test_taking_from_an_empty_outbox_waits_for_a_put() -> None:
 
 
 async def test_an_outbox_overflows_instead_of_growing() -> None:
-    outbox = Outbox[Command](capacity=2)
+    outbox = SendQueue[Command](capacity=2)
     guard = asyncio.create_task(outbox.overflow())
     outbox.put(command(1))
     outbox.put(command(2))
@@ -72,7 +72,7 @@ async def test_an_outbox_overflows_instead_of_growing() -> None:
 
 
 async def test_a_closed_outbox_gives_the_rest_and_then_nothing() -> None:
-    outbox = Outbox[Command]()
+    outbox = SendQueue[Command]()
     outbox.put(command(1))
     outbox.close()
     with pytest.raises(Unavailable):
@@ -82,7 +82,7 @@ async def test_a_closed_outbox_gives_the_rest_and_then_nothing() -> None:
 
 
 async def test_closing_wakes_whoever_takes() -> None:
-    outbox = Outbox[Command]()
+    outbox = SendQueue[Command]()
     taken = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
     outbox.close()
@@ -162,9 +162,11 @@ class Recorder:
 @asynccontextmanager
 async def linked(
     calls: list[FakeCall], recorder: Recorder
-) -> AsyncIterator[Link[Command, drafter_pb2.DraftRequest, Any]]:
+) -> AsyncIterator[MultiplexedStream[Command, drafter_pb2.DraftRequest, Any]]:
     left = iter(calls)
-    link: Link[Command, drafter_pb2.DraftRequest, Any] = Link(lambda: next(left), pack, recorder, max_backoff_s=0.001)
+    link: MultiplexedStream[Command, drafter_pb2.DraftRequest, Any] = MultiplexedStream(
+        lambda: next(left), pack, recorder, max_backoff_s=0.001
+    )
     running = asyncio.create_task(link.run())
     try:
         yield link
@@ -175,8 +177,10 @@ async def linked(
 
 
 async def test_a_link_counts_the_bytes_of_what_it_says_and_hears() -> None:
-    call, recorder, traffic = FakeCall(), Recorder(), Traffic()
-    link: Link[Command, drafter_pb2.DraftRequest, Any] = Link(lambda: call, pack, recorder, traffic=traffic)
+    call, recorder, traffic = FakeCall(), Recorder(), ByteCounter()
+    link: MultiplexedStream[Command, drafter_pb2.DraftRequest, Any] = MultiplexedStream(
+        lambda: call, pack, recorder, traffic=traffic
+    )
     running = asyncio.create_task(link.run())
     await until(lambda: link.up)
     link.send(Command(session=7, epoch=1))
@@ -295,7 +299,7 @@ async def test_a_link_that_is_cancelled_ends_even_if_its_stream_breaks_at_that_m
 
 
 async def test_a_peer_that_stops_reading_costs_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Outbox.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(SendQueue.__init__, "__defaults__", (3,))
     first, second, recorder = FakeCall(), FakeCall(), Recorder()
     async with linked([first, second], recorder) as link:
         await until(lambda: link.up)
@@ -325,7 +329,9 @@ async def test_the_backoff_grows_while_streams_do_not_last(monkeypatch: pytest.M
     for call in calls[:-1]:
         call.incoming.put_nowait(grpc.aio.EOF)
     left = iter(calls)
-    link: Link[Command, drafter_pb2.DraftRequest, Any] = Link(lambda: next(left), pack, Recorder(), max_backoff_s=2.0)
+    link: MultiplexedStream[Command, drafter_pb2.DraftRequest, Any] = MultiplexedStream(
+        lambda: next(left), pack, Recorder(), max_backoff_s=2.0
+    )
     monkeypatch.setattr(multiplexed_stream.asyncio, "sleep", sleep)
     running = asyncio.create_task(link.run())
     while len(pauses) < 7:
@@ -345,13 +351,13 @@ class Echo(drafter_pb2_grpc.DrafterServiceServicer):
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
         self.ended: list[BaseException | None] = []
-        self.outboxes: list[Outbox[types_pb2.Candidates]] = []
+        self.outboxes: list[SendQueue[types_pb2.Candidates]] = []
 
     def register(self, server: grpc.aio.Server) -> None:
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)
 
     async def Draft(self, requests: Any, context: Any) -> None:
-        outbox = Outbox[types_pb2.Candidates](self.capacity)
+        outbox = SendQueue[types_pb2.Candidates](self.capacity)
         self.outboxes.append(outbox)
 
         def receive(request: drafter_pb2.DraftRequest) -> None:
@@ -380,10 +386,10 @@ class Listening(Recorder):
 
 
 @asynccontextmanager
-async def dialled(address: str, recorder: Recorder) -> AsyncIterator[Link[Any, Any, Any]]:
+async def dialled(address: str, recorder: Recorder) -> AsyncIterator[MultiplexedStream[Any, Any, Any]]:
     async with channel(address) as line:
         stub = drafter_pb2_grpc.DrafterServiceStub(line)
-        link: Link[Any, Any, Any] = Link(stub.Draft, pack, recorder, max_backoff_s=0.05)
+        link: MultiplexedStream[Any, Any, Any] = MultiplexedStream(stub.Draft, pack, recorder, max_backoff_s=0.05)
         running = asyncio.create_task(link.run())
         try:
             yield link

@@ -15,15 +15,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.sampler.logits_processor import Row, process
-from slipstream.engine.sampler.token_history import History
+from slipstream.engine.sampler.logits_processor import SampledRow, process
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import OutOfRange
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 
 VOCABULARY = 40
 
 
-def reference(values: list[float], sampling: Sampling, prompt: list[int], output: list[int]) -> list[float]:
+def reference(values: list[float], sampling: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
     """One row, step by step as the words say it. Returns logits with -inf for tokens that are cut."""
     counts = Counter(output)
     row = np.array(values, dtype=np.float64)
@@ -49,9 +49,9 @@ def reference(values: list[float], sampling: Sampling, prompt: list[int], output
     return [row[token] if token in kept else -math.inf for token in range(len(row))]
 
 
-def samplings() -> st.SearchStrategy[Sampling]:
+def samplings() -> st.SearchStrategy[SamplingParams]:
     return st.builds(
-        Sampling,
+        SamplingParams,
         temperature=st.sampled_from([0.0, 0.25, 1.0, 2.0]),
         top_k=st.sampled_from([0, 1, 3, 10, 39, 40, 99]),
         top_p=st.sampled_from([1.0, 0.9, 0.53, 0.1, 1e-9]),
@@ -70,15 +70,15 @@ TOKENS = st.lists(TOKEN, max_size=8)
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, 10**6), st.lists(st.tuples(samplings(), TOKENS, TOKENS, TOKENS), min_size=1, max_size=5))
 def test_a_batch_equals_the_reference_row_by_row(
-    seed: int, cases: list[tuple[Sampling, list[int], list[int], list[int]]]
+    seed: int, cases: list[tuple[SamplingParams, list[int], list[int], list[int]]]
 ) -> None:
     raw = torch.randn(len(cases), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3.0
     before = raw.clone()
     rows = []
     for sampling, prompt, output, path in cases:
-        history = History(prompt)
+        history = TokenHistory(prompt)
         history.append(output)
-        rows.append(Row(sampling, history, tuple(path)))
+        rows.append(SampledRow(sampling, history, tuple(path)))
     processed = process(raw, rows)
     assert torch.equal(raw, before)
     for row, (sampling, prompt, output, path), result in zip(raw.tolist(), cases, processed.tolist(), strict=True):
@@ -91,8 +91,8 @@ def test_a_batch_equals_the_reference_row_by_row(
 @given(st.integers(0, 10**6), st.sampled_from([0, 1, 2, 7, 20]), st.sampled_from([1.0, 0.3, 0.6, 0.95]))
 def test_ties_are_cut_from_the_highest_ids_down(seed: int, top_k: int, top_p: float) -> None:
     raw = torch.randint(0, 3, (4, VOCABULARY), generator=torch.Generator().manual_seed(seed)).float()
-    sampling = Sampling(top_k=top_k, top_p=top_p)
-    for row, result in zip(raw.tolist(), process(raw, [Row(sampling)] * 4).tolist(), strict=True):
+    sampling = SamplingParams(top_k=top_k, top_p=top_p)
+    for row, result in zip(raw.tolist(), process(raw, [SampledRow(sampling)] * 4).tolist(), strict=True):
         expected = reference(row, sampling, [], [])
         assert [math.isinf(value) for value in result] == [math.isinf(value) for value in expected]
 
@@ -101,7 +101,7 @@ def test_ties_are_cut_from_the_highest_ids_down(seed: int, top_k: int, top_p: fl
 def test_a_nucleus_wider_than_the_shortlist_is_found_too(scale: float) -> None:
     raw = torch.randn(6, 3000, generator=torch.Generator().manual_seed(8)) * scale
     cuts = ((0.5, 0), (0.999, 0), (1e-6, 0), (0.9, 700), (0.2, 5), (1.0, 9))
-    rows = [Row(Sampling(top_p=mass, top_k=count)) for mass, count in cuts]
+    rows = [SampledRow(SamplingParams(top_p=mass, top_k=count)) for mass, count in cuts]
     processed = process(raw, rows)
     for row, context, result in zip(raw.tolist(), rows, processed, strict=True):
         expected = reference(row, context.sampling, [], [])
@@ -110,28 +110,35 @@ def test_a_nucleus_wider_than_the_shortlist_is_found_too(scale: float) -> None:
 
 
 def test_a_nucleus_that_reaches_its_mass_exactly_stops_there() -> None:
-    processed = process(torch.zeros(1, 4), [Row(Sampling(top_p=0.5))])
+    processed = process(torch.zeros(1, 4), [SampledRow(SamplingParams(top_p=0.5))])
     assert processed[0].isfinite().tolist() == [True, True, False, False]
 
 
 def test_neutral_rows_cost_nothing() -> None:
     raw = torch.randn(2, VOCABULARY)
-    assert process(raw, [Row(Sampling()), Row(Sampling(temperature=0.0, top_k=3, top_p=0.5))]) is raw
+    assert (
+        process(raw, [SampledRow(SamplingParams()), SampledRow(SamplingParams(temperature=0.0, top_k=3, top_p=0.5))])
+        is raw
+    )
 
 
 def test_a_tiny_temperature_does_not_overflow() -> None:
     raw = torch.tensor([[50.0, 49.0, -math.inf], [1.0, 2.0, 3.0]])
-    processed = process(raw, [Row(Sampling(temperature=1e-38)), Row(Sampling(temperature=0.5))])
+    processed = process(
+        raw, [SampledRow(SamplingParams(temperature=1e-38)), SampledRow(SamplingParams(temperature=0.5))]
+    )
     assert processed[0].softmax(-1).tolist() == [1.0, 0.0, 0.0]
     assert processed[1].tolist() == [2.0, 4.0, 6.0]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_p=0.5), Sampling(top_k=2), Sampling(min_p=0.5, temperature=0.5)])
-def test_broken_rows_pass_through_without_harm(sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(top_p=0.5), SamplingParams(top_k=2), SamplingParams(min_p=0.5, temperature=0.5)]
+)
+def test_broken_rows_pass_through_without_harm(sampling: SamplingParams) -> None:
     raw = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(2))
-    expected = process(raw, [Row(sampling)] * 3)
+    expected = process(raw, [SampledRow(sampling)] * 3)
     raw[0, 5], raw[2] = math.nan, -math.inf
-    processed = process(raw, [Row(sampling)] * 3)
+    processed = process(raw, [SampledRow(sampling)] * 3)
     assert torch.equal(processed[1], expected[1])
     assert not bool(processed[0].amax().isfinite())
     assert not bool(processed[2].amax().isfinite())
@@ -143,14 +150,14 @@ def test_processing_agrees_with_transformers() -> None:
     raw = torch.randn(8, 200, generator=torch.Generator().manual_seed(3)) * 2.0
     seen = torch.randint(200, (8, 12), generator=torch.Generator().manual_seed(4))
     pairs = [
-        (Sampling(top_k=17), transformers.TopKLogitsWarper(17)),
-        (Sampling(top_p=0.7), transformers.TopPLogitsWarper(0.7)),
-        (Sampling(min_p=0.1), transformers.MinPLogitsWarper(0.1)),
-        (Sampling(temperature=0.7), transformers.TemperatureLogitsWarper(0.7)),
-        (Sampling(repetition_penalty=1.3), transformers.RepetitionPenaltyLogitsProcessor(1.3)),
+        (SamplingParams(top_k=17), transformers.TopKLogitsWarper(17)),
+        (SamplingParams(top_p=0.7), transformers.TopPLogitsWarper(0.7)),
+        (SamplingParams(min_p=0.1), transformers.MinPLogitsWarper(0.1)),
+        (SamplingParams(temperature=0.7), transformers.TemperatureLogitsWarper(0.7)),
+        (SamplingParams(repetition_penalty=1.3), transformers.RepetitionPenaltyLogitsProcessor(1.3)),
     ]
     for sampling, processor in pairs:
-        rows = [Row(sampling, History(tokens)) for tokens in seen.tolist()]
+        rows = [SampledRow(sampling, TokenHistory(tokens)) for tokens in seen.tolist()]
         assert torch.allclose(process(raw, rows), processor(seen, raw.clone()), atol=1e-6), sampling
 
 
@@ -162,7 +169,7 @@ def test_processing_agrees_with_transformers() -> None:
 def test_a_history_that_grew_and_shrank_tallies_like_a_fresh_count(
     prompt: list[int], events: list[list[int] | int], path: list[int]
 ) -> None:
-    history, output = History(prompt), list[int]()
+    history, output = TokenHistory(prompt), list[int]()
     for event in events:
         if isinstance(event, list):
             history.append(event)
@@ -180,7 +187,7 @@ def test_a_history_that_grew_and_shrank_tallies_like_a_fresh_count(
 
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_history_is_not_cut_inside_the_prompt_or_beyond_its_end(length: int) -> None:
-    history = History([1, 2])
+    history = TokenHistory([1, 2])
     history.append([3, 4])
     with pytest.raises(OutOfRange):
         history.truncate(length)
@@ -192,21 +199,21 @@ def test_a_history_is_not_cut_inside_the_prompt_or_beyond_its_end(length: int) -
     st.lists(st.tuples(samplings(), TOKENS, TOKENS, st.none() | st.sets(TOKEN, min_size=1)), min_size=1, max_size=4),
 )
 def test_a_mask_comes_before_everything_else(
-    seed: int, cases: list[tuple[Sampling, list[int], list[int], set[int] | None]]
+    seed: int, cases: list[tuple[SamplingParams, list[int], list[int], set[int] | None]]
 ) -> None:
     """A row with a mask is the row of a model that never says the others: cuts count what is left, and no bias brings
     a forbidden token back."""
     logits = torch.randn(len(cases), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3.0
-    before, rows, plain = logits.clone(), list[Row](), logits.clone()
+    before, rows, plain = logits.clone(), list[SampledRow](), logits.clone()
     for index, (sampling, prompt, output, allowed) in enumerate(cases):
-        history = History(prompt)
+        history = TokenHistory(prompt)
         history.append(output)
         mask = None
         if allowed is not None:
             bits = np.isin(np.arange(VOCABULARY), list(allowed))
             plain[index, ~torch.from_numpy(bits)] = -math.inf
             mask = np.packbits(bits, bitorder="little")
-        rows.append(Row(sampling, history, mask=mask))
+        rows.append(SampledRow(sampling, history, mask=mask))
     masked = process(logits, rows)
     assert torch.equal(masked, process(plain, [replace(row, mask=None) for row in rows]))
     assert torch.equal(logits, before)

@@ -11,28 +11,28 @@ from drafter_svc.proposers.corpus import Corpus
 from drafter_svc.proposers.lookup import CHUNK, Growth, LookupProposer, NgramText, SuffixText, Text
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.proposers.opening import open_proposer
-from drafter_svc.scheduler import Scheduler, Subscriber
-from drafter_svc.session import Policy, Session
-from drafter_svc.tree import Node
+from drafter_svc.scheduler import DraftScheduler, Subscriber
+from drafter_svc.session import DraftPolicy, DraftSession
+from drafter_svc.tree import DraftNode
 from slipstream.engine.model_thread import ModelThread
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 
 BOUNDS = Growth(4, 0.05)
 LOOP = [5, 6, 7, 8, 9] * 3
 
 
-def session(tokens: list[int]) -> Session:
-    return Session(1, Sampling(), Policy(16, 0.01), list(tokens), len(tokens), 1000)
+def session(tokens: list[int]) -> DraftSession:
+    return DraftSession(1, SamplingParams(), DraftPolicy(16, 0.01), list(tokens), len(tokens), 1000)
 
 
 class Drafting:
     """A scheduler stepped by hand, without its loop."""
 
-    def __init__(self, proposer: LookupProposer | ModelProposer, one: Session) -> None:
+    def __init__(self, proposer: LookupProposer | ModelProposer, one: DraftSession) -> None:
         self.session = one
-        self.grown: list[Node] = []
+        self.grown: list[DraftNode] = []
         self.thread = ModelThread()
-        self.scheduler = Scheduler(proposer, self.thread, 512)
+        self.scheduler = DraftScheduler(proposer, self.thread, 512)
         self.scheduler.add(Subscriber(one, self.grown.extend, pytest.fail))
 
     def step(self) -> None:
@@ -41,7 +41,7 @@ class Drafting:
             self.scheduler._deliver(turn, answer)
 
 
-def chain(one: Session) -> list[int]:
+def chain(one: DraftSession) -> list[int]:
     """The first children, from the root down."""
     tokens, node = [], one.tree.root
     while node.children:
@@ -51,7 +51,7 @@ def chain(one: Session) -> list[int]:
 
 
 @pytest.mark.parametrize("text", [lambda _: NgramText(), lambda _: SuffixText(None, BOUNDS, 0)])
-async def test_a_loop_is_guessed_on(text: Callable[[Session], Text]) -> None:
+async def test_a_loop_is_guessed_on(text: Callable[[DraftSession], Text]) -> None:
     drafting = Drafting(LookupProposer(text, 8), session(LOOP))
     drafting.step()
     assert chain(drafting.session)[:8] == [5, 6, 7, 8, 9, 5, 6, 7]
@@ -60,7 +60,7 @@ async def test_a_loop_is_guessed_on(text: Callable[[Session], Text]) -> None:
 
 
 @pytest.mark.parametrize("text", [lambda _: NgramText(), lambda _: SuffixText(None, BOUNDS, 0)])
-async def test_commits_rollbacks_and_new_prefixes_are_followed(text: Callable[[Session], Text]) -> None:
+async def test_commits_rollbacks_and_new_prefixes_are_followed(text: Callable[[DraftSession], Text]) -> None:
     drafting = Drafting(LookupProposer(text, 4), session(LOOP))
     drafting.step()
     drafting.session.commit(len(LOOP), [5, 6])

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import Bookkeeping
-from slipstream.engine.sampler.token_history import History
+from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import Segment
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
-from verifier_svc.execution.embedded import Turn
-from verifier_svc.scheduling.kv_admission import Memory
+from verifier_svc.execution.embedded import ScheduledSequence
+from verifier_svc.scheduling.kv_admission import KVAdmission
 from verifier_svc.session import Session
 
 BLOCKS, SIZE = 8, 4
@@ -27,7 +27,7 @@ def session(arrival: int, tokens: list[int], max_length: int = LONGEST, priority
         id=f"s{arrival}",
         number=arrival,
         epoch=1,
-        sampling=Sampling(),
+        sampling=SamplingParams(),
         tokens=list(tokens),
         prompt_length=len(tokens),
         max_length=max_length,
@@ -35,7 +35,7 @@ def session(arrival: int, tokens: list[int], max_length: int = LONGEST, priority
         max_draft_tokens=4,
         credit=None,
         tree=CandidateTree(tokens),
-        history=History(tokens),
+        history=TokenHistory(tokens),
         say=lambda reply: None,
         priority=priority,
         arrival=arrival,
@@ -56,8 +56,8 @@ class World:
     """A verifier without a model: sessions read their prompts and then commit a token a step, and candidates."""
 
     def __init__(self, blocks: int = BLOCKS) -> None:
-        self.engine = Bookkeeping(BlockPool(blocks, SIZE), 1000)
-        self.memory = Memory(self.engine)  # type: ignore[arg-type]
+        self.engine = KVCacheManager(BlockPool(blocks, SIZE), 1000)
+        self.memory = KVAdmission(self.engine)  # type: ignore[arg-type]
         self.sessions: list[Session] = []
 
     def add(self, new: Session) -> Session:
@@ -65,20 +65,20 @@ class World:
         self.memory.add(new)
         return new
 
-    def turns(self, drafts: int = 0) -> list[Turn]:
+    def turns(self, drafts: int = 0) -> list[ScheduledSequence]:
         turns = []
         for each in self.memory.enter():
             if each.runnable:
                 pending = each.tokens[each.computed : each.computed + CHUNK]
                 complete = len(pending) == each.pending
                 turns.append(
-                    Turn(
+                    ScheduledSequence(
                         each, len(each.tokens), each.computed, pending, complete, candidates(drafts if complete else 0)
                     )
                 )
         return turns
 
-    def step(self, drafts: int = 0, accepted: int = 0) -> list[Turn]:
+    def step(self, drafts: int = 0, accepted: int = 0) -> list[ScheduledSequence]:
         """What the step was made of."""
         turns = self.memory.fit(self.turns(drafts))
         for turn in turns:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifier_svc.wait_policy.arrival_times import EDGES, Delays
+from verifier_svc.wait_policy.arrival_times import EDGES, DelayDistribution
 from verifier_svc.wait_policy.average import WEIGHT, Average
 
 TIMES = st.floats(0.0, 2.0)
@@ -24,19 +24,19 @@ def test_the_first_sample_is_the_average_and_later_ones_move_it_by_their_weight(
 
 
 def test_nothing_is_expected_of_a_drafter_that_never_answered() -> None:
-    delays = Delays()
+    delays = DelayDistribution()
     assert delays.expected(0.0, 1.0) == []
     for _ in range(100):
         delays.missed(0.01)
     assert delays.expected(0.0, 1.0) == []
 
 
-def chance(delays: Delays, passed_s: float, within_s: float) -> float:
+def chance(delays: DelayDistribution, passed_s: float, within_s: float) -> float:
     return sum(share for _, share in delays.expected(passed_s, within_s))
 
 
 def test_a_steady_drafter_is_expected_at_its_time_and_hardly_after_it() -> None:
-    delays = Delays()
+    delays = DelayDistribution()
     for _ in range(500):
         delays.came(0.010)
     assert chance(delays, 0.0, 0.009) == 0.0
@@ -47,7 +47,7 @@ def test_a_steady_drafter_is_expected_at_its_time_and_hardly_after_it() -> None:
 
 def test_what_was_not_awaited_to_its_end_counts_for_as_long_as_it_was() -> None:
     """Half of the answers come after 5 ms, half after 30 ms; those are never seen if every wait ends after 20 ms."""
-    delays = Delays()
+    delays = DelayDistribution()
     for number in range(2000):
         delays.came(0.005) if number % 2 else delays.missed(0.020)
     assert chance(delays, 0.0, 0.006) == pytest.approx(0.5, abs=0.03)
@@ -57,7 +57,7 @@ def test_what_was_not_awaited_to_its_end_counts_for_as_long_as_it_was() -> None:
 
 def test_the_chance_of_what_is_late_is_that_among_the_late() -> None:
     """Answers take 2 ms or 50 ms: who has waited 10 ms is told of 50, not of an average."""
-    delays, chooser = Delays(), random.Random(1)
+    delays, chooser = DelayDistribution(), random.Random(1)
     for _ in range(4000):
         delays.came(0.002 if chooser.random() < 0.8 else 0.050)
     assert chance(delays, 0.0, 0.003) == pytest.approx(0.8, abs=0.1)
@@ -66,7 +66,7 @@ def test_the_chance_of_what_is_late_is_that_among_the_late() -> None:
 
 
 def test_habits_change() -> None:
-    delays = Delays()
+    delays = DelayDistribution()
     for _ in range(2000):
         delays.came(0.002)
     for _ in range(500):
@@ -80,7 +80,7 @@ def test_habits_change() -> None:
 def test_expectations_are_probabilities_of_moments_to_come(
     samples: list[tuple[float, bool]], passed_s: float, most_s: float
 ) -> None:
-    delays = Delays()
+    delays = DelayDistribution()
     for after_s, answered in samples:
         (delays.came if answered else delays.missed)(after_s)
     expected = delays.expected(passed_s, most_s)
@@ -92,7 +92,7 @@ def test_expectations_are_probabilities_of_moments_to_come(
 
 
 def test_a_drafter_that_nobody_asks_about_for_long_is_not_forgotten() -> None:
-    delays = Delays()
+    delays = DelayDistribution()
     for _ in range(100_000):
         delays.missed(0.02)
     for _ in range(500):

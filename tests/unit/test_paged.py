@@ -23,7 +23,7 @@ from slipstream.engine.cuda_graphs.paged import PagedPlan
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import FAMILIES, WINDOW
 from tests.packed import (
     TOLERANCE,
@@ -43,9 +43,9 @@ WIDTH = 4
 """So narrow that prompts and trees of these tests take several chunks."""
 
 
-def paged(kernel: Kernel) -> Callable[[Checkpoint], PackedEngine]:
+def paged(kernel: Kernel) -> Callable[[Checkpoint], TorchEngine]:
     acceleration = Acceleration(kernel, None, Buckets(WIDTH, most_tokens=64))
-    return lambda checkpoint: PackedEngine(checkpoint, tokens=1024, block_size=8, acceleration=acceleration)
+    return lambda checkpoint: TorchEngine(checkpoint, tokens=1024, block_size=8, acceleration=acceleration)
 
 
 LISTED = paged(listed_attention)
@@ -84,7 +84,7 @@ def test_the_compiled_kernel_computes_the_same(family: str, pairs: Any) -> None:
     """PyTorch's kernel for CPUs, which reads the lists of blocks. It does not give the sums that sinks need. It wants
     as many columns in a list as the pool has blocks, so the pool is smaller than the model's length."""
     acceleration = Acceleration(FlexKernel(), None, Buckets(WIDTH, most_tokens=64))
-    pair = pairs(family, engine=lambda checkpoint: PackedEngine(checkpoint, 64, 8, acceleration))
+    pair = pairs(family, engine=lambda checkpoint: TorchEngine(checkpoint, 64, 8, acceleration))
     session = Session(pair.engine.open(64), prompt(WINDOW + 2, 3))
     prefill(pair, session)
     session.segment(parents=TREE)

@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.errors import InvalidArgument, PermissionDenied
 from verifier_svc.config import VerifierConfig
-from verifier_svc.sources.address_allowlist import Places
+from verifier_svc.sources.address_allowlist import AddressAllowlist
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ from verifier_svc.sources.address_allowlist import Places
 )
 def test_what_is_no_host_and_port_is_never_dialled(address: str) -> None:
     with pytest.raises(InvalidArgument):
-        Places().check(address)
+        AddressAllowlist().check(address)
 
 
 @pytest.mark.parametrize("address", ["drafter-0.drafters:50061", "10.1.2.3:1", "[::1]:50061", "localhost:65535"])
 def test_without_patterns_any_host_and_port_is(address: str) -> None:
-    Places().check(address)
+    AddressAllowlist().check(address)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_without_patterns_any_host_and_port_is(address: str) -> None:
     ],
 )
 def test_with_patterns_only_what_fits_one(pattern: str, fits: list[str], others: list[str]) -> None:
-    places = Places(["nobody:1", pattern])
+    places = AddressAllowlist(["nobody:1", pattern])
     for address in fits:
         places.check(address)
     for address in others:

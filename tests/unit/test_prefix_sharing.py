@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from slipstream.engine.kvcache.block_pool import KEPT_SHARE, BlockPool
-from slipstream.engine.kvcache.manager import Bookkeeping
-from slipstream.engine.kvcache.prefix_cache import Prefixes, root
+from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.prefix_cache import PrefixCache, root
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
 from slipstream.errors import ResourceExhausted
@@ -23,7 +23,7 @@ Row = tuple[str | None, tuple[int, ...]]
 """What a row's KV was computed from: whose it is, and all tokens up to its own."""
 
 
-class Books(Bookkeeping):
+class Books(KVCacheManager):
     """Rows that remember what they were computed from."""
 
     def __init__(self, blocks: int = BLOCKS) -> None:
@@ -260,7 +260,7 @@ def test_sequences_grow_in_place_as_long_as_their_neighbours_leave_room() -> Non
 
 
 def test_equal_tokens_behind_different_ones_have_different_names() -> None:
-    names = Prefixes(2)
+    names = PrefixCache(2)
     assert names.name(0, root(""), [1, 2]) != names.name(1, root("salt"), [1, 2])
     first = names.name(2, root(""), [3, 3])
     assert names.name(3, first, [1, 2]) != names.name(4, root(""), [1, 2])

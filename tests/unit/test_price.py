@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream.engine.emulated.model import LinearCost
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
-from verifier_svc.wait_policy.draft_threshold import DEAR, HANDLING_S, LEVELS, PAUSE, SAVED, SLACK, Price
+from verifier_svc.wait_policy.draft_threshold import DEAR, HANDLING_S, LEVELS, PAUSE, SAVED, SLACK, DraftThreshold
 
 RATE = 50.0
 
@@ -21,7 +21,7 @@ def sloped(price: float) -> Callable[[int], float]:
     return lambda tokens: 0.02 + (price / RATE - HANDLING_S) * tokens
 
 
-def learn(price: Price, value: float, times: int = 200) -> int:
+def learn(price: DraftThreshold, value: float, times: int = 200) -> int:
     """How often the threshold changed while a place in a step cost that much."""
     return sum(price.observe(RATE, sloped(value), 4) for _ in range(times))
 
@@ -36,14 +36,14 @@ def rate_of(sending: float) -> float:
     return sending * SAVED / (1.0 + sending * SAVED) / HANDLING_S
 
 
-def send(price: Price, value: float, times: int = 200) -> int:
+def send(price: DraftThreshold, value: float, times: int = 200) -> int:
     """How often the threshold changed while sending cost that much."""
     return sum(price.observe(rate_of(value), flat, 4) for _ in range(times))
 
 
 @given(st.floats(0.0, 2.0))
 def test_the_threshold_is_the_highest_level_that_sending_costs(value: float) -> None:
-    price = Price()
+    price = DraftThreshold()
     changed = price.observe(rate_of(value), flat, 4)
     handling = rate_of(value) * HANDLING_S
     assert price.average == pytest.approx(min(handling, PAUSE))
@@ -54,7 +54,7 @@ def test_the_threshold_is_the_highest_level_that_sending_costs(value: float) -> 
 
 @given(st.floats(0.0, 2.0))
 def test_a_place_in_the_step_that_costs_more_than_any_candidate_brings_pauses_them_all(value: float) -> None:
-    price = Price()
+    price = DraftThreshold()
     price.observe(RATE, sloped(value), 4)
     assert price.average == pytest.approx(min(value, PAUSE), abs=1e-9)
     assert (price.threshold == PAUSE) == (price.average > DEAR)
@@ -62,7 +62,7 @@ def test_a_place_in_the_step_that_costs_more_than_any_candidate_brings_pauses_th
 
 @pytest.mark.parametrize(("floor", "lowest"), [(0.0, 0.0), (0.04, 0.04), (0.3, 0.3), (PAUSE, PAUSE)])
 def test_no_level_is_below_the_floor(floor: float, lowest: float) -> None:
-    price = Price(floor)
+    price = DraftThreshold(floor)
     assert price.threshold == lowest
     assert learn(price, 0.0) == 0 and price.threshold == lowest
     send(price, 0.5)
@@ -73,7 +73,7 @@ def test_no_level_is_below_the_floor(floor: float, lowest: float) -> None:
 
 @pytest.mark.parametrize("level", LEVELS[1:])
 def test_a_level_is_left_only_when_the_price_is_clearly_below_it(level: float) -> None:
-    price = Price()
+    price = DraftThreshold()
     send(price, level * 1.01)
     assert price.threshold == level
     assert send(price, level / SLACK * 1.01) == 0
@@ -81,7 +81,7 @@ def test_a_level_is_left_only_when_the_price_is_clearly_below_it(level: float) -
 
 
 def test_pausing_ends_by_itself_when_the_load_falls_and_does_not_flap() -> None:
-    price = Price()
+    price = DraftThreshold()
     assert learn(price, DEAR * 1.05) >= 1 and price.threshold == PAUSE
     assert learn(price, DEAR / SLACK * 1.01) == 0
     assert learn(price, DEAR / SLACK * 0.98) == 1 and price.threshold == 0.4
@@ -89,7 +89,7 @@ def test_pausing_ends_by_itself_when_the_load_falls_and_does_not_flap() -> None:
 
 @given(st.sampled_from(LEVELS[1:]), st.lists(st.floats(-0.09, 0.09), min_size=1, max_size=60))
 def test_a_price_that_trembles_around_a_level_is_told_once(level: float, noise: list[float]) -> None:
-    price = Price()
+    price = DraftThreshold()
     send(price, level * 0.9)
     assert sum(price.observe(rate_of(level * (1.0 + share)), flat, 4) for share in noise) <= 1
 
@@ -97,13 +97,13 @@ def test_a_price_that_trembles_around_a_level_is_told_once(level: float, noise: 
 @pytest.mark.parametrize(("value", "threshold"), [(0.1, 0.02), (0.21, 0.04), (0.4, 0.15), (0.7, 0.4)])
 def test_where_a_place_is_dear_a_candidate_must_be_worth_it_twice(value: float, threshold: float) -> None:
     """Its own place, and that of what is above it."""
-    price = Price()
+    price = DraftThreshold()
     learn(price, value)
     assert price.threshold == threshold
 
 
 def test_one_odd_step_changes_nothing() -> None:
-    price = Price()
+    price = DraftThreshold()
     learn(price, 0.01)
     assert not price.observe(RATE, sloped(4.0), 4)
     assert price.threshold == LEVELS[0]
@@ -122,7 +122,7 @@ def test_where_time_is_proportional_to_tokens_no_candidate_pays_and_where_it_is_
 ) -> None:
     """The verifier's own rate at that size without candidates: so many tokens in so much time."""
     for cost, least, most in [(LinearCost(0.0, 0.001), PAUSE, PAUSE), (LinearCost(0.2), LEVELS[0], 0.06)]:
-        price, curve = Price(), curve_of(cost)
+        price, curve = DraftThreshold(), curve_of(cost)
         for _ in range(20):
             price.observe(tokens / cost(tokens, 1), partial(curve.seconds, sessions=1), tokens)
         assert least <= price.threshold <= most
@@ -131,7 +131,7 @@ def test_where_time_is_proportional_to_tokens_no_candidate_pays_and_where_it_is_
 def test_what_costs_the_pass_nothing_still_costs_the_verifier_s_thread() -> None:
     """At thousands of tokens a second the microseconds of reading and grafting a candidate count."""
     for rate, threshold in [(100.0, 0.02), (2000.0, 0.08), (6_000.0, 0.25)]:
-        price = Price()
+        price = DraftThreshold()
         for _ in range(20):
             price.observe(rate, flat, 64)
         assert price.threshold == threshold

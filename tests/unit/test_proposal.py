@@ -11,23 +11,23 @@ import pytest
 import torch
 from scipy import stats
 
-from drafter_svc.proposers import Turn
+from drafter_svc.proposers import DraftRequest
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.send_policy import join
-from drafter_svc.session import Policy, Session
+from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
-from slipstream.speculation.draft_distribution import MAX_WEIGHT, Proposal, check
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.draft_distribution import MAX_WEIGHT, DraftDistribution, check
+from slipstream.speculation.sampling_params import SamplingParams
 
 
 def test_kept_tokens_weigh_at_least_one_and_impossible_ones_nothing() -> None:
     ids, weights = quantise(torch.tensor([[0.0, 5.0, -40.0, -math.inf]]), 4)
     assert ids[0, :3].tolist() == [1, 0, 2]
     assert weights.tolist() == [[MAX_WEIGHT, round(MAX_WEIGHT * math.exp(-5.0)), 1, 0]]
-    assert pack(ids, weights) == [Proposal((1, 0, 2), tuple(weights[0, :3].tolist()))]
+    assert pack(ids, weights) == [DraftDistribution((1, 0, 2), tuple(weights[0, :3].tolist()))]
 
 
 @pytest.mark.parametrize("poison", [math.nan, -math.inf])
@@ -60,7 +60,7 @@ def test_draws_follow_the_quantised_weights() -> None:
 
 def test_siblings_are_drawn_one_after_the_other_from_what_is_left() -> None:
     ids, weights = torch.tensor([[7, 3, 9]]), torch.tensor([[60_000, 20_000, 5_000]])
-    size, q = 30_000, Proposal((7, 3, 9), (60_000, 20_000, 5_000))
+    size, q = 30_000, DraftDistribution((7, 3, 9), (60_000, 20_000, 5_000))
     tokens = draw(ids.expand(size, -1), weights.expand(size, -1), range(size), [2] * size, 4).tolist()
     observed = Counter(tuple(row) for row in tokens)
     expected = {
@@ -72,7 +72,7 @@ def test_siblings_are_drawn_one_after_the_other_from_what_is_left() -> None:
     assert found.pvalue > 1e-4
 
 
-def share(q: Proposal, token: int) -> float:
+def share(q: DraftDistribution, token: int) -> float:
     return q.weights[q.token_ids.index(token)] / sum(q.weights)
 
 
@@ -107,10 +107,10 @@ class Saying:
         pass
 
 
-def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] = (0.0, 1.0, -2.0)) -> Session:
+def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] = (0.0, 1.0, -2.0)) -> DraftSession:
     """A session after some steps of the drafting loop."""
-    sampling = Sampling(temperature=temperature, seed=11, acceptance=rule)
-    session = Session(1, sampling, Policy(12, 0.0), [1, 2], 2, 100, number=7)
+    sampling = SamplingParams(temperature=temperature, seed=11, acceptance=rule)
+    session = DraftSession(1, sampling, DraftPolicy(12, 0.0), [1, 2], 2, 100, number=7)
     proposer = ModelProposer(Saying(list(logits)), width=3, max_nodes=12, proposal_tokens=32)  # type: ignore[arg-type]
     for _ in range(steps):
         (start,) = session.frontier(1)
@@ -118,7 +118,9 @@ def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] =
         nodes = session.tree.above([start])
         index = {node: number for number, node in enumerate(nodes)}
         parents = [index.get(node.parent, -1) if node.parent else -1 for node in nodes]
-        turn = Turn(session, 0, 0, [1, 2], nodes, [n.token for n in nodes], parents, [index.get(start, -1)], [start])
+        turn = DraftRequest(
+            session, 0, 0, [1, 2], nodes, [n.token for n in nodes], parents, [index.get(start, -1)], [start]
+        )
         (answer,) = proposer.grow([turn])
         assert isinstance(answer, list)
         join(session, answer)
@@ -160,22 +162,24 @@ def test_draws_have_noise_of_their_own_at_every_node_and_in_every_generation_and
 @pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
 def test_where_p_is_one_hot_so_is_q(rule: str) -> None:
     session = grown(rule, 0.0, 3)
-    assert [(node.token, node.proposal) for node in session.tree.nodes()] == [(1, Proposal((1,), (MAX_WEIGHT,)))] * 3
+    assert [(node.token, node.proposal) for node in session.tree.nodes()] == [
+        (1, DraftDistribution((1,), (MAX_WEIGHT,)))
+    ] * 3
 
 
 @pytest.mark.parametrize(
     "proposal",
     [
-        Proposal((), ()),
-        Proposal((1,), (1, 2)),
-        Proposal((1, 1), (1, 2)),
-        Proposal((10,), (1,)),
-        Proposal((-1,), (1,)),
-        Proposal((1,), (0,)),
-        Proposal((1,), (MAX_WEIGHT + 1,)),
-        Proposal(tuple(range(257)), (1,) * 257),
+        DraftDistribution((), ()),
+        DraftDistribution((1,), (1, 2)),
+        DraftDistribution((1, 1), (1, 2)),
+        DraftDistribution((10,), (1,)),
+        DraftDistribution((-1,), (1,)),
+        DraftDistribution((1,), (0,)),
+        DraftDistribution((1,), (MAX_WEIGHT + 1,)),
+        DraftDistribution(tuple(range(257)), (1,) * 257),
     ],
 )
-def test_a_proposal_that_no_honest_drafter_sends_is_refused(proposal: Proposal) -> None:
+def test_a_proposal_that_no_honest_drafter_sends_is_refused(proposal: DraftDistribution) -> None:
     with pytest.raises(InvalidArgument):
         check(proposal, 10 if len(proposal.token_ids) < 257 else 1000)

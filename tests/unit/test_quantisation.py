@@ -19,9 +19,9 @@ from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.quantisation import QUANTISERS, for_target
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import FAMILIES, VOCABULARY, save_checkpoint
 from tests.fleet import Gateway, drafter, gateway, in_time, slowed, verifier
 from tests.greedy import greedy
@@ -46,10 +46,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def opened(folder: str) -> Callable[..., PackedEngine]:
-    def build(quantisation: str, dtype: str = "float32") -> PackedEngine:
+def opened(folder: str) -> Callable[..., TorchEngine]:
+    def build(quantisation: str, dtype: str = "float32") -> TorchEngine:
         engine = open_engine(folder, dtype, 4096, quantisation)
-        assert isinstance(engine, PackedEngine)
+        assert isinstance(engine, TorchEngine)
         return engine
 
     return build
@@ -75,7 +75,7 @@ def library_model(folder: str, quantisation: str) -> Any:
     return model
 
 
-def last_logits(engine: PackedEngine, tokens: list[int]) -> torch.Tensor:
+def last_logits(engine: TorchEngine, tokens: list[int]) -> torch.Tensor:
     sequence = engine.open(len(tokens))
     logits = engine.forward([Segment(sequence, tokens)])[0]
     engine.close(sequence)
@@ -135,7 +135,7 @@ async def guesses_help(client: Gateway, address: str) -> bool:
     """Whether some of its guesses were accepted, and some were not."""
     drafted = accepted = 0
     for seed, tokens in enumerate(([262, 14, 339, 8], prompt(9))):
-        for sampling in (Sampling(temperature=0.0), Sampling(temperature=1.0, seed=seed)):
+        for sampling in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, seed=seed)):
             plain = await client.decode(tokens, tokens=16, sampling=sampling)
             helped = await client.decode(tokens, tokens=16, sampling=sampling, drafters=[address])
             assert helped.token_ids == plain.token_ids
@@ -176,8 +176,8 @@ def test_the_model_says_what_it_computes_with(quantisation: str, dtype: str, fol
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_can_be_quantised(family: str, quantisation: str, tmp_path: Path) -> None:
     name = str(save_checkpoint(family, tmp_path))
-    full = last_logits(PackedEngine(load_checkpoint(name), tokens=64), prompt(20))
-    quantised = last_logits(PackedEngine(load_checkpoint(name, quantisation=quantisation), tokens=64), prompt(20))
+    full = last_logits(TorchEngine(load_checkpoint(name), tokens=64), prompt(20))
+    quantised = last_logits(TorchEngine(load_checkpoint(name, quantisation=quantisation), tokens=64), prompt(20))
     assert not torch.equal(full, quantised)
     # Nought for unrelated numbers; random routers send near-ties to other experts.
     assert torch.nn.functional.cosine_similarity(full, quantised, dim=0) > (0.5 if family in MIXTURES else 0.9)
@@ -192,7 +192,7 @@ def test_a_folder_that_is_quantised_already_needs_no_choice(
     method = {"int8": "torchao", "int4": "bitsandbytes"}[quantisation]
     assert checkpoint.info.dtype == f"{method}/float32"
     tokens = prompt(20)
-    stored = last_logits(PackedEngine(checkpoint, tokens=64), tokens)
+    stored = last_logits(TorchEngine(checkpoint, tokens=64), tokens)
     assert torch.allclose(stored, last_logits(opened(quantisation), tokens), atol=1e-4)
     with pytest.raises(FailedPrecondition, match="quantised already"):
         load_checkpoint(str(tmp_path), quantisation=quantisation)

@@ -7,12 +7,12 @@ from unittest.mock import MagicMock
 import pytest
 
 from gateway.requests.validation import Plan
-from gateway.routing.breaker import State
-from gateway.routing.drafters import Drafter, replica
-from gateway.routing.router import Drafting, Router
-from gateway.sessions.drafter_assignment import LOOK_S, Crew
-from gateway.sessions.verifier_session import News
-from gateway.telemetry.request_stats import Ledger
+from gateway.routing.breaker import BreakerState
+from gateway.routing.drafters import DrafterWorker, replica
+from gateway.routing.router import DrafterRequirements, Router
+from gateway.sessions.drafter_assignment import LOOK_S, DrafterAssignment
+from gateway.sessions.verifier_session import Received
+from gateway.telemetry.request_stats import RequestStats
 from slipstream.errors import NotFound, PermissionDenied
 from slipstream.v1 import types_pb2, verifier_pb2, worker_pb2
 
@@ -28,24 +28,24 @@ class Fleet:
         self.router = Router(lambda: self.now)
         self.router.pools = {"model": True, "ngram": False, "later": True}
 
-    def add(self, number: int, *, pool: str = "model", sessions: int = 0, present: bool = True) -> Drafter:
+    def add(self, number: int, *, pool: str = "model", sessions: int = 0, present: bool = True) -> DrafterWorker:
         address = f"10.0.0.{number}:1"
-        drafter = Drafter(replica(pool, address), address, True, MagicMock(), self.router.changed)
+        drafter = DrafterWorker(replica(pool, address), address, True, MagicMock(), self.router.changed)
         presence = drafter._presence
         presence.method, presence.present = pool, present
         presence.load = worker_pb2.WatchResponse(sessions=sessions)
         self.router.drafters.append(drafter)
         return drafter
 
-    def pair(self, *names: str, need_trust: bool = False) -> list[Drafter]:
-        return self.router.pair(TARGET, Drafting(names, need_trust))
+    def pair(self, *names: str, need_trust: bool = False) -> list[DrafterWorker]:
+        return self.router.pair(TARGET, DrafterRequirements(names, need_trust))
 
-    def crew(self, *names: str) -> Crew:
+    def crew(self, *names: str) -> DrafterAssignment:
         drafters = tuple(drafter.as_address() for drafter in self.pair(*names))
-        plan = MagicMock(Plan, drafters=drafters, max_draft_tokens=8, model=TARGET, drafting=Drafting(names))
-        return Crew(plan, self.router)
+        plan = MagicMock(Plan, drafters=drafters, max_draft_tokens=8, model=TARGET, drafting=DrafterRequirements(names))
+        return DrafterAssignment(plan, self.router)
 
-    def look(self, crew: Crew) -> list[str]:
+    def look(self, crew: DrafterAssignment) -> list[str]:
         """The addresses that the session's verifier is told from now on."""
         self.now += LOOK_S
         crew.look(LENGTH, hurry=False)
@@ -83,7 +83,7 @@ def test_trust_belongs_to_the_name_while_nobody_has_it(fleet: Fleet) -> None:
 def test_a_replica_that_fails_all_comers_is_not_the_one_a_name_stands_for(fleet: Fleet) -> None:
     broken, good = fleet.add(1), fleet.add(2, sessions=9)
     broken.breaker.failed(object(), types_pb2.Failure(reason="PROTOCOL"), 0.0)
-    assert broken.breaker.state(0.0) is State.OPEN
+    assert broken.breaker.state(0.0) is BreakerState.OPEN
     assert fleet.pair("model") == [good]
 
 
@@ -138,13 +138,13 @@ def test_what_a_verifier_says_of_one_replica_is_not_said_of_another(fleet: Fleet
     crew = fleet.crew()
     (told,) = crew.addresses
     event = verifier_pb2.DrafterEvent(drafter=told.name, failure=types_pb2.Failure(reason="PROTOCOL"))
-    crew.learn(News([], [event], None))
-    assert (bad.breaker.state(fleet.now), good.breaker.state(fleet.now)) == (State.OPEN, State.CLOSED)
+    crew.learn(Received([], [event], None))
+    assert (bad.breaker.state(fleet.now), good.breaker.state(fleet.now)) == (BreakerState.OPEN, BreakerState.CLOSED)
     assert fleet.look(crew) == ["10.0.0.2:1"]
 
 
 def test_clients_are_told_of_replicas_as_of_one(fleet: Fleet) -> None:
-    ledger = Ledger(lambda: 0.0, 0.0)
+    ledger = RequestStats(lambda: 0.0, 0.0)
     for number in (1, 2):
         share = verifier_pb2.DrafterShare(drafter=fleet.add(number).name, drafted=3, accepted=2)
         ledger.add(verifier_pb2.Round(drafters=[share]))

@@ -15,11 +15,11 @@ import yaml
 from benchmarks.scaling import crowd
 from capacity.cell import Outcome
 from capacity.scenario import read
-from drafter_svc.proposers import Turn
-from drafter_svc.session import Policy, Session
-from drafter_svc.step_stats import Tally
-from drafter_svc.tree import Node
-from slipstream.speculation.sampling_params import Sampling
+from drafter_svc.proposers import DraftRequest
+from drafter_svc.session import DraftPolicy, DraftSession
+from drafter_svc.step_stats import StepStats
+from drafter_svc.tree import DraftNode
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,15 +68,15 @@ def test_more_sessions_need_more_drafters_whatever_there_was_before(sessions: in
 
 
 def test_a_prompt_needs_its_passes_and_a_guess_those_that_its_path_is_likely_to_need() -> None:
-    session = Session(1, Sampling(), Policy(100, 0.0), [5, 6, 7], 3, 1000)
+    session = DraftSession(1, SamplingParams(), DraftPolicy(100, 0.0), [5, 6, 7], 3, 1000)
     sure = session.tree.add(session.tree.root, 8, math.log(0.5))
     assert sure is not None
     ahead = session.tree.add(sure, 9, math.log(0.25))
     assert ahead is not None
 
-    def needed(*starts: Node) -> float:
-        tally = Tally()
-        tally.began([Turn(session, 0, 2, [7], [], [], [], [], list(starts))] * 3)
+    def needed(*starts: DraftNode) -> float:
+        tally = StepStats()
+        tally.began([DraftRequest(session, 0, 2, [7], [], [], [], [], list(starts))] * 3)
         tally.ended(2.0)
         return tally.needed_s
 

@@ -15,9 +15,9 @@ from grpc_status import rpc_status
 
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc.channel import channel, error_of
-from slipstream.rpc.server import LIVENESS, Access, Server
+from slipstream.rpc.server import LIVENESS, AccessControl, Server
 from slipstream.rpc.status_interceptor import ERROR_DOMAIN
-from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.v1 import drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 
 
@@ -145,7 +145,7 @@ async def test_an_address_in_use_is_refused_with_its_name() -> None:
 async def test_a_worker_says_what_it_runs_and_tells_its_load_only_when_it_changes() -> None:
     load = worker_pb2.WatchResponse(sessions=1)
     model = types_pb2.ModelInfo(name="toy")
-    worker = WorkerService(Identity(model, worker_pb2.ROLE_DRAFTER, "ngram"), lambda: load)
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "ngram"), lambda: load)
     async with serving(worker) as (server, line):
         stub = worker_pb2_grpc.WorkerServiceStub(line)
         told = await stub.GetModel(worker_pb2.GetModelRequest())
@@ -171,7 +171,7 @@ async def test_who_may_not_enter_is_not_even_parsed() -> None:
     def nobody(method: str, context: Any) -> None:
         raise PermissionDenied(f"not {method}")
 
-    server = Server([Failing(ValueError()).register], Access(authorise=nobody))
+    server = Server([Failing(ValueError()).register], AccessControl(authorise=nobody))
     async with channel(await server.start("127.0.0.1:0")) as line:
         for path in ("/slipstream.v1.WorkerService/GetModel", "/grpc.health.v1.Health/Check"):
             with pytest.raises(grpc.aio.AioRpcError) as refusal:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import ROOT
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.session import Session
-from verifier_svc.sources.shadow import Shadow
+from verifier_svc.sources.shadow import ShadowDrafter
 
 PROMPT = [9, 9]
 STOP = 7
@@ -29,7 +29,7 @@ def session(**changes: Any) -> Session:
         "id": "s",
         "number": 1,
         "epoch": 1,
-        "sampling": Sampling(temperature=0.0),
+        "sampling": SamplingParams(temperature=0.0),
         "tokens": list(PROMPT),
         "prompt_length": len(PROMPT),
         "max_length": 1000,
@@ -50,7 +50,7 @@ def trees(draw: st.DrawFn) -> list[tuple[int, int, float]]:
     return [(draw(TOKENS), draw(st.integers(0, node)), draw(st.sampled_from([0.3, 0.6, 0.9]))) for node in range(size)]
 
 
-def grown(shadow: Shadow, nodes: list[tuple[int, int, float]], generation: int) -> None:
+def grown(shadow: ShadowDrafter, nodes: list[tuple[int, int, float]], generation: int) -> None:
     """The shadow guesses anew on what is committed."""
     shadow.double.tree.graft(
         Frame(
@@ -82,7 +82,7 @@ def test_scores_are_those_of_the_whole_text_however_it_is_committed(
 ) -> None:
     """Rounds do not overlap, and begin with the first step at or behind the end of the one before."""
     text = [*(token for tokens, _, _ in steps for token in tokens), STOP]
-    shadow, calibration, at, begins = Shadow(session(), "new"), Calibration(lambda: 0.0), 0, 0
+    shadow, calibration, at, begins = ShadowDrafter(session(), "new"), Calibration(lambda: 0.0), 0, 0
     expected: list[tuple[int, int]] = []
     told: list[tuple[int, int]] = []
     for number, (tokens, nodes, fresh) in enumerate([*steps, ([STOP], [], False)]):
@@ -104,7 +104,7 @@ def test_scores_are_those_of_the_whole_text_however_it_is_committed(
 
 def test_a_round_goes_on_where_the_step_s_own_tokens_end() -> None:
     """Plain decoding goes through what the shadow knew, one token a step: that is one round of the shadow's."""
-    shadow, calibration = Shadow(session(), "new"), Calibration(lambda: 0.0)
+    shadow, calibration = ShadowDrafter(session(), "new"), Calibration(lambda: 0.0)
     grown(shadow, [(token, parent, 0.9) for parent, token in enumerate([1, 2, 3, 4])], 0)
     told = []
     for token in (1, 2, 3, 9, 9):
@@ -116,7 +116,7 @@ def test_a_round_goes_on_where_the_step_s_own_tokens_end() -> None:
 
 @pytest.mark.parametrize(("ending", "text"), [({"max_length": len(PROMPT) + 2}, [1, 2]), ({}, [1, STOP])])
 def test_the_last_round_is_told_although_the_text_ends_inside_of_it(ending: dict[str, int], text: list[int]) -> None:
-    shadow, calibration = Shadow(session(**ending), "new"), Calibration(lambda: 0.0)
+    shadow, calibration = ShadowDrafter(session(**ending), "new"), Calibration(lambda: 0.0)
     grown(shadow, [(token, parent, 0.9) for parent, token in enumerate([*text, 3, 4])], 0)
     shadow.look(LIMIT, 0.0, calibration)
     score = shadow.commit(text, calibration)
@@ -125,7 +125,7 @@ def test_the_last_round_is_told_although_the_text_ends_inside_of_it(ending: dict
 
 @pytest.mark.parametrize(("price", "drafted"), [(0.0, 3), (0.5, 2), (0.95, 0)])
 def test_candidates_that_would_not_have_paid_are_not_counted(price: float, drafted: int) -> None:
-    shadow, calibration = Shadow(session(), "new"), Calibration(lambda: 0.0)
+    shadow, calibration = ShadowDrafter(session(), "new"), Calibration(lambda: 0.0)
     grown(shadow, [(1, 0, 0.9), (2, 1, 0.7), (3, 2, 0.4)], 0)
     shadow.look(LIMIT, price, calibration)
     score = shadow.commit([0], calibration)
@@ -133,7 +133,7 @@ def test_candidates_that_would_not_have_paid_are_not_counted(price: float, draft
 
 
 def test_what_was_accepted_teaches_what_the_drafter_s_word_is_worth() -> None:
-    shadow, calibration = Shadow(session(), "new"), Calibration(lambda: 0.0)
+    shadow, calibration = ShadowDrafter(session(), "new"), Calibration(lambda: 0.0)
     for number in range(60):
         grown(shadow, [(1, 0, 0.9)], number)
         shadow.look(LIMIT, 0.5, calibration)
@@ -145,7 +145,7 @@ def test_what_was_accepted_teaches_what_the_drafter_s_word_is_worth() -> None:
 
 
 def test_after_a_rollback_nothing_of_the_past_is_scored() -> None:
-    shadow, calibration = Shadow(session(), "new"), Calibration(lambda: 0.0)
+    shadow, calibration = ShadowDrafter(session(), "new"), Calibration(lambda: 0.0)
     grown(shadow, [(1, 0, 0.9), (2, 1, 0.9)], 0)
     shadow.look(LIMIT, 0.0, calibration)
     assert shadow.commit([1], calibration) is None
@@ -159,7 +159,7 @@ def test_after_a_rollback_nothing_of_the_past_is_scored() -> None:
 def test_a_double_shares_nothing_that_the_session_looks_at() -> None:
     told: list[Any] = []
     served = session(say=told.append)
-    double = Shadow(served, "new").double
+    double = ShadowDrafter(served, "new").double
     double.name_source(3, "new")
     double.commit([1], 0)
     double.say(verifier_pb2.DrafterEvent(failure=types_pb2.Failure(message="lost")))

@@ -16,7 +16,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.segment import Segment
 from slipstream.engine.tensor_parallel.spread import Spread, spread_options
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from tests.checkpoints import save_checkpoint
 from verifier_svc.config import VerifierConfig
@@ -43,7 +43,7 @@ def partly_on_disk(folder: Path) -> str:
     return device_map(folder, dict.fromkeys(inside, "cpu") | ON_DISK)
 
 
-def rounds(engine: PackedEngine) -> torch.Tensor:
+def rounds(engine: TorchEngine) -> torch.Tensor:
     """The logits of two steps of two sessions; the second step stands on moved rows."""
     found = []
     sequences = [engine.open(64), engine.open(64)]
@@ -66,7 +66,7 @@ def test_layers_on_disk_compute_exactly_what_they_compute_in_memory(
         folders[family], device_map=partly_on_disk(tmp_path), offload_folder=str(tmp_path / "off"), kv_tokens=256
     )
     spread, whole = open_target(settings), open_engine(folders[family], kv_tokens=256, lean=False)
-    assert isinstance(spread, PackedEngine) and isinstance(whole, PackedEngine)
+    assert isinstance(spread, TorchEngine) and isinstance(whole, TorchEngine)
     places = {name: parameter.device.type for name, parameter in spread._checkpoint.forward.model.named_parameters()}
     assert {place for name, place in places.items() if name.startswith(tuple(ON_DISK))} == {"meta"}  # not in memory
     assert set(places.values()) == {"cpu", "meta"}
@@ -79,7 +79,7 @@ def test_the_library_divides_what_memory_it_is_given(folders: dict[str, str]) ->
     assert "disk" in little.forward.model.hf_device_map.values()  # type: ignore[attr-defined]
     full = load_checkpoint(folders["llama"], spread=Spread(device_map="auto", device_memory=("cpu=1GB",)))
     assert all(parameter.device.type == "cpu" for parameter in full.forward.model.parameters())
-    assert torch.equal(rounds(PackedEngine(little, 256)), rounds(PackedEngine(full, 256)))
+    assert torch.equal(rounds(TorchEngine(little, 256)), rounds(TorchEngine(full, 256)))
 
 
 @pytest.mark.parametrize(

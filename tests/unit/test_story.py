@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.sessions.output_stream import Event, Story
+from gateway.sessions.output_stream import Event, OutputStream
 from gateway.text.transcript import Transcript
 from slipstream.errors import OutOfRange, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
@@ -35,18 +35,18 @@ class Spelling:
         return text
 
 
-def new_story() -> Story:
-    return Story(gateway_pb2.Started(session_id="s"), Transcript(Spelling(), [STOP]))
+def new_story() -> OutputStream:
+    return OutputStream(gateway_pb2.Started(session_id="s"), Transcript(Spelling(), [STOP]))
 
 
-def ended(tokens: list[int]) -> Story:
+def ended(tokens: list[int]) -> OutputStream:
     story = new_story()
     story.tell(tokens)
     end(story)
     return story
 
 
-def end(story: Story) -> None:
+def end(story: OutputStream) -> None:
     story.conclude()
     keep = story.transcript.carrying()
     story.finish(gateway_pb2.Finished(reason=verifier_pb2.FINISH_REASON_LENGTH, output_tokens=keep))
@@ -58,12 +58,12 @@ class Client:
         self.text = ""
         self.finished = False
 
-    async def follow(self, story: Story, *, counted: bool = True) -> None:
+    async def follow(self, story: OutputStream, *, counted: bool = True) -> None:
         async with aclosing(story.follow(len(self.tokens), len(self.text) if counted else None)) as said:
             async for event in said:
                 self.hear(event)
 
-    async def visit(self, story: Story) -> None:
+    async def visit(self, story: OutputStream) -> None:
         """Hears what there is, then hangs up."""
         missing = len(story.tokens) > len(self.tokens)
         async with aclosing(story.follow(len(self.tokens), len(self.text))) as said:

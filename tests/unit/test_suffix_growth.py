@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafter_svc.proposers.belief import believed
-from drafter_svc.proposers.growth import Node, continuations, grow
+from drafter_svc.proposers.growth import GrownNode, continuations, grow
 from drafter_svc.proposers.suffix_automaton import Matcher
 from tests.texts import Text, built, ends, followers, longest, read, several, text
 
@@ -109,12 +109,12 @@ def test_of_several_matchers_the_longest_match_speaks_first_and_of_equals_the_fi
     assert [node.token for node in grow([read(own, [1, 2]), read(other, [0, 1, 2])], 1, 2, 0.0)] == [3]
     assert [node.token for node in grow([read(own, [1, 2]), read(other, [1, 2])], 1, 2, 0.0)] == [9]
     both = grow([read(own, [1, 2]), read(other, [1, 2])], 2, 2, 0.0)
-    assert both[1] == Node(0, 3, (1 - believed(1, 1, 2)) * believed(1, 1, 2))
+    assert both[1] == GrownNode(0, 3, (1 - believed(1, 1, 2)) * believed(1, 1, 2))
     assert grow([], 4, 2, 0.0) == grow([Matcher(own)], 4, 2, 0.0) == []
 
 
 def test_nodes_are_named_as_on_the_wire() -> None:
     grown = grow([read(built([[1, 2, 3]]), [1])], 2, 2, 0.0)
     assert [(node.parent, node.token) for node in grown] == [(0, 2), (1, 3)]
-    assert isinstance(grown[0], Node)
+    assert isinstance(grown[0], GrownNode)
     assert math.isclose(grown[0].probability, believed(1, 1, 1))

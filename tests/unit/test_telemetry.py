@@ -27,8 +27,8 @@ from structlog.contextvars import bound_contextvars
 from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.telemetry import logs, metrics, metrics_server
 from slipstream.telemetry.current_trace import exemplar
-from slipstream.telemetry.labels import MOST_CHARACTERS, OTHER, Names, clean
-from slipstream.telemetry.metrics_collector import Meter, Source
+from slipstream.telemetry.labels import MOST_CHARACTERS, OTHER, BoundedLabels, clean
+from slipstream.telemetry.metrics_collector import MetricsCollector, Source
 from slipstream.telemetry.metrics_server import exposing
 from tests.scraping import parse, scrape
 
@@ -67,14 +67,16 @@ def test_every_metric_is_declared_once_and_well() -> None:
 def test_a_role_tells_neither_less_nor_more_than_is_declared() -> None:
     complete = sources()
     with pytest.raises(ValueError, match="slipstream_drafter_sessions"):
-        Meter("drafter", {metric: source for metric, source in complete.items() if metric != metrics.DRAFTER_SESSIONS})
+        MetricsCollector(
+            "drafter", {metric: source for metric, source in complete.items() if metric != metrics.DRAFTER_SESSIONS}
+        )
     with pytest.raises(ValueError, match="slipstream_rounds_total"):
-        Meter("drafter", complete | {metrics.ROUNDS: float})
+        MetricsCollector("drafter", complete | {metrics.ROUNDS: float})
 
 
 async def test_a_scrape_tells_what_is_true_then_in_both_formats() -> None:
     sessions = [3]
-    meter = Meter("drafter", sources(slipstream_drafter_sessions=lambda: sessions[0]))
+    meter = MetricsCollector("drafter", sources(slipstream_drafter_sessions=lambda: sessions[0]))
     async with exposing(meter, FREE) as address:
         assert (await scrape(address)).value("slipstream_drafter_sessions") == 3
         sessions[0] = 4
@@ -92,7 +94,7 @@ async def test_a_loop_that_is_stuck_fails_its_scrapes(monkeypatch: pytest.Monkey
         time.sleep(pauses.pop(0))
         return 1.0
 
-    async with exposing(Meter("drafter", sources(slipstream_drafter_sessions=slowly)), FREE) as address:
+    async with exposing(MetricsCollector("drafter", sources(slipstream_drafter_sessions=slowly)), FREE) as address:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             await scrape(address)
         monkeypatch.undo()
@@ -102,18 +104,18 @@ async def test_a_loop_that_is_stuck_fails_its_scrapes(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("listen", ["9464", "host:port", ":9464"])
 async def test_what_is_no_address_is_refused(listen: str) -> None:
     with pytest.raises(InvalidArgument):
-        async with exposing(Meter("drafter", sources()), listen):
+        async with exposing(MetricsCollector("drafter", sources()), listen):
             pass
 
 
 async def test_a_port_that_is_taken_is_said_to_be() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable):
-        async with exposing(Meter("drafter", sources()), f"127.0.0.1:{taken.getsockname()[1]}"):
+        async with exposing(MetricsCollector("drafter", sources()), f"127.0.0.1:{taken.getsockname()[1]}"):
             pass
 
 
 async def test_more_scrapes_at_once_than_there_is_room_for_are_turned_away() -> None:
-    async with exposing(Meter("drafter", sources()), FREE) as address:
+    async with exposing(MetricsCollector("drafter", sources()), FREE) as address:
         host, _, port = address.partition(":")
         idle = [socket.create_connection((host, int(port))) for _ in range(8)]
         try:
@@ -133,7 +135,7 @@ async def test_more_scrapes_at_once_than_there_is_room_for_are_turned_away() -> 
 
 async def test_a_request_that_comes_byte_by_byte_keeps_nobody_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "SCRAPE_S", 0.5)
-    async with exposing(Meter("drafter", sources()), FREE) as address:
+    async with exposing(MetricsCollector("drafter", sources()), FREE) as address:
         reader, writer = await asyncio.open_connection(*address.split(":"))
         async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
@@ -150,7 +152,7 @@ async def test_an_observation_in_a_sampled_trace_leads_to_it() -> None:
         with traced(flags):
             seconds.observe(0.003, exemplar())
     assert exemplar() is None
-    async with exposing(Meter("drafter", sources(slipstream_drafter_pass_seconds=seconds)), FREE) as address:
+    async with exposing(MetricsCollector("drafter", sources(slipstream_drafter_pass_seconds=seconds)), FREE) as address:
         page = await scrape(address)
     found = [
         sample.exemplar.labels for sample in page.samples("slipstream_drafter_pass_seconds_bucket") if sample.exemplar
@@ -160,9 +162,9 @@ async def test_an_observation_in_a_sampled_trace_leads_to_it() -> None:
 
 
 def test_only_the_first_values_of_a_label_keep_their_names() -> None:
-    names = Names(3)
+    names = BoundedLabels(3)
     assert [names(each) for each in "abcdabz"] == ["a", "b", "c", OTHER, "a", "b", OTHER]
-    known = Names(3, ["chat"])
+    known = BoundedLabels(3, ["chat"])
     assert [known(each) for each in ("junk", "chat", "junk2")] == [OTHER, "chat", OTHER]
 
 
@@ -173,11 +175,11 @@ def test_a_clean_label_is_short_and_printable(value: str) -> None:
 
 
 async def test_hostile_labels_stay_labels() -> None:
-    names = Names(len(HOSTILE))
+    names = BoundedLabels(len(HOSTILE))
     counts: Counter[tuple[str, ...]] = Counter()
     for number, value in enumerate(HOSTILE):
         counts[names(value), "OK", "x"] += 1 + number
-    meter = Meter("drafter", sources(slipstream_rpc_errors_total=lambda: counts))
+    meter = MetricsCollector("drafter", sources(slipstream_rpc_errors_total=lambda: counts))
     async with exposing(meter, FREE) as address:
         for accept in ("application/openmetrics-text", "text/plain"):
             page = await scrape(address, accept)

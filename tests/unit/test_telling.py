@@ -9,29 +9,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_svc.proposers import Guess
+from drafter_svc.proposers import ProposedNode
 from drafter_svc.send_policy import TOGETHER_S, URGENT, join, tell
-from drafter_svc.session import Policy, Session
-from drafter_svc.tree import UNTOLD, Node
+from drafter_svc.session import DraftPolicy, DraftSession
+from drafter_svc.tree import UNTOLD, DraftNode
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 
 PROMPT = [3, 1, 2]
 
 
-def new_session(max_nodes: int = 100, probability: float = 0.0, acceptance: str = "coupled") -> Session:
-    return Session(1, Sampling(acceptance=acceptance), Policy(max_nodes, probability), list(PROMPT), 3, 1000)
+def new_session(max_nodes: int = 100, probability: float = 0.0, acceptance: str = "coupled") -> DraftSession:
+    return DraftSession(
+        1, SamplingParams(acceptance=acceptance), DraftPolicy(max_nodes, probability), list(PROMPT), 3, 1000
+    )
 
 
-def guess(session: Session, token: int, probability: float, parent: Node | None = None) -> Node:
+def guess(session: DraftSession, token: int, probability: float, parent: DraftNode | None = None) -> DraftNode:
     parent = parent or session.tree.root
-    join(session, [Guess(parent, token, math.log(probability))])
+    join(session, [ProposedNode(parent, token, math.log(probability))])
     return parent.children[token]
 
 
-def tokens(nodes: list[Node]) -> list[int]:
+def tokens(nodes: list[DraftNode]) -> list[int]:
     return [node.token for node in nodes]
 
 
@@ -97,7 +99,7 @@ def test_no_more_is_told_than_the_policy_has_room_for_and_the_likeliest_first(ma
         guess(session, token, 0.05 + 0.01 * token)
     assert tokens(tell(session, 0.0, idle=True)) == [4, 3, 2][:max_nodes]
     assert tell(session, 1.0, idle=True) == []
-    session.policy = Policy(max_nodes + 1, 0.0)
+    session.policy = DraftPolicy(max_nodes + 1, 0.0)
     assert tokens(tell(session, 1.0, idle=True)) == [4 - max_nodes]
 
 
@@ -117,21 +119,23 @@ def test_whatever_happens_a_verifier_can_hold_what_it_is_told_and_nothing_worthy
         dice = random.Random(number)
         if kind == "guess":
             parent = dice.choice([session.tree.root, *session.tree.nodes()])
-            join(session, [Guess(parent, dice.randrange(4), math.log(dice.uniform(0.02, 1.0))) for _ in range(3)])
+            join(
+                session, [ProposedNode(parent, dice.randrange(4), math.log(dice.uniform(0.02, 1.0))) for _ in range(3)]
+            )
         elif kind == "commit":
             inside = [node.token for node in session.tree.root.children.values()] or [0]
             token = dice.choice([*inside, 9])
             session.commit(len(session.tokens), [token])
             receiver.commit([token])
         elif kind == "policy":
-            session.policy = Policy(dice.choice([0, 4, 12]), dice.choice([0.05, 0.1, 0.5]))
+            session.policy = DraftPolicy(dice.choice([0, 4, 12]), dice.choice([0.05, 0.1, 0.5]))
         else:
             now += dice.choice([0.0, TOGETHER_S / 2, TOGETHER_S * 2])
             held = _received(session, receiver, tell(session, now), now, held)
 
 
 def _received(
-    session: Session, receiver: CandidateTree, told: list[Node], now: float, held: float | None
+    session: DraftSession, receiver: CandidateTree, told: list[DraftNode], now: float, held: float | None
 ) -> float | None:
     """Checks what was told, and what was not. Returns since when something worthy is held back."""
     tree, policy = session.tree, session.policy
@@ -187,8 +191,8 @@ def drawn(shape: list[tuple[int, int]], values: Values, probability: float) -> l
         if start.expanded:
             continue
         start.expanded = True
-        q = Proposal(tuple(range(5)), (1,) * 5)
-        join(session, [Guess(start, drawn_tokens[i], math.log(shares[i]), q) for i in range(count)])
+        q = DraftDistribution(tuple(range(5)), (1,) * 5)
+        join(session, [ProposedNode(start, drawn_tokens[i], math.log(shares[i]), q) for i in range(count)])
         assert start.expanded == bool(start.children)  # what found no room is asked again
         told = tell(session, 0.0)
         record += [(node.number, node.parent.number) for node in told if node.parent is not None]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.auth.api_keys import Keyring
-from gateway.auth.rate_limit import Bucket
-from gateway.auth.tenant import OPEN, Limits, Tenant, asked_of, called_by, check_operator
-from gateway.store.record import Record
+from gateway.auth.api_keys import ApiKeys
+from gateway.auth.rate_limit import TokenBucket
+from gateway.auth.tenant import OPEN, Tenant, TenantLimits, asked_of, called_by, check_operator
+from gateway.store.record import SessionRecord
 from slipstream.errors import InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2
 
@@ -32,7 +32,7 @@ def test_no_window_ever_sees_more_than_a_minutes_worth_and_what_it_brought(
     per_minute: int, asks: list[tuple[float, int]]
 ) -> None:
     now, taken = 0.0, 0
-    bucket = Bucket(per_minute, now)
+    bucket = TokenBucket(per_minute, now)
     for pause, amount in asks:
         now += pause
         if bucket.wait(amount, now) == 0.0:
@@ -44,7 +44,7 @@ def test_no_window_ever_sees_more_than_a_minutes_worth_and_what_it_brought(
 @given(per_minute=st.integers(1, 1000), data=st.data())
 def test_the_time_that_is_told_is_the_time_it_takes(per_minute: int, data: st.DataObject) -> None:
     first, second = (data.draw(st.integers(1, per_minute)) for _ in range(2))
-    bucket = Bucket(per_minute, 0.0)
+    bucket = TokenBucket(per_minute, 0.0)
     assert bucket.wait(first, 0.0) == 0.0
     bucket.take(first)
     wait = bucket.wait(second, 0.0)
@@ -56,7 +56,7 @@ def test_the_time_that_is_told_is_the_time_it_takes(per_minute: int, data: st.Da
 
 def test_requests_above_the_rate_are_told_when_to_come_again() -> None:
     clock = Clock()
-    tenant = Tenant("alice", Limits(requests_per_minute=2), clock)
+    tenant = Tenant("alice", TenantLimits(requests_per_minute=2), clock)
     tenant.arrive()
     tenant.arrive()
     with pytest.raises(ResourceExhausted) as refusal:
@@ -67,7 +67,7 @@ def test_requests_above_the_rate_are_told_when_to_come_again() -> None:
 
 
 def test_tokens_are_set_aside_and_what_was_not_used_comes_back() -> None:
-    tenant = Tenant("alice", Limits(tokens_per_minute=100), Clock())
+    tenant = Tenant("alice", TenantLimits(tokens_per_minute=100), Clock())
     grant = tenant.admit(prompt=20, output=70)
     with pytest.raises(ResourceExhausted) as refusal:
         tenant.admit(prompt=10, output=30)
@@ -80,14 +80,14 @@ def test_tokens_are_set_aside_and_what_was_not_used_comes_back() -> None:
 
 
 def test_a_request_that_no_minute_could_hold_is_not_told_to_wait() -> None:
-    tenant = Tenant("alice", Limits(tokens_per_minute=100), Clock())
+    tenant = Tenant("alice", TenantLimits(tokens_per_minute=100), Clock())
     with pytest.raises(InvalidArgument, match="101 tokens"):
         tenant.admit(prompt=1, output=100)
     assert tenant.sessions == 0
 
 
 def test_sessions_at_once_are_counted_until_they_end() -> None:
-    tenant = Tenant("alice", Limits(sessions=1), Clock())
+    tenant = Tenant("alice", TenantLimits(sessions=1), Clock())
     grant = tenant.admit(1, 1)
     with pytest.raises(ResourceExhausted, match="all the sessions"):
         tenant.admit(1, 1)
@@ -96,7 +96,7 @@ def test_sessions_at_once_are_counted_until_they_end() -> None:
 
 
 def test_sizes_above_the_keys_are_refused_and_defaults_fit_in() -> None:
-    tenant = Tenant("alice", Limits(prompt_tokens=10, max_tokens=5), Clock())
+    tenant = Tenant("alice", TenantLimits(prompt_tokens=10, max_tokens=5), Clock())
     tenant.check_prompt(10)
     assert (tenant.most_output(None, 256), tenant.most_output(5, 256)) == (5, 5)
     with pytest.raises(InvalidArgument):
@@ -108,20 +108,20 @@ def test_sizes_above_the_keys_are_refused_and_defaults_fit_in() -> None:
 
 def test_another_limit_leaves_what_was_used() -> None:
     clock = Clock()
-    tenant = Tenant("alice", Limits(requests_per_minute=2), clock)
+    tenant = Tenant("alice", TenantLimits(requests_per_minute=2), clock)
     tenant.arrive()
-    tenant.change(Limits(requests_per_minute=3))
+    tenant.change(TenantLimits(requests_per_minute=3))
     tenant.arrive()
     tenant.arrive()
     with pytest.raises(ResourceExhausted):
         tenant.arrive()
-    tenant.change(Limits())
+    tenant.change(TenantLimits())
     tenant.arrive()
 
 
 @given(one=st.tuples(st.text(max_size=8), st.text(max_size=8)), two=st.tuples(st.text(max_size=8), st.text(max_size=8)))
 def test_only_the_same_key_with_the_same_salt_shares_caches(one: tuple[str, str], two: tuple[str, str]) -> None:
-    names = [Tenant(name.replace("\0", "0") or "x", Limits()) for name, _ in (one, two)]
+    names = [Tenant(name.replace("\0", "0") or "x", TenantLimits()) for name, _ in (one, two)]
     same = (names[0].name, one[1]) == (names[1].name, two[1])
     assert (names[0].salt(one[1]) == names[1].salt(two[1])) is same
     assert len(names[0].salt(one[1]).encode()) <= 64
@@ -130,22 +130,22 @@ def test_only_the_same_key_with_the_same_salt_shares_caches(one: tuple[str, str]
 
 @pytest.mark.parametrize("owner", ["", "bob"])
 def test_anothers_session_looks_like_one_that_never_was(owner: str) -> None:
-    record = Record("id", 1, gateway_pb2.GenerateRequest(model="m", owner=owner).SerializeToString(), 1, (1,))
-    called_by(Tenant("alice", Limits()))
+    record = SessionRecord("id", 1, gateway_pb2.GenerateRequest(model="m", owner=owner).SerializeToString(), 1, (1,))
+    called_by(Tenant("alice", TenantLimits()))
     with pytest.raises(NotFound) as refusal:
         asked_of(record)
     assert refusal.value.reason == "NO_SESSION" and "never was" in refusal.value.message
-    called_by(Tenant(owner, Limits()) if owner else OPEN)
+    called_by(Tenant(owner, TenantLimits()) if owner else OPEN)
     assert asked_of(record).model == "m"
     called_by(OPEN)
 
 
 def test_what_concerns_all_tenants_is_for_operators_alone() -> None:
-    called_by(Tenant("alice", Limits()))
+    called_by(Tenant("alice", TenantLimits()))
     with pytest.raises(PermissionDenied) as refusal:
         check_operator()
     assert refusal.value.reason == "OPERATOR" and "alice" in refusal.value.message
-    called_by(Tenant("root", Limits(operator=True)))
+    called_by(Tenant("root", TenantLimits(operator=True)))
     check_operator()
     called_by(OPEN)  # without keys everybody may do everything
     check_operator()
@@ -157,11 +157,11 @@ def test_what_concerns_all_tenants_is_for_operators_alone() -> None:
 def test_a_key_is_marked_as_an_operator_s(tmp_path: Path, line: str, operator: bool) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(f'alice = {{ sha256 = "{"0" * 64}"{line} }}\n')
-    assert [tenant.limits.operator for _, tenant in Keyring(str(file))._keys] == [operator]
+    assert [tenant.limits.operator for _, tenant in ApiKeys(str(file))._keys] == [operator]
 
 
 def test_an_operator_is_marked_by_true_or_false(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(f'alice = {{ sha256 = "{"0" * 64}", operator = 1 }}\n')
     with pytest.raises(InvalidArgument, match="operator is true or false"):
-        Keyring(str(file))
+        ApiKeys(str(file))

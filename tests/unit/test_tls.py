@@ -14,13 +14,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.routing.worker_watch import Presence
+from gateway.routing.worker_watch import WorkerWatch
 from slipstream.errors import InvalidArgument, PermissionDenied, SlipstreamError, Unavailable
 from slipstream.rpc.channel import HANDSHAKE, channel, dialling, error_of
 from slipstream.rpc.role_authorization import CALLERS, DRAFTER, GATEWAY, VERIFIER, between_roles
 from slipstream.rpc.server import HEALTH, Server
 from slipstream.rpc.tls import Certificates, certificates_from_env
-from slipstream.rpc.worker_service import Identity, WorkerService
+from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.v1 import (
     drafter_pb2,
     drafter_pb2_grpc,
@@ -85,7 +85,7 @@ def held(folder: Path) -> Certificates:
 @asynccontextmanager
 async def serving(certificates: Certificates | None) -> AsyncIterator[str]:
     worker = WorkerService(
-        Identity(types_pb2.ModelInfo(name="toy"), worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse
+        WorkerIdentity(types_pb2.ModelInfo(name="toy"), worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse
     )
     server = Server([Everything().register, worker.register], between_roles(certificates))
     try:
@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_used_stops_a_role_at_its_start(tmp_path: Path, 
 
 
 async def test_probes_need_no_certificate_and_reach_nothing_else(folders: dict[str, Path]) -> None:
-    worker = WorkerService(Identity(types_pb2.ModelInfo(), worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
+    worker = WorkerService(WorkerIdentity(types_pb2.ModelInfo(), worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
     server = Server([worker.register], between_roles(held(folders[VERIFIER])))
     await server.start("127.0.0.1:0", "127.0.0.1:0")
     assert server.announcement == f"ready grpc={server.address} health={server.health_address}"
@@ -263,7 +263,7 @@ async def test_an_operator_is_told_once_why_a_worker_cannot_be_reached(
         tries += 1
 
     async with serving(held(folders[VERIFIER])) as address, channel(address) as line:
-        watching = asyncio.create_task(Presence(address, line, tried).run())
+        watching = asyncio.create_task(WorkerWatch(address, line, tried).run())
         await until(lambda: tries >= 3)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

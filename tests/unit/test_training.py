@@ -19,8 +19,8 @@ from slipstream.tokenizer.vocabulary import fingerprint
 from training.corpus import is_held_out, read_corpus
 from training.evaluate import coupled_acceptance
 from training.loss import Teacher, head_loss
-from training.session import Places, TrainingSession
-from training.settings import Budget, Schedule, Settings, Shape, Stage
+from training.session import TrainingFolders, TrainingSession
+from training.settings import Budget, Schedule, Settings, Shape, TrainingStage
 from training.vocabulary import train_vocabulary
 from training.windows import Windows, encode_stream
 
@@ -53,7 +53,7 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tiny_settings(steps: int) -> Settings:
-    stage = Stage("target", TINY, Budget(0.0, steps), rows=4, window=32, long_window=64)
+    stage = TrainingStage("target", TINY, Budget(0.0, steps), rows=4, window=32, long_window=64)
     return Settings(stage, replace(stage, name="draft"), vocabulary=300, evaluation_windows=2, compiled=False)
 
 
@@ -73,7 +73,7 @@ def test_a_run_learns_resumes_and_writes_everything(
     corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = read_corpus(corpus_folder)
-    places = Places(tmp_path / "models", tmp_path / "cache", resume=False)
+    places = TrainingFolders(tmp_path / "models", tmp_path / "cache", resume=False)
     session = TrainingSession(tiny_settings(30), corpus, places)
     losses = losses_of(session, monkeypatch)
     assert len(losses) == 60
@@ -95,7 +95,9 @@ def test_a_run_learns_resumes_and_writes_everything(
         TrainingSession(tiny_settings(31), corpus, replace(places, resume=True)).run("")
 
 
-def interrupted_losses(settings: Settings, places: Places, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted_losses(
+    settings: Settings, places: TrainingFolders, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs until step 12, where a checkpoint was just written, and dies."""
 
     def update(_: object, used: float, step: int, *rest: float) -> None:

@@ -11,14 +11,14 @@ import grpc
 import pytest
 
 from benchmarks.virtual import VirtualLoop, run
-from slipstream.engine.sampler.token_history import History
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2, verifier_pb2, worker_pb2
 from verifier_svc.session import Session
-from verifier_svc.sources.drafter_link import Drafter
-from verifier_svc.sources.drafter_pool import Drafters
-from verifier_svc.sources.liveness import LOOKS, Vigil
+from verifier_svc.sources.drafter_link import DrafterLink
+from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.liveness import LOOKS, LivenessMonitor
 
 PATIENCE_S = 6.0
 PAUSE_S = PATIENCE_S / LOOKS
@@ -73,7 +73,7 @@ class Owing:
     def __init__(self) -> None:
         self.clock = asyncio.get_running_loop().time
         self.worker, self.silent_at = Worker(), list[float]()
-        self.vigil = Vigil(PATIENCE_S, self.clock, grpc.aio.insecure_channel("unix:nobody"))
+        self.vigil = LivenessMonitor(PATIENCE_S, self.clock, grpc.aio.insecure_channel("unix:nobody"))
         self.vigil._worker = self.worker  # type: ignore[assignment]
         self.task = asyncio.create_task(self.vigil.run(lambda: None, self._owed, self._silent))
 
@@ -131,15 +131,15 @@ def test_where_this_process_stands_still_the_patience_begins_anew(before_s: floa
     watched(main)
 
 
-def attached_to_nobody() -> tuple[Drafter, list[str]]:
+def attached_to_nobody() -> tuple[DrafterLink, list[str]]:
     """A drafter whose link is down, and what the gateway of its session is told."""
-    pool = Drafters(types_pb2.ModelInfo(), 0.0, asyncio.get_running_loop().time, silence_s=PATIENCE_S)
+    pool = DrafterPool(types_pb2.ModelInfo(), 0.0, asyncio.get_running_loop().time, silence_s=PATIENCE_S)
     drafter, told = pool._drafter(verifier_pb2.DrafterAddress(address="nobody:1"), []), list[str]()
     session = Session(
         id="s",
         number=1,
         epoch=1,
-        sampling=Sampling(),
+        sampling=SamplingParams(),
         tokens=[1, 2],
         prompt_length=2,
         max_length=9,
@@ -147,7 +147,7 @@ def attached_to_nobody() -> tuple[Drafter, list[str]]:
         max_draft_tokens=8,
         credit=None,
         tree=CandidateTree([1, 2]),
-        history=History([1, 2]),
+        history=TokenHistory([1, 2]),
         say=lambda reply: told.append(reply.failure.reason),  # type: ignore[union-attr]
     )
     drafter.attach(session, "model")

@@ -15,11 +15,11 @@ from slipstream.engine.factory import open_engine
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import error_of
-from slipstream.speculation.sampling_params import ACCEPTANCE_RULES, Sampling
+from slipstream.speculation.sampling_params import ACCEPTANCE_RULES, SamplingParams
 from slipstream.v1 import types_pb2, verifier_pb2
 
 SAMPLINGS = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.floats(0, 100),
     top_k=st.integers(0, 2**32 - 1),
     top_p=st.floats(0, 1, exclude_min=True),
@@ -34,7 +34,7 @@ SAMPLINGS = st.builds(
 
 
 @given(SAMPLINGS)
-def test_sampling_survives_the_wire(sampling: Sampling) -> None:
+def test_sampling_survives_the_wire(sampling: SamplingParams) -> None:
     message = types_pb2.Sampling.FromString(proto_conversion.sampling_to_wire(sampling).SerializeToString())
     assert proto_conversion.sampling_from_wire(message) == sampling
 
@@ -46,7 +46,7 @@ def test_the_servers_default_rule_is_coupled() -> None:
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -3.0])
 def test_a_worker_believes_no_number_out_of_range(field: str, value: float) -> None:
-    message = proto_conversion.sampling_to_wire(Sampling())
+    message = proto_conversion.sampling_to_wire(SamplingParams())
     setattr(message, field, value)
     with pytest.raises(InvalidArgument, match=field):
         proto_conversion.sampling_from_wire(message)

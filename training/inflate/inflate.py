@@ -22,7 +22,7 @@ import torch
 
 from slipstream.errors import FailedPrecondition, NotFound
 from training.folder import replacing
-from training.inflate.proportions import PROJECTIONS, Proportions, Request, choose_proportions, layer_origins
+from training.inflate.proportions import PROJECTIONS, InflateRequest, Proportions, choose_proportions, layer_origins
 from training.inflate.shards import ShardWriter, StoredWeights
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -31,7 +31,7 @@ REPORT = "inflation.json"
 Progress = Callable[[int, int], None]
 
 
-def inflate(source: Path, out: Path, request: Request, progress: Progress | None = None) -> Proportions:
+def inflate(source: Path, out: Path, request: InflateRequest, progress: Progress | None = None) -> Proportions:
     """Write the inflated checkpoint of `source` to `out`, in the same dtype; an equal earlier result is kept.
 
     `progress` gets (layers made, layers in all). Raises FailedPrecondition for a family whose layers are not known

@@ -24,7 +24,7 @@ PROJECTIONS = {
 
 
 @dataclass(frozen=True)
-class Request:
+class InflateRequest:
     """About how many `parameters`; `hidden` and `layers` are chosen if None; `seed` decides the random weights."""
 
     parameters: int
@@ -75,7 +75,7 @@ class Proportions:
         return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
-def choose_proportions(base: Proportions, request: Request) -> Proportions:
+def choose_proportions(base: Proportions, request: InflateRequest) -> Proportions:
     """A usual shape of about the requested size: depth by size, then the stream whose MLP is closest to 3 x as wide."""
     if request.hidden is not None and request.hidden not in [base.hidden * copies for copies in COPIES]:
         allowed = ", ".join(str(base.hidden * copies) for copies in COPIES)

@@ -29,15 +29,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipstream.speculation import noise
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.selection import ROOT, Selection
-from verifier_svc.acceptance.rejection import Chance, KeyedChance, probability, residual
-from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.rejection import KeyedRandomness, RejectionRandomness, probability, residual
+from verifier_svc.acceptance.result import AcceptanceResult, Distribution, FloatArray
 
 
-class RoundChance(KeyedChance):
-    """As `KeyedChance`, but a coin belongs to (first position of the round, depth): no two rounds share a first
+class RoundChance(KeyedRandomness):
+    """As `KeyedRandomness`, but a coin belongs to (first position of the round, depth): no two rounds share a first
     position, so no coin is thrown twice. The draws stay with their position, which a round ends by filling.
     """
 
@@ -52,7 +52,7 @@ class _Stop:
     size: int
     p: FloatArray
     ratio: float
-    proposal: Proposal | None
+    proposal: DraftDistribution | None
     token: int
 
     def replacement(self) -> FloatArray:
@@ -65,7 +65,7 @@ class _Stop:
         return others if others.any() else left
 
 
-def block(selection: Selection, chance: Chance) -> Generator[Distribution, FloatArray, Verdict]:
+def block(selection: Selection, chance: RejectionRandomness) -> Generator[Distribution, FloatArray, AcceptanceResult]:
     """Walks down the chain of first children to its end, or to where nothing further can pass. Total: whatever p, q
     and token are, some token comes out.
     """
@@ -87,9 +87,9 @@ def block(selection: Selection, chance: Chance) -> Generator[Distribution, Float
         node = child
     if stop is None or chance.accepts(len(path) - 1, ratio):
         p = yield Distribution(node)
-        return Verdict(tuple(path), chance.draw(len(path), p, Purpose.BONUS), dishonest)
+        return AcceptanceResult(tuple(path), chance.draw(len(path), p, Purpose.BONUS), dishonest)
     replacement = chance.draw(stop.size, stop.replacement(), Purpose.RESIDUAL)
-    return Verdict(tuple(path[: stop.size]), replacement, dishonest)
+    return AcceptanceResult(tuple(path[: stop.size]), replacement, dishonest)
 
 
 def _threshold(stop: _Stop) -> float:

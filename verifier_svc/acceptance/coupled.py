@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from slipstream.speculation.selection import ROOT, Selection
-from verifier_svc.acceptance.result import Choose, Verdict
+from verifier_svc.acceptance.result import AcceptanceResult, Choose
 
 
-def coupled(selection: Selection) -> Generator[Choose, int, Verdict]:
+def coupled(selection: Selection) -> Generator[Choose, int, AcceptanceResult]:
     """Walks down while the tree holds the target's own choice."""
     node, path = ROOT, list[int]()
     while True:
         token = yield Choose(node)
         child = selection.child(node, token)
         if child is None:
-            return Verdict(tuple(path), token)
+            return AcceptanceResult(tuple(path), token)
         path.append(child)
         node = child

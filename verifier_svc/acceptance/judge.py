@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.sampler import coupled_sampling
-from slipstream.engine.sampler.logits_processor import Row, process
-from slipstream.engine.sampler.token_history import History
+from slipstream.engine.sampler.logits_processor import SampledRow, process
+from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import SlipstreamError
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import ROOT, Selection
 from slipstream.tokenizer.grammar import Mask
 from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.coupled import coupled
 from verifier_svc.acceptance.recursive import recursive
-from verifier_svc.acceptance.rejection import KeyedChance, rejection
-from verifier_svc.acceptance.result import Broken, Choose, FloatArray, Request, Rule, Verdict
+from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
+from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers, Choose, FloatArray, Request, Rule
 
 
 class Masks(Protocol):
@@ -35,41 +35,41 @@ class Masks(Protocol):
         ...
 
 
-class Case(NamedTuple):
+class VerifyInput(NamedTuple):
     """One session's share of a step. The logits after the prefix stand in row `first_row`, those after node i in
     `first_row + 1 + i`."""
 
     selection: Selection
     first_row: int
-    sampling: Sampling
+    sampling: SamplingParams
     position: int
     """Index of the token after the prefix: the length of the prefix."""
-    history: History | None = None
+    history: TokenHistory | None = None
     """The committed tokens; needed only where `sampling.penalised`."""
     grammar: Masks | None = None
     """Where the output is structured."""
 
 
-RULES: Mapping[str, Callable[[Case], Rule]] = MappingProxyType(
+RULES: Mapping[str, Callable[[VerifyInput], Rule]] = MappingProxyType(
     {
         "coupled": lambda case: coupled(case.selection),
-        "rejection": lambda case: rejection(case.selection, KeyedChance(case.sampling.seed, case.position)),
+        "rejection": lambda case: rejection(case.selection, KeyedRandomness(case.sampling.seed, case.position)),
         "block": lambda case: block(case.selection, RoundChance(case.sampling.seed, case.position)),
-        "recursive": lambda case: recursive(case.selection, KeyedChance(case.sampling.seed, case.position)),
+        "recursive": lambda case: recursive(case.selection, KeyedRandomness(case.sampling.seed, case.position)),
     }
 )
 
 
 @dataclass(slots=True)
 class _Walk:
-    case: Case
+    case: VerifyInput
     rule: Rule
     request: Request
-    outcome: Verdict | Broken | None = None
+    outcome: AcceptanceResult | BrokenNumbers | None = None
 
     def fail(self, error: SlipstreamError | None = None) -> None:
         self.rule.close()
-        self.outcome = Broken(self.request.node, error)
+        self.outcome = BrokenNumbers(self.request.node, error)
 
     def send(self, answer: int | FloatArray) -> None:
         try:
@@ -78,11 +78,11 @@ class _Walk:
             self.outcome = stop.value
 
 
-def judge(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
+def judge(cases: Sequence[VerifyInput], logits: Tensor) -> list[AcceptanceResult | BrokenNumbers]:
     """Decides every case. logits: raw float32 [rows, V] of the whole step. Rows that no rule visits have no say; an
     argmax of theirs may be computed.
     """
-    outcomes: list[Verdict | Broken | None] = [None] * len(cases)
+    outcomes: list[AcceptanceResult | BrokenNumbers | None] = [None] * len(cases)
     plain = [index for index, case in enumerate(cases) if _plain(case)]
     for index, outcome in zip(plain, _follow([cases[index] for index in plain], logits), strict=True):
         outcomes[index] = outcome
@@ -96,14 +96,14 @@ def judge(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def _plain(case: Case) -> bool:
+def _plain(case: VerifyInput) -> bool:
     """Whether the choices are the argmax of raw logits, whatever was accepted before."""
     sampling = case.sampling
     raw = case.grammar is None and not (sampling.penalised or sampling.logit_bias)
     return raw and sampling.greedy and sampling.coupled
 
 
-def _follow(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
+def _follow(cases: Sequence[VerifyInput], logits: Tensor) -> list[AcceptanceResult | BrokenNumbers]:
     """Cases whose choices need no walk to be known: the argmax of all their rows, then each rule in one go."""
     if not cases:
         return []
@@ -120,23 +120,23 @@ def _follow(cases: Sequence[Case], logits: Tensor) -> list[Verdict | Broken]:
     return [_walked(case.selection, choices[start:stop]) for case, (start, stop) in zip(cases, spans, strict=True)]
 
 
-def _walked(selection: Selection, choices: Sequence[int]) -> Verdict | Broken:
+def _walked(selection: Selection, choices: Sequence[int]) -> AcceptanceResult | BrokenNumbers:
     """The coupled rule without the ceremony. choices: after the prefix, then after each node; -1 where a row is
     broken."""
     if not len(selection):
-        return Verdict((), choices[0]) if choices[0] >= 0 else Broken(ROOT)
+        return AcceptanceResult((), choices[0]) if choices[0] >= 0 else BrokenNumbers(ROOT)
     rule = coupled(selection)
     request = next(rule)
     while (token := choices[1 + request.node]) >= 0:
         try:
             request = rule.send(token)
         except StopIteration as stop:
-            verdict: Verdict = stop.value
+            verdict: AcceptanceResult = stop.value
             return verdict
-    return Broken(request.node)
+    return BrokenNumbers(request.node)
 
 
-def _start(case: Case) -> _Walk:
+def _start(case: VerifyInput) -> _Walk:
     rule = RULES[case.sampling.acceptance](case)
     return _Walk(case, rule, next(rule))
 
@@ -165,9 +165,9 @@ def _level(walks: list[_Walk], logits: Tensor) -> None:
             walk.send(token if chosen else _distribution(row, token, walk.case.sampling.greedy))
 
 
-def _rows(walks: list[_Walk]) -> tuple[list[_Walk], list[Row]]:
+def _rows(walks: list[_Walk]) -> tuple[list[_Walk], list[SampledRow]]:
     """What the walks' rows stand for, but for those whose grammar cannot be followed there."""
-    rows = list[Row]()
+    rows = list[SampledRow]()
     going = list[_Walk]()
     for walk in walks:
         try:
@@ -178,11 +178,11 @@ def _rows(walks: list[_Walk]) -> tuple[list[_Walk], list[Row]]:
     return going, rows
 
 
-def _row(walk: _Walk) -> Row:
+def _row(walk: _Walk) -> SampledRow:
     case = walk.case
     needed = case.sampling.penalised or case.grammar is not None
     path = case.selection.path(walk.request.node) if needed else ()
-    return Row(case.sampling, case.history, path, None if case.grammar is None else case.grammar.after(path))
+    return SampledRow(case.sampling, case.history, path, None if case.grammar is None else case.grammar.after(path))
 
 
 def _distribution(logits: Tensor, likeliest: int, greedy: bool) -> FloatArray:

@@ -25,14 +25,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.selection import ROOT, Selection
-from verifier_svc.acceptance.rejection import Chance, probability, residual
-from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.rejection import RejectionRandomness, probability, residual
+from verifier_svc.acceptance.result import AcceptanceResult, Distribution, FloatArray
 
 
-def recursive(selection: Selection, chance: Chance) -> Generator[Distribution, FloatArray, Verdict]:
+def recursive(
+    selection: Selection, chance: RejectionRandomness
+) -> Generator[Distribution, FloatArray, AcceptanceResult]:
     """Walks down, at each node past the children it rejects. Total: whatever p, q and tokens are, some token comes
     out.
     """
@@ -45,7 +47,7 @@ def recursive(selection: Selection, chance: Chance) -> Generator[Distribution, F
             proposal = _without(selection.distributions[child], rejected)
             q_token = probability(proposal, token)
             if q_token <= 0.0:  # not a draw from its own q; to ignore it, and what comes after, is exact
-                return Verdict(tuple(path), chance.draw(len(path), p, Purpose.RESIDUAL), dishonest=True)
+                return AcceptanceResult(tuple(path), chance.draw(len(path), p, Purpose.RESIDUAL), dishonest=True)
             if chance.accepts(len(path), min(1.0, float(p[token]) / q_token), len(rejected)):
                 path.append(child)
                 node = child
@@ -55,7 +57,7 @@ def recursive(selection: Selection, chance: Chance) -> Generator[Distribution, F
             rejected.append(token)
         else:
             purpose = Purpose.RESIDUAL if rejected else Purpose.BONUS
-            return Verdict(tuple(path), chance.draw(len(path), p, purpose))
+            return AcceptanceResult(tuple(path), chance.draw(len(path), p, purpose))
 
 
 def _children(selection: Selection) -> defaultdict[int, list[int]]:
@@ -66,7 +68,7 @@ def _children(selection: Selection) -> defaultdict[int, list[int]]:
     return children
 
 
-def _without(proposal: Proposal | None, tokens: Sequence[int]) -> Proposal | None:
+def _without(proposal: DraftDistribution | None, tokens: Sequence[int]) -> DraftDistribution | None:
     """The proposal given that it is none of these tokens. Nothing is left of a dishonest one only: a sibling's own
     token is not among those before it.
     """

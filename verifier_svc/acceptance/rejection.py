@@ -13,13 +13,13 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.speculation import noise
-from slipstream.speculation.draft_distribution import Proposal
+from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.selection import ROOT, Selection
-from verifier_svc.acceptance.result import Distribution, FloatArray, Verdict
+from verifier_svc.acceptance.result import AcceptanceResult, Distribution, FloatArray
 
 
-class Chance(Protocol):
+class RejectionRandomness(Protocol):
     """Where a rule's randomness comes from; a parameter, so that tests can enumerate every outcome."""
 
     def accepts(self, depth: int, probability: float, sibling: int = 0) -> bool:
@@ -31,7 +31,7 @@ class Chance(Protocol):
         ...
 
 
-class KeyedChance:
+class KeyedRandomness:
     """Randomness of (seed, position, purpose); `position` is that of the first token after the prefix."""
 
     def __init__(self, seed: int, position: int) -> None:
@@ -48,7 +48,9 @@ class KeyedChance:
         return int(possible[int(scores.argmax())])
 
 
-def rejection(selection: Selection, chance: Chance) -> Generator[Distribution, FloatArray, Verdict]:
+def rejection(
+    selection: Selection, chance: RejectionRandomness
+) -> Generator[Distribution, FloatArray, AcceptanceResult]:
     """Walks down the chain of first children. Total: whatever p, q and token are, some token comes out."""
     node, path = ROOT, list[int]()
     while True:
@@ -56,18 +58,18 @@ def rejection(selection: Selection, chance: Chance) -> Generator[Distribution, F
         depth = len(path)
         child = selection.first_child(node)
         if child is None:
-            return Verdict(tuple(path), chance.draw(depth, p, Purpose.BONUS))
+            return AcceptanceResult(tuple(path), chance.draw(depth, p, Purpose.BONUS))
         token, proposal = selection.token_ids[child], selection.distributions[child]
         q_token = probability(proposal, token)
         if q_token <= 0.0:  # not a draw from its own q; to ignore it is exact
-            return Verdict(tuple(path), chance.draw(depth, p, Purpose.RESIDUAL), dishonest=True)
+            return AcceptanceResult(tuple(path), chance.draw(depth, p, Purpose.RESIDUAL), dishonest=True)
         if not chance.accepts(depth, min(1.0, float(p[token]) / q_token)):
-            return Verdict(tuple(path), chance.draw(depth, residual(p, proposal, token), Purpose.RESIDUAL))
+            return AcceptanceResult(tuple(path), chance.draw(depth, residual(p, proposal, token), Purpose.RESIDUAL))
         path.append(child)
         node = child
 
 
-def probability(proposal: Proposal | None, token: int) -> float:
+def probability(proposal: DraftDistribution | None, token: int) -> float:
     """q(token); without a proposal the draft was deterministic, so q is one there."""
     if proposal is None:
         return 1.0
@@ -76,7 +78,7 @@ def probability(proposal: Proposal | None, token: int) -> float:
     return proposal.weights[proposal.token_ids.index(token)] / sum(proposal.weights)
 
 
-def residual(p: FloatArray, proposal: Proposal | None, token: int) -> FloatArray:
+def residual(p: FloatArray, proposal: DraftDistribution | None, token: int) -> FloatArray:
     """max(p - q, 0), not normalised; p itself where nothing is left (p = q up to rounding). Overwrites nothing."""
     left = p.copy()
     if proposal is None:

@@ -1,8 +1,8 @@
 """What a rule asks of the target, and what it decides.
 
 A rule is a generator over one selection. It yields a request about one node, is sent the answer, and returns a
-`Verdict`. So a rule is a pure function that is read from top to bottom, only visited nodes cost anything, and `judge`
-can run the rules of all sessions in lockstep with one batched call per level.
+`AcceptanceResult`. So a rule is a pure function that is read from top to bottom, only visited nodes cost anything, and
+`judge` can run the rules of all sessions in lockstep with one batched call per level.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Request = Choose | Distribution
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AcceptanceResult:
     path: tuple[int, ...]
     """Accepted nodes: indices of the selection, from the root down."""
     next_token: int
@@ -50,7 +50,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenNumbers:
     """The target's numbers after this node are NaN, or no token is left. The session fails; others are unharmed."""
 
     node: int
@@ -58,4 +58,4 @@ class Broken:
     """Where nothing is wrong with the numbers: why no token can be chosen."""
 
 
-Rule = Generator[Request, Any, Verdict]
+Rule = Generator[Request, Any, AcceptanceResult]

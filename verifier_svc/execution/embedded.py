@@ -13,12 +13,12 @@ from slipstream.engine.sampler.logprobs import logprobs
 from slipstream.engine.segment import Segment
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.speculation.selection import Selection
-from verifier_svc.acceptance.judge import Case, judge
-from verifier_svc.acceptance.result import Broken, Verdict
+from verifier_svc.acceptance.judge import VerifyInput, judge
+from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 from verifier_svc.session import Session
 
 
-class Turn(NamedTuple):
+class ScheduledSequence(NamedTuple):
     """What one session brings to one step."""
 
     session: Session
@@ -38,26 +38,29 @@ class Turn(NamedTuple):
         return len(self.pending) + len(self.selection)
 
 
-Outcome = Verdict | SlipstreamError | None
+Outcome = AcceptanceResult | SlipstreamError | None
 """None: a prefill that goes on."""
 
 
 @torch.inference_mode()
-def perform(engine: Engine, turns: list[Turn]) -> list[Outcome]:
+def perform(engine: Engine, turns: list[ScheduledSequence]) -> list[Outcome]:
     """Runs a step, for which every session's sequence has grown already."""
     segments = [_segment(turn) for turn in turns]
     return _decide(engine, turns, segments, engine.forward(segments))
 
 
 def _told(
-    turns: list[Turn], cases: dict[int, Case], verdicts: dict[int, Verdict | Broken], logits: torch.Tensor
-) -> dict[int, Verdict]:
+    turns: list[ScheduledSequence],
+    cases: dict[int, VerifyInput],
+    verdicts: dict[int, AcceptanceResult | BrokenNumbers],
+    logits: torch.Tensor,
+) -> dict[int, AcceptanceResult]:
     """The verdicts of sessions that asked for log-probabilities, with them. Rows that were not accepted cost nothing,
     nor do other sessions."""
     asked = {
         index: verdict
         for index, verdict in verdicts.items()
-        if turns[index].session.top_logprobs is not None and isinstance(verdict, Verdict)
+        if turns[index].session.top_logprobs is not None and isinstance(verdict, AcceptanceResult)
     }
     if not asked:
         return {}
@@ -79,7 +82,7 @@ def _broken(engine: Engine, segment: Segment) -> Internal:
     return Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS")
 
 
-def _segment(turn: Turn) -> Segment:
+def _segment(turn: ScheduledSequence) -> Segment:
     assert turn.session.sequence is not None
     chosen = turn.selection
     return Segment(
@@ -87,20 +90,24 @@ def _segment(turn: Turn) -> Segment:
     )
 
 
-def _decide(engine: Engine, turns: list[Turn], segments: list[Segment], logits: torch.Tensor) -> list[Outcome]:
-    cases: dict[int, Case] = {}
+def _decide(
+    engine: Engine, turns: list[ScheduledSequence], segments: list[Segment], logits: torch.Tensor
+) -> list[Outcome]:
+    cases: dict[int, VerifyInput] = {}
     row = 0
     for index, (turn, segment) in enumerate(zip(turns, segments, strict=True)):
         if turn.complete:
             session = turn.session
-            cases[index] = Case(turn.selection, row, session.sampling, turn.base, session.history, session.constraint)
+            cases[index] = VerifyInput(
+                turn.selection, row, session.sampling, turn.base, session.history, session.constraint
+            )
         row += segment.logit_rows
     verdicts = dict(zip(cases, judge(list(cases.values()), logits), strict=True))
     verdicts |= _told(turns, cases, verdicts, logits)
     outcomes: list[Outcome] = []
     for index, segment in enumerate(segments):
         verdict = verdicts.get(index)
-        if isinstance(verdict, Broken):
+        if isinstance(verdict, BrokenNumbers):
             outcomes.append(verdict.error or _broken(engine, segment))
             continue
         outcomes.append(verdict)

@@ -11,7 +11,7 @@ from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import EMULATED, open_engine
 from slipstream.engine.models.quantisation import for_target, hush
-from slipstream.engine.tensor_parallel.group import Group, Place
+from slipstream.engine.tensor_parallel.group import Group, Rank
 from slipstream.engine.tensor_parallel.spread import Spread
 from slipstream.errors import InvalidArgument
 from verifier_svc.config import VerifierConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def open_target(config: VerifierConfig) -> Engine:
     """Under `torchrun` it is the leader's: the other ranks `follow`."""
-    place, quantisation = Place.told(), for_target(config.quantisation)
+    place, quantisation = Rank.told(), for_target(config.quantisation)
     if place.size == 1:
         return open_engine(
             config.model, config.dtype, config.kv_tokens, quantisation, config.lean, _spread(config, place)
@@ -33,7 +33,7 @@ def open_target(config: VerifierConfig) -> Engine:
     return LeadingEngine(checkpoint, config.kv_tokens, group)
 
 
-def follow(config: VerifierConfig, place: Place) -> None:
+def follow(config: VerifierConfig, place: Rank) -> None:
     """The life of a rank that does not lead. It ends when its leader says so, or with GroupLost when that is gone:
     signals that are sent to all ranks are the leader's to answer."""
     torch.set_num_threads(threads_for(config.threads))
@@ -46,15 +46,15 @@ def follow(config: VerifierConfig, place: Place) -> None:
     engine.follow()
 
 
-def _join(config: VerifierConfig, place: Place) -> tuple[Group, Checkpoint]:
+def _join(config: VerifierConfig, place: Rank) -> tuple[Group, Checkpoint]:
     if config.model.startswith(EMULATED):
         raise InvalidArgument(f"{config.model} has no weights to cut; start it without torchrun.")
     hush()  # before what loads a model is imported, which takes seconds too
     from slipstream.engine.models.checkpoint import load_checkpoint
-    from slipstream.engine.tensor_parallel.parallel import Patience, join
+    from slipstream.engine.tensor_parallel.parallel import GroupTimeouts, join
 
     quantisation, spread = for_target(config.quantisation), _spread(config, place)
-    patience = Patience(config.group_start_s, config.group_timeout_s)
+    patience = GroupTimeouts(config.group_start_s, config.group_timeout_s)
 
     def load(device: torch.device) -> Checkpoint:
         return load_checkpoint(config.model, config.dtype, str(device), quantisation=quantisation, spread=spread)
@@ -62,7 +62,7 @@ def _join(config: VerifierConfig, place: Place) -> tuple[Group, Checkpoint]:
     return join(place, patience, load, config.kv_tokens)
 
 
-def _spread(config: VerifierConfig, place: Place) -> Spread:
+def _spread(config: VerifierConfig, place: Rank) -> Spread:
     if config.device != "auto" and (place.size > 1 or config.device_map):
         raise InvalidArgument("several devices are not one; leave VERIFIER_DEVICE at auto.")
     return Spread(config.device, place.size, config.device_map, config.device_memory, config.offload_folder)

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.sequence import Sequence as KV
 from slipstream.speculation.selection import Selection
-from verifier_svc.execution.embedded import Turn
+from verifier_svc.execution.embedded import ScheduledSequence
 from verifier_svc.session import Rank, Session
 
 
-class Memory:
+class KVAdmission:
     """Owned by the event loop. It keeps the engine's books, which belongs to nobody else between steps."""
 
     def __init__(self, engine: Engine) -> None:
@@ -83,7 +83,7 @@ class Memory:
             del self._waiting[session]
         return self._inside.keys()
 
-    def fit(self, turns: list[Turn]) -> list[Turn]:
+    def fit(self, turns: list[ScheduledSequence]) -> list[ScheduledSequence]:
         """Those of the turns that there is KV for, some without candidates; it is taken. All of them is `turns` itself.
         None of them leaves the last of all sessions without its KV, so that there is more the next time."""
         missing = 0
@@ -94,7 +94,7 @@ class Memory:
             for turn in turns:
                 self._grow(turn)
             return turns
-        fitted: list[Turn] = []
+        fitted: list[ScheduledSequence] = []
         victims = self._victims()
         for turn in sorted(turns, key=lambda turn: turn.session.rank):
             if turn.session.sequence is not None and (fit := self._fit(turn, victims)) is not None:
@@ -138,7 +138,7 @@ class Memory:
                 inside -= 1
         return None
 
-    def _fit(self, turn: Turn, victims: list[Session]) -> Turn | None:
+    def _fit(self, turn: ScheduledSequence, victims: list[Session]) -> ScheduledSequence | None:
         """The turn with or without its candidates, or nothing, where nobody behind it has anything to give up."""
         plain = turn._replace(selection=Selection())
         while True:
@@ -164,10 +164,10 @@ class Memory:
         self.add(session)
         self.preemptions += 1
 
-    def _missing(self, turn: Turn) -> int:
+    def _missing(self, turn: ScheduledSequence) -> int:
         return self._engine.missing(_held(turn.session), turn.tokens)
 
-    def _grow(self, turn: Turn) -> None:
+    def _grow(self, turn: ScheduledSequence) -> None:
         self._engine.grow(_held(turn.session), turn.tokens)
 
 

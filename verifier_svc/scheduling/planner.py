@@ -7,31 +7,31 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from slipstream.speculation.selection import ROOT, Selection
-from verifier_svc.acceptance.result import Verdict
+from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
-from verifier_svc.execution.embedded import Turn
+from verifier_svc.execution.embedded import ScheduledSequence
 from verifier_svc.scheduling.budget import Offer, allot
 from verifier_svc.scheduling.prefill import chunks
-from verifier_svc.session import Offered, Session
-from verifier_svc.sources.drafter_pool import Drafters
-from verifier_svc.wait_policy.arrival_gain import Hope
-from verifier_svc.wait_policy.wait_policy import Patience
+from verifier_svc.session import CandidateChoice, Session
+from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.wait_policy.arrival_gain import ExpectedGain
+from verifier_svc.wait_policy.wait_policy import WaitPolicy
 
 NOTHING = Selection()
-NOTHING_OFFERED = Offered(-1, 0, NOTHING, [])
+NOTHING_OFFERED = CandidateChoice(-1, 0, NOTHING, [])
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     step_tokens: int
     prefill_tokens: int
     max_wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    turns: list[Turn]
+class StepPlan:
+    turns: list[ScheduledSequence]
     tokens: float
     """That the step commits, in expectation."""
     seconds: float
@@ -48,14 +48,14 @@ class Plan:
         """Whether every session gets a token: no prefill in it, not even one that ends."""
         return bool(self.turns) and all(turn.computed == turn.base - 1 for turn in self.turns)
 
-    def only(self, turns: list[Turn]) -> Plan:
+    def only(self, turns: list[ScheduledSequence]) -> StepPlan:
         """With these turns, some of which have fewer candidates than before."""
         paths = (self.paths.get(turn.session, [])[: len(turn.selection)] for turn in turns if turn.complete)
         return replace(self, turns=turns, tokens=sum(1.0 + sum(some) for some in paths))
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepLoad:
     """Of one step."""
 
     sessions: int
@@ -66,16 +66,16 @@ class Planner:
     """Reads sessions and changes none, but for what it keeps there of its own (`offer`)."""
 
     def __init__(
-        self, drafters: Drafters, limits: Limits, curve: CostCurve, clock: Callable[[], float] = time.monotonic
+        self, drafters: DrafterPool, limits: StepLimits, curve: CostCurve, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._drafters = drafters
         self._limits = limits
         self._curve = curve
         self._clock = clock
         self._calibration = Calibration(clock)
-        self._patience = Patience[Session](drafters.threshold, limits.max_wait_s, curve.seconds)
+        self._patience = WaitPolicy[Session](drafters.threshold, limits.max_wait_s, curve.seconds)
 
-    def plan(self, sessions: Iterable[Session]) -> Plan:
+    def plan(self, sessions: Iterable[Session]) -> StepPlan:
         """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody of the same
         priority starves: those that waited longest decode first, and candidates leave prefill its share."""
         runnable = [session for session in sessions if session.runnable]
@@ -92,7 +92,7 @@ class Planner:
         plan.turns.extend(_turn(session, size, NOTHING) for session, size in chunks(prefilling, room).items())
         return plan
 
-    def pause(self, plan: Plan, waited_s: float) -> float:
+    def pause(self, plan: StepPlan, waited_s: float) -> float:
         """Seconds worth waiting for candidates on their way, having waited so long already."""
         if not plan.decoding:
             return 0.0
@@ -100,7 +100,7 @@ class Planner:
         hopes = {turn.session: self._hope(turn, plan) for turn in plan.turns if turn.session.draft_limit}
         return self._patience.pause(plan, hopes, lambda session: self._drafters.awaited(session, now), waited_s)
 
-    def timed(self, plan: Plan, seconds: float, waited: float) -> int:
+    def timed(self, plan: StepPlan, seconds: float, waited: float) -> int:
         """The plan's step took so long, after it was held back for `waited` seconds. Only steps without prefill tell
         what decoding costs. Returns the step's tokens."""
         if not plan.decoding:
@@ -120,7 +120,7 @@ class Planner:
         """Tokens that one more candidate costs the step that takes it."""
         return self._patience.price
 
-    def cost_s(self, turn: Turn, load: Load, seconds: float) -> float:
+    def cost_s(self, turn: ScheduledSequence, load: StepLoad, seconds: float) -> float:
         """The turn's own part of a step of so many seconds. What as many sessions take without further tokens is
         divided evenly; the rest by further tokens. The turns' parts make the whole."""
         further = load.tokens - load.sessions
@@ -129,7 +129,7 @@ class Planner:
         least = min(seconds, self._curve.seconds(load.sessions, load.sessions))
         return least / load.sessions + (seconds - least) * (turn.tokens - 1) / further
 
-    def judged(self, turn: Turn, verdict: Verdict) -> None:
+    def judged(self, turn: ScheduledSequence, verdict: AcceptanceResult) -> None:
         """What became of the turn's candidates."""
         chosen, path = turn.selection, verdict.path
         if not len(chosen):
@@ -141,7 +141,7 @@ class Planner:
         """What the next plan needs and no arrival changes. To be called while a step runs."""
         self._calibration.draw()
 
-    def _decode(self, sessions: list[Session], room: int, prefill: int) -> Plan:
+    def _decode(self, sessions: list[Session], room: int, prefill: int) -> StepPlan:
         """The candidates of `sessions`, at most `room` in all; `prefill` other tokens share the step."""
         chosen = dict.fromkeys(sessions, NOTHING)
         for session in sessions:
@@ -161,22 +161,22 @@ class Planner:
         for session, count in zip(competing, allotment.counts, strict=True):
             chosen[session] = chosen[session].head(count)
         turns = [_turn(session, 1, selection) for session, selection in chosen.items()]
-        return Plan(turns, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
+        return StepPlan(turns, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
 
-    def _offered(self, session: Session, limit: int) -> Offered:
+    def _offered(self, session: Session, limit: int) -> CandidateChoice:
         """The session's best candidates. While a step waits it is planned again at every arrival, mostly elsewhere."""
         if session.tree.empty:
             return NOTHING_OFFERED
         known, version = session.offer, session.tree.version
         if known is None or known.version != version or known.limit != limit:
             selection = session.tree.select(limit)
-            known = session.offer = Offered(version, limit, selection, self._paths(session, selection))
+            known = session.offer = CandidateChoice(version, limit, selection, self._paths(session, selection))
         return known
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
         return self._calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
 
-    def _hope(self, turn: Turn, plan: Plan) -> Hope:
+    def _hope(self, turn: ScheduledSequence, plan: StepPlan) -> ExpectedGain:
         session, chosen = turn.session, turn.selection
         paths = plan.paths.get(session) or self._paths(session, chosen)
         return self._patience.hope(session.tree.version, paths, chosen.parents, session.draft_limit)
@@ -193,7 +193,7 @@ def _labels(session: Session, chosen: Selection) -> list[str]:
     return [session.label(sources) for sources in chosen.sources]
 
 
-def _turn(session: Session, size: int, selection: Selection) -> Turn:
+def _turn(session: Session, size: int, selection: Selection) -> ScheduledSequence:
     start = session.computed
     tokens = session.tokens[start : start + size]
-    return Turn(session, len(session.tokens), start, tokens, size == session.pending, selection)
+    return ScheduledSequence(session, len(session.tokens), start, tokens, size == session.pending, selection)

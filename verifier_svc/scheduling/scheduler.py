@@ -16,14 +16,14 @@ from slipstream.errors import Internal, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import verifier_pb2
-from verifier_svc.acceptance.result import Verdict
-from verifier_svc.execution.embedded import Outcome, Turn, perform
-from verifier_svc.scheduling.kv_admission import Memory
-from verifier_svc.scheduling.planner import Load, Plan, Planner
-from verifier_svc.scheduling.step_result import Result, Timing, clip
-from verifier_svc.scheduling.step_stats import Tally
-from verifier_svc.session import Rewind, Session
-from verifier_svc.sources.drafter_pool import Drafters
+from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.execution.embedded import Outcome, ScheduledSequence, perform
+from verifier_svc.scheduling.kv_admission import KVAdmission
+from verifier_svc.scheduling.planner import Planner, StepLoad, StepPlan
+from verifier_svc.scheduling.step_result import RoundResult, StepTiming, clip
+from verifier_svc.scheduling.step_stats import StepStats
+from verifier_svc.session import PendingRollback, Session
+from verifier_svc.sources.drafter_pool import DrafterPool
 from verifier_svc.tracing import stepped
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Scheduler:
         self,
         engine: Engine,
         thread: ModelThread,
-        drafters: Drafters,
+        drafters: DrafterPool,
         planner: Planner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -46,15 +46,15 @@ class Scheduler:
         self._planner = planner
         self._clock = clock
         self._sessions: dict[Session, None] = {}
-        self.memory = Memory(engine)
-        self.tally = Tally()
+        self.memory = KVAdmission(engine)
+        self.tally = StepStats()
         self._arrivals = 0
         self._closing: list[Session] = []
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
-        self._results: list[Result] = []
+        self._results: list[RoundResult] = []
         """Of the last step, not told yet; empty whenever the loop waits."""
-        self._took: tuple[Plan, Timing, list[Outcome]] | None = None
+        self._took: tuple[StepPlan, StepTiming, list[Outcome]] | None = None
         """Of the last step, not learned from yet."""
         self.steps = self.tokens = 0
         """Steps taken, tokens committed."""
@@ -90,7 +90,7 @@ class Scheduler:
         )
         self.wake()
 
-    def roll_back(self, session: Session, rewind: Rewind) -> None:
+    def roll_back(self, session: Session, rewind: PendingRollback) -> None:
         """Now, or as soon as the step in flight has ended, whose result is then void."""
         if session.in_step:
             session.rewind, session.epoch = rewind, rewind.epoch
@@ -138,7 +138,7 @@ class Scheduler:
 
     # Running and committing.
 
-    async def _step(self, plan: Plan, waited: float) -> None:
+    async def _step(self, plan: StepPlan, waited: float) -> None:
         """Runs a step that was held back for `waited` seconds."""
         turns = plan.turns
         started = self._clock()
@@ -150,13 +150,13 @@ class Scheduler:
         outcomes = await step
         ended = self._clock()
         self.steps += 1
-        timing = Timing(started, ended, waited, Load(len(turns), sum(turn.tokens for turn in turns)))
+        timing = StepTiming(started, ended, waited, StepLoad(len(turns), sum(turn.tokens for turn in turns)))
         if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
             self._took = plan, timing, outcomes
         for turn, outcome in zip(turns, outcomes, strict=True):
             self._finish(turn, outcome, timing)
 
-    def _perform(self, turns: list[Turn]) -> list[Outcome]:
+    def _perform(self, turns: list[ScheduledSequence]) -> list[Outcome]:
         """On the model's thread. A step that fails as a whole fails its sessions, not the verifier; only a lost group
         ends it, whose sessions go on elsewhere."""
         try:
@@ -167,7 +167,7 @@ class Scheduler:
             log.error("a verifier step failed", exc_info=error)
             return [Internal("the verifier failed in this session's step.") for _ in turns]
 
-    def _finish(self, turn: Turn, outcome: Outcome, timing: Timing) -> None:
+    def _finish(self, turn: ScheduledSequence, outcome: Outcome, timing: StepTiming) -> None:
         session = turn.session
         session.in_step = False
         if session.trace is not None and (session.closed or session.rewind is not None):
@@ -185,11 +185,11 @@ class Scheduler:
         else:
             self._commit(turn, outcome, timing)
 
-    def _commit(self, turn: Turn, verdict: Verdict, timing: Timing) -> None:
+    def _commit(self, turn: ScheduledSequence, verdict: AcceptanceResult, timing: StepTiming) -> None:
         session = turn.session
         path = [turn.selection.token_ids[node] for node in verdict.path]
         token_ids, reason = clip(session, [*path, verdict.next_token])
-        result = Result(turn, verdict, token_ids, timing, self._miss(session), timing.started - session.idle_since)
+        result = RoundResult(turn, verdict, token_ids, timing, self._miss(session), timing.started - session.idle_since)
         session.commit(token_ids, turn.base + len(path))
         session.idle_since = timing.ended
         self._drafters.moved(session)
@@ -231,12 +231,14 @@ class Scheduler:
                 self.tally.judged(turn.selection.depths, result.accepted)
         self._planner.prepare()
 
-    def _count(self, plan: Plan, timing: Timing, outcomes: list[Outcome], tokens: int) -> None:
+    def _count(self, plan: StepPlan, timing: StepTiming, outcomes: list[Outcome], tokens: int) -> None:
         sessions = len(outcomes)
         self.tally.step(sessions, tokens, timing.seconds, timing.waited)
         if tokens > sessions:
             pairs = zip(plan.turns, outcomes, strict=True)
-            rejected = sum(len(turn.selection) - len(each.path) for turn, each in pairs if isinstance(each, Verdict))
+            rejected = sum(
+                len(turn.selection) - len(each.path) for turn, each in pairs if isinstance(each, AcceptanceResult)
+            )
             self.tally.rolled_back_s += self._planner.spent(tokens, sessions, rejected)
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:

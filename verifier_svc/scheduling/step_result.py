@@ -8,34 +8,34 @@ from typing import NamedTuple
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.selection import Selection
 from slipstream.v1 import verifier_pb2
-from verifier_svc.acceptance.result import Verdict
-from verifier_svc.execution.embedded import Turn
-from verifier_svc.scheduling.planner import Load
+from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.execution.embedded import ScheduledSequence
+from verifier_svc.scheduling.planner import StepLoad
 from verifier_svc.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class StepTiming:
     """Of one step, in monotonic seconds."""
 
     started: float
     ended: float
     waited: float
     """How long it was held back for candidates."""
-    load: Load
+    load: StepLoad
 
     @property
     def seconds(self) -> float:
         return self.ended - self.started
 
 
-class Result(NamedTuple):
+class RoundResult(NamedTuple):
     """What a step decided for one session, committed and still to be told."""
 
-    turn: Turn
-    verdict: Verdict
+    turn: ScheduledSequence
+    verdict: AcceptanceResult
     token_ids: list[int]
-    timing: Timing
+    timing: StepTiming
     miss: verifier_pb2.MissCause
     idle_s: float
     """Between the session's round before and this step."""

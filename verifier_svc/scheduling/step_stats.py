@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slipstream.telemetry import metrics
 
 
-class Tally:
+class StepStats:
     def __init__(self) -> None:
         self.seconds = metrics.STEP_SECONDS.histogram()
         self.sessions = metrics.STEP_SESSIONS.histogram()

@@ -19,7 +19,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class AddressPattern:
     """HOST:PORT. The host is a network (10.1.0.0/16, [fd00::/8]) or a name, in which `*` stands for any letters of one
     label: `*` of `10.1.*` would else fit a name that somebody registers. The port may be `*`."""
 
@@ -36,7 +36,7 @@ class Pattern:
         return self.network is not None and address in self.network
 
 
-class Places:
+class AddressAllowlist:
     """No pattern: anywhere. Raises InvalidArgument for patterns that cannot be read."""
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
@@ -55,7 +55,7 @@ class Places:
             )
 
 
-def _pattern(text: str) -> Pattern:
+def _pattern(text: str) -> AddressPattern:
     parts = PATTERN.fullmatch(text)
     if parts is None:
         raise InvalidArgument(
@@ -69,7 +69,7 @@ def _pattern(text: str) -> Pattern:
         if "/" in host or NUMBERS.fullmatch(host):
             raise InvalidArgument(f"VERIFIER_DRAFTERS_ALLOWED holds {text!r}, which is no network: {error}.") from error
         network = None
-    return Pattern(network, name, parts["port"])
+    return AddressPattern(network, name, parts["port"])
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

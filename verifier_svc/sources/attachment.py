@@ -9,8 +9,8 @@ from slipstream.errors import LINK_LOST, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.session import Session
-from verifier_svc.sources.flow_control import Allowance
-from verifier_svc.wait_policy.arrival_times import Delays, Pace
+from verifier_svc.sources.flow_control import WorkAllowance
+from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +19,7 @@ class Attachment:
     which stand on something else, name nothing."""
 
     session: Session
-    pace: Pace
+    pace: ArrivalTimes
     name: str
     """What the session's gateway calls the drafter; another gateway may call it otherwise."""
     number: int
@@ -37,8 +37,8 @@ class Attachment:
     """Whether the gateway knows that there is no link."""
     nodes: int = 0
     """That its latest policy allows; 0 while it is to pause."""
-    allowance: Allowance = field(default_factory=Allowance)
-    delays: Delays = field(init=False)
+    allowance: WorkAllowance = field(default_factory=WorkAllowance)
+    delays: DelayDistribution = field(init=False)
     """Of what is awaited now."""
 
     def __post_init__(self) -> None:

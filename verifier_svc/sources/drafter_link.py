@@ -15,17 +15,17 @@ import grpc
 
 from slipstream.errors import DeadlineExceeded, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import proto_conversion
-from slipstream.rpc.multiplexed_stream import Link
+from slipstream.rpc.multiplexed_stream import MultiplexedStream
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 from verifier_svc.session import Session
 from verifier_svc.sources.attachment import Attachment
-from verifier_svc.sources.flow_control import AHEAD, BYTES, Allowance, Rate
+from verifier_svc.sources.flow_control import AHEAD, BYTES, FrameRate, WorkAllowance
 from verifier_svc.sources.frame_reader import read
-from verifier_svc.sources.liveness import Vigil
-from verifier_svc.wait_policy.arrival_times import Pace
+from verifier_svc.sources.liveness import LivenessMonitor
+from verifier_svc.wait_policy.arrival_times import ArrivalTimes
 
 if TYPE_CHECKING:
-    from verifier_svc.sources.drafter_pool import Drafters
+    from verifier_svc.sources.drafter_pool import DrafterPool
 
 LEAST_NODES = 16
 """What a drafter is believed to be able to answer with, whatever its policy says: frames of an older one are late."""
@@ -33,21 +33,23 @@ MAX_REOPENS = 3
 """How often a session is opened again because its drafter missed a commit; a drafter that always does is no use."""
 
 
-class Drafter:
+class DrafterLink:
     """The link to one drafter and the sessions on it."""
 
-    def __init__(self, address: str, pool: Drafters) -> None:
+    def __init__(self, address: str, pool: DrafterPool) -> None:
         self.address = address
-        self.pace = Pace()
+        self.pace = ArrivalTimes()
         self._pool = pool
         self._attached: dict[int, Attachment] = {}
         self._by_session: dict[Session, Attachment] = {}
-        self._allowance, self._rate = Allowance(), Rate(pool.clock())
+        self._allowance, self._rate = WorkAllowance(), FrameRate(pool.clock())
         self._channel = pool.dial(f"dns:///{address}")  # said outright: `unix:1` would be a file
-        self._vigil = Vigil(pool.silence_s, pool.clock, self._channel)
+        self._vigil = LivenessMonitor(pool.silence_s, pool.clock, self._channel)
         stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
-        self._link: Link[drafter_pb2.DraftCommand, drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = Link(
-            stub.Draft, lambda commands: drafter_pb2.DraftRequest(commands=commands), self, traffic=pool.traffic
+        self._link: MultiplexedStream[drafter_pb2.DraftCommand, drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = (
+            MultiplexedStream(
+                stub.Draft, lambda commands: drafter_pb2.DraftRequest(commands=commands), self, traffic=pool.traffic
+            )
         )
 
     async def run(self) -> None:

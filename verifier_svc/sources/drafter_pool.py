@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
-from slipstream.rpc.send_queue import Traffic
+from slipstream.rpc.send_queue import ByteCounter
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.session import Session
 from verifier_svc.sources.attachment import tell
-from verifier_svc.sources.drafter_link import Drafter
-from verifier_svc.sources.shadow import Shadows
-from verifier_svc.wait_policy.arrival_times import Delays
+from verifier_svc.sources.drafter_link import DrafterLink
+from verifier_svc.sources.shadow import ShadowDrafters
+from verifier_svc.wait_policy.arrival_times import DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import PAUSE
 
 MAX_DRAFTERS = 64
@@ -27,7 +27,7 @@ SOON_S = 0.02
 """Within which the drafters of one session are compared."""
 
 
-class Drafters:
+class DrafterPool:
     """All drafters of this verifier, by address."""
 
     def __init__(
@@ -47,15 +47,15 @@ class Drafters:
         self.clock = clock
         self.silence_s = silence_s
         self.dial = dial
-        self.traffic = Traffic()
+        self.traffic = ByteCounter()
         self.dropped: Counter[str] = Counter()
         """Candidates that came and were not taken, by reason."""
-        self._drafters: dict[str, Drafter] = {}
-        self._of_session: dict[Session, list[Drafter]] = {}
-        self.shadows = Shadows(self, clock)
+        self._drafters: dict[str, DrafterLink] = {}
+        self._of_session: dict[Session, list[DrafterLink]] = {}
+        self.shadows = ShadowDrafters(self, clock)
         self._numbers = 0
         self._tasks: asyncio.TaskGroup | None = None
-        self._links: dict[Drafter, asyncio.Task[None]] = {}
+        self._links: dict[DrafterLink, asyncio.Task[None]] = {}
 
     @property
     def wanted(self) -> bool:
@@ -87,7 +87,7 @@ class Drafters:
 
     def assign(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
         """The same for a session that has no shadows, or is a shadow's double."""
-        names: dict[Drafter, str] = {}
+        names: dict[DrafterLink, str] = {}
         for address in addresses:
             name = address.name or address.address
             try:
@@ -119,7 +119,7 @@ class Drafters:
             if session.served:
                 self.policy(session)
 
-    def gave_up(self, session: Session, drafter: Drafter) -> None:
+    def gave_up(self, session: Session, drafter: DrafterLink) -> None:
         """The drafter is not asked again for this session, whatever happens to its prefix."""
         if session in self._of_session:
             self._of_session[session] = [other for other in self._of_session[session] if other is not drafter]
@@ -150,7 +150,7 @@ class Drafters:
         """Whether anybody drafts for the session."""
         return any(drafter.up for drafter in self._of_session.get(session, ()))
 
-    def awaited(self, session: Session, now: float) -> tuple[Delays, float] | None:
+    def awaited(self, session: Session, now: float) -> tuple[DelayDistribution, float] | None:
         """How long the session's next candidates take, and for how many seconds they have been awaited; None when
         nobody is to send any. Of several drafters the one that is likeliest to send some soon.
         """
@@ -163,18 +163,18 @@ class Drafters:
             awaited.sort(key=lambda each: -sum(chance for _, chance in each[0].expected(each[1], SOON_S)))
         return awaited[0] if awaited else None
 
-    def _drafter(self, address: verifier_pb2.DrafterAddress, wanted: Collection[Drafter]) -> Drafter:
+    def _drafter(self, address: verifier_pb2.DrafterAddress, wanted: Collection[DrafterLink]) -> DrafterLink:
         known = self._drafters.get(address.address)
         if known is not None:
             return known
         if len(self._drafters) >= MAX_DRAFTERS:
             self._release(wanted)
-        drafter = self._drafters[address.address] = Drafter(address.address, self)
+        drafter = self._drafters[address.address] = DrafterLink(address.address, self)
         if self._tasks is not None:
             self._links[drafter] = self._tasks.create_task(drafter.run())
         return drafter
 
-    def _release(self, wanted: Collection[Drafter]) -> None:
+    def _release(self, wanted: Collection[DrafterLink]) -> None:
         """Gives up a drafter that no session uses, or one that serves none. Raises ResourceExhausted when all serve."""
         unused = [address for address, known in self._drafters.items() if not known.serves and known not in wanted]
         if not unused:

@@ -20,7 +20,7 @@ FRAMES_PER_S = 2000.0
 """Of one link; as many may come at once. No model and no index takes more steps than that for long."""
 
 
-class Allowance:
+class WorkAllowance:
     """Of one session's drafter, or of a whole link."""
 
     __slots__ = ("_left",)
@@ -41,7 +41,7 @@ class Allowance:
         return paid
 
 
-class Rate:
+class FrameRate:
     """Of a link's frames; times are monotonic seconds."""
 
     __slots__ = ("_at", "_left")

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from slipstream.errors import InvalidArgument
 from slipstream.rpc import proto_conversion
 from slipstream.speculation import draft_distribution
-from slipstream.speculation.draft_distribution import Proposal
-from slipstream.speculation.frame import Frame, Limits, check
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.frame import Frame, TreeLimits, check
 from slipstream.v1 import types_pb2
 
 
-def read(candidates: types_pb2.Candidates, source: int, vocabulary_size: int, limits: Limits) -> Frame:
+def read(candidates: types_pb2.Candidates, source: int, vocabulary_size: int, limits: TreeLimits) -> Frame:
     """Raises InvalidArgument for what no correct drafter sends."""
     # Every look at a field makes an object: frames of one node come by the thousand.
     token_ids, parents, confidences = candidates.token_ids, candidates.parents, candidates.confidences
@@ -37,10 +37,10 @@ def read(candidates: types_pb2.Candidates, source: int, vocabulary_size: int, li
     return frame
 
 
-def _proposals(distributions: Iterable[types_pb2.Distribution]) -> tuple[Proposal, ...]:
-    proposals: list[Proposal] = []
+def _proposals(distributions: Iterable[types_pb2.Distribution]) -> tuple[DraftDistribution, ...]:
+    proposals: list[DraftDistribution] = []
     for q in distributions:
         if max(len(q.token_ids), len(q.weights)) > draft_distribution.MAX_TOKENS:
             raise InvalidArgument(f"a distribution has at most {draft_distribution.MAX_TOKENS} tokens.")
-        proposals.append(Proposal(tuple(q.token_ids), tuple(q.weights)))
+        proposals.append(DraftDistribution(tuple(q.token_ids), tuple(q.weights)))
     return tuple(proposals)

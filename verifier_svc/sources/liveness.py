@@ -27,7 +27,7 @@ LOOKS = 6
 UNLIMITED = 2**62
 
 
-class Vigil:
+class LivenessMonitor:
     """Over one drafter. `run` calls `tick` at every look, and `silent` when the drafter gave no sign of life."""
 
     def __init__(self, patience_s: float, clock: Callable[[], float], channel: grpc.aio.Channel) -> None:

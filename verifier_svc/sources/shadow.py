@@ -36,13 +36,13 @@ from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.session import Reply, Session
 
 if TYPE_CHECKING:
-    from verifier_svc.execution.embedded import Turn
-    from verifier_svc.sources.drafter_pool import Drafters
+    from verifier_svc.execution.embedded import ScheduledSequence
+    from verifier_svc.sources.drafter_pool import DrafterPool
 
 log = logging.getLogger(__name__)
 
 
-class Walk:
+class ShadowRound:
     """Through the candidates of one round, along what is committed from its start on."""
 
     def __init__(self, base: int, chosen: Selection) -> None:
@@ -69,13 +69,13 @@ class Walk:
         return self.path[-1] if self.path else ROOT
 
 
-class Shadow:
+class ShadowDrafter:
     """One drafter of one session."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
         self.double = double_of(session, name)
-        self._walk: Walk | None = None
+        self._walk: ShadowRound | None = None
         """Of the present round, while it is not decided."""
         self._begins = 0
         """Committed length from which on its next round may begin."""
@@ -88,7 +88,7 @@ class Shadow:
         chosen = self.double.tree.select(limit)
         paths = calibration.path_probabilities(self._labels(chosen), self.double.workload, chosen)
         worth = next((index for index, path in enumerate(paths) if path <= price), len(paths))
-        self._walk = Walk(base, chosen.head(worth))
+        self._walk = ShadowRound(base, chosen.head(worth))
 
     def commit(self, token_ids: Sequence[int], calibration: Calibration) -> verifier_pb2.ShadowScore | None:
         """The round that is decided now; None while none is."""
@@ -113,13 +113,13 @@ class Shadow:
         return [self.name] * len(chosen)
 
 
-class Shadows:
+class ShadowDrafters:
     """Of all sessions of a verifier. A session without any costs one look into a dictionary."""
 
-    def __init__(self, pool: Drafters, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pool: DrafterPool, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
         self._calibration = Calibration(clock)
-        self._of_session: dict[Session, dict[str, Shadow]] = {}
+        self._of_session: dict[Session, dict[str, ShadowDrafter]] = {}
 
     def attach(self, session: Session, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
         """The session's shadows are now these, by address. One for which there is no room is left out."""
@@ -128,7 +128,8 @@ class Shadows:
         for address in known.keys() - wanted.keys():
             self._pool.detach(known[address].double)
         kept = {
-            address: known.get(address) or Shadow(session, each.name or address) for address, each in wanted.items()
+            address: known.get(address) or ShadowDrafter(session, each.name or address)
+            for address, each in wanted.items()
         }
         for address, shadow in kept.items():
             self._pool.assign(shadow.double, [wanted[address]])
@@ -149,7 +150,7 @@ class Shadows:
             shadow.roll_back(session.epoch, len(session.tokens))
             self._pool.reopen(shadow.double)
 
-    def look(self, turns: Iterable[Turn], price: float) -> None:
+    def look(self, turns: Iterable[ScheduledSequence], price: float) -> None:
         """A step with these turns begins, in which a candidate's place costs `price` tokens."""
         if self._of_session:
             for turn in turns:
@@ -166,7 +167,7 @@ class Shadows:
             self._pool.commit(shadow.double, base, token_ids)
         return scores
 
-    def _of(self, session: Session) -> Iterable[Shadow]:
+    def _of(self, session: Session) -> Iterable[ShadowDrafter]:
         return self._of_session.get(session, {}).values()
 
 

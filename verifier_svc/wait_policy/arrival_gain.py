@@ -18,7 +18,7 @@ LEAST, MOST = 0.5, 8.0
 """More is taken for an accident; and at least half is hoped for, or nothing were waited for and learned ever again."""
 
 
-class Hope(NamedTuple):
+class ExpectedGain(NamedTuple):
     """Of one session, while a step waits."""
 
     version: int
@@ -31,23 +31,23 @@ class Hope(NamedTuple):
     """Tokens that its place costs, or the candidate that a full selection would have to give for it."""
 
 
-class Promise(Generic[Key]):
+class ArrivalGains(Generic[Key]):
     """Owned by the patience of a verifier."""
 
     def __init__(self) -> None:
         self._ratio = Average(1.0)
-        self._hopes: Mapping[Key, Hope] = {}
+        self._hopes: Mapping[Key, ExpectedGain] = {}
 
     @property
     def ratio(self) -> float:
         """Tokens that came for each that one more candidate would have added."""
         return max(LEAST, self._ratio.value or 0.0)
 
-    def wait(self, hopes: Mapping[Key, Hope]) -> None:
+    def wait(self, hopes: Mapping[Key, ExpectedGain]) -> None:
         """A step waits, hoping for this."""
         self._hopes = hopes
 
-    def look(self, hopes: Mapping[Key, Hope]) -> None:
+    def look(self, hopes: Mapping[Key, ExpectedGain]) -> None:
         """It is planned again; the same sessions, and what they hope for now."""
         came = [
             (hope.worth - before.worth, before.gain)

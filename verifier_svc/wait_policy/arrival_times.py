@@ -31,7 +31,7 @@ def place(passed_s: float) -> int:
     return bisect_right(EDGES, passed_s + TICK_S)
 
 
-class Delays:
+class DelayDistribution:
     """Of one kind of answer."""
 
     def __init__(self) -> None:
@@ -92,13 +92,13 @@ class Delays:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ArrivalTimes:
     """Of one drafter, over all its sessions."""
 
-    first: Delays = field(default_factory=Delays)
+    first: DelayDistribution = field(default_factory=DelayDistribution)
     """From a commit that left the drafter's tree (or an open) to the first candidates on the new root."""
-    few: Delays = field(default_factory=Delays)
+    few: DelayDistribution = field(default_factory=DelayDistribution)
     """From a frame, or a commit that stayed inside the tree, to the next frame, while the session has fewer candidates
     than a step may take: the drafter is filling the tree up."""
-    enough: Delays = field(default_factory=Delays)
+    enough: DelayDistribution = field(default_factory=DelayDistribution)
     """The same with more: often it has nothing worth telling."""

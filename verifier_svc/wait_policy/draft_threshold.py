@@ -40,7 +40,7 @@ SLACK = 1.25
 """A price must have fallen below a level by so much before drafters are told a lower one: talk costs too."""
 
 
-class Price:
+class DraftThreshold:
     """Smoothed, and in steps."""
 
     def __init__(self, floor: float = LEVELS[0]) -> None:

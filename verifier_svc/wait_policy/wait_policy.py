@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol
 
-from verifier_svc.wait_policy.arrival_gain import Hope, Key, Promise
-from verifier_svc.wait_policy.arrival_times import Delays, place
+from verifier_svc.wait_policy.arrival_gain import ArrivalGains, ExpectedGain, Key
+from verifier_svc.wait_policy.arrival_times import DelayDistribution, place
 from verifier_svc.wait_policy.average import Average
-from verifier_svc.wait_policy.draft_threshold import Price
+from verifier_svc.wait_policy.draft_threshold import DraftThreshold
 from verifier_svc.wait_policy.wait_time import Awaited, wait_s
 
 FIRST_GUESS = 0.6
@@ -22,7 +22,7 @@ LONGEST_WAIT_STEPS = 2.0
 """No wait is longer than this many steps, whatever a drafter promises."""
 
 
-class Decoding(Protocol):
+class DecodeStep(Protocol):
     """A planned step without prefill."""
 
     @property
@@ -37,7 +37,7 @@ class Decoding(Protocol):
         """That it takes, in expectation."""
 
 
-class Patience(Generic[Key]):
+class WaitPolicy(Generic[Key]):
     """Of one verifier."""
 
     def __init__(self, threshold: float, max_wait_s: float, seconds: Callable[[int, int], float]) -> None:
@@ -45,8 +45,8 @@ class Patience(Generic[Key]):
         many sessions."""
         self._max_wait_s = max_wait_s
         self._step_s = seconds
-        self._price = Price(threshold)
-        self._promise = Promise[Key]()
+        self._price = DraftThreshold(threshold)
+        self._promise = ArrivalGains[Key]()
         self._acceptance = Average(FIRST_GUESS)
         self._tokens, self._seconds = Average(), Average()
 
@@ -64,7 +64,7 @@ class Patience(Generic[Key]):
         """So many of a session's candidates were accepted, and whether one was refused behind them."""
         self._acceptance.add(accepted / max(1, accepted + refused))
 
-    def timed(self, step: Decoding, tokens: int, seconds: float) -> bool:
+    def timed(self, step: DecodeStep, tokens: int, seconds: float) -> bool:
         """The step, of so many tokens, took so long, waiting included. Whether the threshold changed."""
         self._tokens.add(step.tokens)
         self._seconds.add(seconds)
@@ -72,9 +72,9 @@ class Patience(Generic[Key]):
 
     def pause(
         self,
-        step: Decoding,
-        hopes: Mapping[Key, Hope],
-        awaited: Callable[[Key], tuple[Delays, float] | None],
+        step: DecodeStep,
+        hopes: Mapping[Key, ExpectedGain],
+        awaited: Callable[[Key], tuple[DelayDistribution, float] | None],
         waited_s: float,
     ) -> float:
         """Seconds worth waiting before the step for what its sessions hope for (`waiting.wait_s`), having waited so
@@ -88,7 +88,7 @@ class Patience(Generic[Key]):
             self._promise.wait(hopes)
         return pause
 
-    def hope(self, version: int, paths: Sequence[float], parents: Sequence[int], limit: int) -> Hope:
+    def hope(self, version: int, paths: Sequence[float], parents: Sequence[int], limit: int) -> ExpectedGain:
         """What one more candidate is worth to a session, if it hangs below the likeliest leaf. `paths`: the path
         probabilities of its best candidates, of which the step takes the first; `parents`: places of those in the same
         order; `limit`: most that a step takes; `version`: of its tree."""
@@ -97,9 +97,9 @@ class Patience(Generic[Key]):
         gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self.price
         if count >= limit or len(paths) > count:
             cost = max(cost, paths[min(count, len(paths) - 1)])
-        return Hope(version, sum(paths[:count]), gain, cost)
+        return ExpectedGain(version, sum(paths[:count]), gain, cost)
 
-    def _rate(self, step: Decoding) -> float:
+    def _rate(self, step: DecodeStep) -> float:
         """Tokens committed a second lately, waiting included; before the first step, by this one. No less than without
         any candidates: a verifier that waits in vain must not take its slowness for what its time is worth."""
         lately = (self._tokens.value or step.tokens) / max(self._seconds.value or step.seconds, 1e-9)
@@ -107,11 +107,11 @@ class Patience(Generic[Key]):
 
 
 def _together(
-    gains: Mapping[Key, float], awaited: Callable[[Key], tuple[Delays, float] | None], most_s: float
+    gains: Mapping[Key, float], awaited: Callable[[Key], tuple[DelayDistribution, float] | None], most_s: float
 ) -> list[Awaited]:
     """What the sessions await, those together that await the same for as long: the sessions of one step are mostly
     asked at once."""
-    groups: dict[tuple[Delays, int], tuple[float, list[float]]] = {}
+    groups: dict[tuple[DelayDistribution, int], tuple[float, list[float]]] = {}
     for session, gain in gains.items():
         if each := awaited(session):
             delays, passed = each

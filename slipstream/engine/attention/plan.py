@@ -35,7 +35,7 @@ class _Kind(NamedTuple):
     device: torch.device
 
 
-class Plan:
+class AttentionPlan:
     def __init__(self, segments: list[Segment], store: KVStore, device: torch.device, max_length: int) -> None:
         self._segments = segments
         self._store = store

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from slipstream.engine.models.attention_layers import Layer
+from slipstream.engine.models.attention_layers import AttentionLayer
 
 BLOCK_SIZE = 64
 """KV rows of a block on a GPU: the kernel's own tile."""
@@ -88,13 +88,13 @@ def _squashed(softcap: float | None) -> Callable[..., Tensor] | None:
     return squash
 
 
-def width(layers: Sequence[Layer]) -> int:
+def width(layers: Sequence[AttentionLayer]) -> int:
     """Tokens of a chunk: a power of two, at most 16, whose query heads make fewer than 128 rows for each KV head."""
     group = max(layer.group for layer in layers)
     return max(1, min(_WIDEST, 1 << (max(1, _MOST_ROWS // group).bit_length() - 1)))
 
 
-def unfit(layers: Sequence[Layer]) -> str | None:
+def unfit(layers: Sequence[AttentionLayer]) -> str | None:
     """Why these layers cannot go through the kernel; None if they can."""
     if len({layer.device for layer in layers}) > 1:
         return "its layers are on several devices"

@@ -17,7 +17,7 @@ import torch
 
 from slipstream.engine.emulated.model import ALTERNATIVES
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import Bookkeeping
+from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
@@ -47,7 +47,7 @@ class EmulatedModel:
     eos_token_ids: tuple[int, ...] = ()
 
 
-class EmulatedEngine(Bookkeeping):
+class EmulatedEngine(KVCacheManager):
     """The text depends on the seed, a session's first token and the position; never on candidates or batches."""
 
     def __init__(

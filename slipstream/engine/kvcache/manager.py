@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.prefix_cache import Prefixes, root
+from slipstream.engine.kvcache.prefix_cache import PrefixCache, root
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 
-class Bookkeeping:
+class KVCacheManager:
     """All of `Engine` but the forward pass; `_copy` is where an engine with real rows copies them."""
 
     def __init__(self, pool: BlockPool, max_length: int) -> None:
         self._pool = pool
         self._max_length = max_length
-        self._prefixes = Prefixes(pool.block_size)
+        self._prefixes = PrefixCache(pool.block_size)
         pool.lost = self._prefixes.forget
 
     @property

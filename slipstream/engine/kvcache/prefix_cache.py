@@ -17,7 +17,7 @@ DIGEST_BYTES = 16
 """Two prefixes that differ have one name with a probability of 2^-64 at 2^32 blocks."""
 
 
-class Prefixes:
+class PrefixCache:
     """Named blocks of one pool."""
 
     def __init__(self, block_size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from slipstream.engine.devices import upload
-from slipstream.engine.models.attention_layers import Layer
+from slipstream.engine.models.attention_layers import AttentionLayer
 
 _Shape = tuple[int, int, torch.dtype, torch.device]
 
@@ -15,7 +15,7 @@ class KVStore:
     [2 x layers, rows, heads, dim], so that moving rows is one operation for the whole model.
     """
 
-    def __init__(self, layers: list[Layer], rows: int, masked: bool = False) -> None:
+    def __init__(self, layers: list[AttentionLayer], rows: int, masked: bool = False) -> None:
         """`masked`: for a kernel that reads whole blocks and weighs what must not be seen with zero. Zero times NaN is
         NaN, so no value in the store is one: not in rows that nobody wrote, nor in those of a session that is broken
         (which its keys still show)."""
@@ -77,5 +77,5 @@ class KVStore:
         self._moves = {}
 
 
-def _shape(layer: Layer, dim: int) -> _Shape:
+def _shape(layer: AttentionLayer, dim: int) -> _Shape:
     return (layer.heads, dim, layer.dtype, layer.device)

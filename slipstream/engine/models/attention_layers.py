@@ -17,7 +17,7 @@ _REFUSED = ("position_bias", "indices", "block_indices", "sinks", "is_cross_atte
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class AttentionLayer:
     index: int
     """The module's `layer_idx`."""
     source: int
@@ -37,7 +37,7 @@ class Probe:
     """Stands in for the step plan during the watched pass; answers zeros."""
 
     def __init__(self) -> None:
-        self.layers: list[Layer] = []
+        self.layers: list[AttentionLayer] = []
         self._keys: list[torch.Tensor] = []
 
     def attend(
@@ -55,7 +55,7 @@ class Probe:
         index = int(module.layer_idx)  # type: ignore[arg-type]
         window = extras.get("sliding_window")
         self.layers.append(
-            Layer(
+            AttentionLayer(
                 index=index,
                 source=same[0] if same else index,
                 heads=key.shape[1],
@@ -72,7 +72,7 @@ class Probe:
 
 
 @torch.inference_mode()
-def probe_layers(model: torch.nn.Module, device: torch.device) -> list[Layer]:
+def probe_layers(model: torch.nn.Module, device: torch.device) -> list[AttentionLayer]:
     """The attention layers in the order they run; the model takes its tokens on `device`. Raises FailedPrecondition for
     a model that cannot be packed."""
     probe = Probe()

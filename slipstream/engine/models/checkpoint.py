@@ -13,7 +13,7 @@ from transformers.utils import logging as library_logging
 
 from slipstream.engine.attention.packed import NAME, register
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.models.attention_layers import Layer, probe_layers
+from slipstream.engine.models.attention_layers import AttentionLayer, probe_layers
 from slipstream.engine.models.forward import Forward, LibraryForward
 from slipstream.engine.models.lean_selection import fits, lean_forward
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
@@ -30,7 +30,7 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     forward: Forward
-    layers: list[Layer]
+    layers: list[AttentionLayer]
     info: ModelInfo
     device: torch.device
     """Where the model takes its tokens."""
@@ -120,7 +120,7 @@ def _entrance(model: Any) -> torch.device:
     return torch.device(next((place for place in places.values() if str(place) not in ("cpu", "disk")), "cpu"))
 
 
-def _layers(model: Any, config: Any, device: torch.device, quantised: str) -> list[Layer]:
+def _layers(model: Any, config: Any, device: torch.device, quantised: str) -> list[AttentionLayer]:
     text = config.get_text_config(decoder=True)
     try:
         layers = probe_layers(model, device)

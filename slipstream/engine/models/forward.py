@@ -9,7 +9,7 @@ import torch
 from slipstream.engine.attention.packed import Attender
 
 
-class Step(Attender, Protocol):
+class ForwardStep(Attender, Protocol):
     """What a forward pass reads of a step. Tensors only, so that a pass can be captured and replayed."""
 
     @property
@@ -33,7 +33,7 @@ class Forward(Protocol):
         """Positions below `length` may be asked for from now on."""
         ...
 
-    def __call__(self, step: Step) -> torch.Tensor:
+    def __call__(self, step: ForwardStep) -> torch.Tensor:
         """Logits [R, V] of the wanted rows, in the model's dtype."""
         ...
 
@@ -49,7 +49,7 @@ class LibraryForward:
     def reserve(self, length: int) -> None:
         pass
 
-    def __call__(self, step: Step) -> torch.Tensor:
+    def __call__(self, step: ForwardStep) -> torch.Tensor:
         output = self.model(
             input_ids=step.tokens,
             position_ids=step.positions,

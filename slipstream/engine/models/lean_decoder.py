@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, rms_norm, silu
 
-from slipstream.engine.models.forward import Step
+from slipstream.engine.models.forward import ForwardStep
 from slipstream.engine.models.linear import Linear
 from slipstream.engine.models.rotary import Rotary, Rotation
 
@@ -39,7 +39,7 @@ class Attention:
         self._joined = Linear([module.q_proj, module.k_proj, module.v_proj])
         self._out = Linear([module.o_proj])
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, step: Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotation: Rotation, step: ForwardStep) -> torch.Tensor:
         """x [T, hidden], already normalised."""
         states = self._joined(x).view(x.shape[0], -1, self._dim)
         turned, value = states.split((self._queries + self._keys, self._keys), dim=1)
@@ -53,7 +53,7 @@ class Attention:
         return self._out(found.reshape(x.shape[0], -1))
 
 
-class Layer:
+class DecoderLayer:
     def __init__(self, module: Any, window: int | None) -> None:
         self._before_attention = Norm(module.input_layernorm)
         self._attention = Attention(module.self_attn, window)
@@ -61,13 +61,13 @@ class Layer:
         self._gate_up = Linear([module.mlp.gate_proj, module.mlp.up_proj])
         self._down = Linear([module.mlp.down_proj])
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, step: Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotation: Rotation, step: ForwardStep) -> torch.Tensor:
         x = x + self._attention(self._before_attention(x), rotation, step)
         gate, up = self._gate_up(self._before_feed(x)).chunk(2, dim=1)
         return x + self._down(silu(gate).mul_(up))
 
 
-class Decoder:
+class LeanDecoder:
     """Takes the weights of the library's model, which is of no use afterwards. `windows` are the layers' sliding
     windows."""
 
@@ -75,7 +75,7 @@ class Decoder:
         inner, head = model.model, model.lm_head
         self._embedding: torch.Tensor = inner.embed_tokens.weight.detach()
         self._rotary = Rotary(inner.rotary_emb, self._embedding)
-        self._layers = [Layer(module, window) for module, window in zip(inner.layers, windows, strict=True)]
+        self._layers = [DecoderLayer(module, window) for module, window in zip(inner.layers, windows, strict=True)]
         self._norm = Norm(inner.norm)
         # Embeddings are looked up row by row, which packed weights do not offer: tied ones are there twice.
         self._head = Linear([head], keep=head.weight is inner.embed_tokens.weight)
@@ -83,7 +83,7 @@ class Decoder:
     def reserve(self, length: int) -> None:
         self._rotary.reserve(length)
 
-    def __call__(self, step: Step) -> torch.Tensor:
+    def __call__(self, step: ForwardStep) -> torch.Tensor:
         x = embedding(step.tokens[0], self._embedding)
         rotation = self._rotary(step.positions[0])
         for layer in self._layers:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from slipstream.engine.models.attention_layers import Layer
+from slipstream.engine.models.attention_layers import AttentionLayer
 from slipstream.engine.models.equivalence import BOUNDS, Rehearsal, rehearse, same
 from slipstream.engine.models.forward import LibraryForward
-from slipstream.engine.models.lean_decoder import Decoder
+from slipstream.engine.models.lean_decoder import LeanDecoder
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +21,13 @@ _INSIDE = {"", "self_attn", "mlp", "mlp.act_fn", "input_layernorm", "post_attent
 _HEAD_NORMS = {"self_attn.q_norm", "self_attn.k_norm"}
 
 
-def lean_forward(model: Any, layers: list[Layer], length: int) -> Decoder | None:
+def lean_forward(model: Any, layers: list[AttentionLayer], length: int) -> LeanDecoder | None:
     """The decoder, which has taken the model's weights; None, and then the weights are lost too, when it answers
     otherwise than the library does. `length` bounds the positions that will be asked for. The model must `fit`."""
     rehearsal = Rehearsal(model.lm_head.out_features, length, layers[0].device)
     expected = rehearse(LibraryForward(model), rehearsal)
     windows = {layer.index: layer.window for layer in layers}
-    decoder = Decoder(model, [windows[index] for index in range(len(layers))])
+    decoder = LeanDecoder(model, [windows[index] for index in range(len(layers))])
     if not same(rehearse(decoder, rehearsal), expected, layers[0].dtype):
         log.warning("%s: the lean forward answers otherwise; the library's is used", model.config.model_type)
         return None

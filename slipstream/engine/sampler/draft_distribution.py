@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from slipstream.engine.sampler import noise
-from slipstream.speculation.draft_distribution import MAX_WEIGHT, Proposal
+from slipstream.speculation.draft_distribution import MAX_WEIGHT, DraftDistribution
 from slipstream.speculation.noise import Purpose
 
 
@@ -41,12 +41,12 @@ def draw(ids: Tensor, weights: Tensor, streams: Sequence[int], nodes: Sequence[i
     return ids.gather(-1, winners).masked_fill_(best.isneginf(), -1)
 
 
-def pack(ids: Tensor, weights: Tensor) -> list[Proposal | None]:
+def pack(ids: Tensor, weights: Tensor) -> list[DraftDistribution | None]:
     """Rows as they travel; None for a row without weights."""
     rows = zip(ids.tolist(), weights.tolist(), strict=True)
     return [_packed(row_ids, row_weights) for row_ids, row_weights in rows]
 
 
-def _packed(ids: list[int], weights: list[int]) -> Proposal | None:
+def _packed(ids: list[int], weights: list[int]) -> DraftDistribution | None:
     size = sum(weight > 0 for weight in weights)  # the impossible ones stand last
-    return Proposal(tuple(ids[:size]), tuple(weights[:size])) if size else None
+    return DraftDistribution(tuple(ids[:size]), tuple(weights[:size])) if size else None

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.engine.sampler.token_history import History
-from slipstream.speculation.sampling_params import Sampling
+from slipstream.engine.sampler.token_history import TokenHistory
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Mask
 
 _SHORTLIST = 256
@@ -26,11 +26,11 @@ _SHORTLIST = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SampledRow:
     """What a row of logits stands for."""
 
-    sampling: Sampling
-    history: History | None = None
+    sampling: SamplingParams
+    history: TokenHistory | None = None
     """The committed tokens; needed only where `sampling.penalised`."""
     path: tuple[int, ...] = ()
     """The tokens between the history and this row (a tree node's path)."""
@@ -38,7 +38,7 @@ class Row:
     """The tokens that a grammar allows here."""
 
 
-def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def process(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """float32 [R, V] and R rows -> float32 [R, V]; the input is left alone and may be returned.
 
     Greedy rows get mask, penalties and bias only: the rest cannot move an argmax whose ties go to the lowest id. A row
@@ -60,7 +60,7 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return output
 
 
-def _truncates(sampling: Sampling) -> bool:
+def _truncates(sampling: SamplingParams) -> bool:
     return not sampling.greedy and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
 
 
@@ -73,7 +73,7 @@ def _scale(logits: Tensor, divisors: Tensor) -> Tensor:
     return logits / divisors[:, None]
 
 
-def _allow(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _allow(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """-inf for what a grammar forbids, on the rows that have one."""
     constrained = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
     if not constrained:
@@ -87,7 +87,7 @@ def _allow(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return output
 
 
-def _adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _adjust(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """Penalties and bias, on the rows that have any."""
     touched = [index for index, row in enumerate(rows) if row.sampling.penalised or row.sampling.logit_bias]
     if not touched:
@@ -104,11 +104,11 @@ def _adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return output
 
 
-def _penalise(logits: Tensor, row: Row) -> None:
+def _penalise(logits: Tensor, row: SampledRow) -> None:
     """In place on one row [V]. Repetition: Keskar et al. 2019 (CTRL), section 4.1; presence and frequency: output
     tokens only.
     """
-    sampling, history = row.sampling, row.history or History(())
+    sampling, history = row.sampling, row.history or TokenHistory(())
     ids, counts, seen = (torch.from_numpy(array).to(logits.device) for array in history.tally(row.path))
     values = logits[ids]
     if sampling.repetition_penalty != 1.0:
@@ -121,7 +121,7 @@ def _penalise(logits: Tensor, row: Row) -> None:
     logits[ids] = values
 
 
-def _truncate(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _truncate(logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
     """top-k, top-p and min-p of every row."""
     vocabulary = logits.shape[-1]
     if any(0 < s.top_k < vocabulary or s.top_p < 1.0 for s in samplings):
@@ -134,7 +134,7 @@ def _truncate(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return logits
 
 
-def _truncate_by_rank(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _truncate_by_rank(logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
     """top-k and top-p both keep a row's most likely n tokens; only n is found differently."""
     vocabulary, device = logits.shape[-1], logits.device
     tops = torch.tensor([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings], device=device)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from slipstream.errors import OutOfRange
 
 
-class History:
+class TokenHistory:
     """Grows and shrinks with a session. Each distinct token owns a slot, so that a tally is two array slices."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:

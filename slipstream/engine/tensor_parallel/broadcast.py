@@ -32,7 +32,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BroadcastStep:
     moves: list[tuple[int, int]]
     """Pool rows (from, to), all read before any is written."""
     segments: list[Segment]
@@ -43,7 +43,7 @@ def encode(kind: Kind) -> list[int]:
     return [MAGIC, kind]
 
 
-def encode_step(step: Step) -> list[int]:
+def encode_step(step: BroadcastStep) -> list[int]:
     words = [MAGIC, Kind.STEP, len(step.moves), len(step.segments)]
     for move in step.moves:
         words += move
@@ -67,14 +67,14 @@ def kind_of(words: Sequence[int]) -> Kind:
     return Kind(words[1])
 
 
-def decode_step(words: Sequence[int], blocks: int, block_size: int) -> Step:
+def decode_step(words: Sequence[int], blocks: int, block_size: int) -> BroadcastStep:
     """The step of a message of kind STEP, for a pool of so many blocks. Raises Internal for nonsense."""
     reader = _Reader(words, 2)
     moves, segments = reader.take(2)
     rows = _pairs(reader.take(2 * moves))
     if not all(0 <= row < blocks * block_size for pair in rows for row in pair):
         raise _broken("a row is outside the pool")
-    step = Step(rows, [_segment(reader, blocks, block_size) for _ in range(segments)])
+    step = BroadcastStep(rows, [_segment(reader, blocks, block_size) for _ in range(segments)])
     if reader.left:
         raise _broken(f"{reader.left} words are left over")
     return step

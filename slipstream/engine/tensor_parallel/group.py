@@ -36,7 +36,7 @@ class GroupLost(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Rank:
     """Of this process in its group, as `torchrun` tells it."""
 
     rank: int = 0
@@ -45,7 +45,7 @@ class Place:
     local_size: int = 1
 
     @classmethod
-    def told(cls, environ: Mapping[str, str] | None = None) -> Place:
+    def told(cls, environ: Mapping[str, str] | None = None) -> Rank:
         """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them the process is alone. Raises
         InvalidArgument for what cannot be read."""
         given = os.environ if environ is None else environ
@@ -63,12 +63,12 @@ class Place:
 class Group:
     """Joined by every rank with `Group.join`; `send` is for the leader, `receive` for the others."""
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    def __init__(self, place: Rank, device: torch.device) -> None:
         self.place = place
         self.device = device
 
     @classmethod
-    def join(cls, place: Place, start_s: float) -> Group:
+    def join(cls, place: Rank, start_s: float) -> Group:
         """Meets the other ranks; until `bound` a rank may be late by `start_s`, for weights take their time to load."""
         if place.local_size == place.size and sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

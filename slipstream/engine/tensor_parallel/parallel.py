@@ -16,9 +16,9 @@ import torch
 
 from slipstream.engine.models.checkpoint import Checkpoint
 from slipstream.engine.segment import Segment
-from slipstream.engine.tensor_parallel.broadcast import Kind, Step, decode_step, encode, encode_step, kind_of
-from slipstream.engine.tensor_parallel.group import Group, GroupLost, Place
-from slipstream.engine.torch_engine import PackedEngine
+from slipstream.engine.tensor_parallel.broadcast import BroadcastStep, Kind, decode_step, encode, encode_step, kind_of
+from slipstream.engine.tensor_parallel.group import Group, GroupLost, Rank
+from slipstream.engine.torch_engine import TorchEngine
 
 
 class Line(Protocol):
@@ -31,7 +31,7 @@ class Line(Protocol):
     def leave(self) -> None: ...
 
 
-class LeadingEngine(PackedEngine):
+class LeadingEngine(TorchEngine):
     """What cannot be computed is refused before anybody hears of it. After that there is no way back: ranks that are
     not in step cannot be put in step again, so whatever fails then is GroupLost, now and ever after."""
 
@@ -45,7 +45,7 @@ class LeadingEngine(PackedEngine):
         self.lost: GroupLost | None = None
 
     def _pass(self, segments: list[Segment]) -> torch.Tensor:
-        self._tell(encode_step(Step(self._store.moves, segments)))
+        self._tell(encode_step(BroadcastStep(self._store.moves, segments)))
         try:
             return super()._pass(segments)
         except Exception as error:
@@ -75,7 +75,7 @@ class LeadingEngine(PackedEngine):
         raise self.lost from error
 
 
-class FollowingEngine(PackedEngine):
+class FollowingEngine(TorchEngine):
     """A rank that keeps no books."""
 
     def __init__(self, checkpoint: Checkpoint, tokens: int, line: Line) -> None:
@@ -98,7 +98,7 @@ class FollowingEngine(PackedEngine):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class GroupTimeouts:
     """Seconds that ranks wait for each other."""
 
     start_s: float
@@ -108,7 +108,7 @@ class Patience:
 
 
 def join(
-    place: Place, patience: Patience, load: Callable[[torch.device], Checkpoint], tokens: int
+    place: Rank, patience: GroupTimeouts, load: Callable[[torch.device], Checkpoint], tokens: int
 ) -> tuple[Group, Checkpoint]:
     """This process's group, and its part of a model, which `load` loads for a device; all ranks want KV for `tokens`.
 
