@@ -22,7 +22,8 @@ from gateway.gateway import GatewayDependencies, GatewayServer, running
 from gateway.routing.breaker import BreakerState
 from gateway.routing.drafters import DrafterWorker
 from gateway.routing.router import DrafterRequirements
-from gateway.sessions.registry import ClockAndRandomness, drafter_assignment
+from gateway.sessions import drafter_assignment
+from gateway.sessions.registry import ClockAndRandomness
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment

@@ -17,7 +17,7 @@ import pytest
 from slipstream.engine.factory import open_engine
 from slipstream.speculation.frame import TreeLimits
 from slipstream.v1 import drafter_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, Verifier, drafter, emulated_text, gateway, until, verifier
+from tests.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
 from tests.flooder import FLOODS, flood
 from tests.hostile_drafter import hostile
 from verifier_svc.sources import flow_control
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @asynccontextmanager
 async def fleet(
     good: str = "emulated:acceptance=0.9", target: str = "emulated:base_ms=5"
-) -> AsyncIterator[tuple[Verifier, Gateway, str]]:
+) -> AsyncIterator[tuple[VerifierServer, Gateway, str]]:
     async with (
         drafter(open_engine(good)) as friend,
         verifier(open_engine(target)) as server,

@@ -13,7 +13,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, Verifier, drafter, emulated_text, gateway, until, verifier
+from tests.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
 from verifier_svc.sources import drafter_pool
 from verifier_svc.sources.drafter_link import MAX_REOPENS
@@ -33,7 +33,7 @@ def expected() -> list[int]:
 
 
 @asynccontextmanager
-async def fleet(trick: Trick) -> AsyncIterator[tuple[HostileDrafter, Verifier, Gateway, str]]:
+async def fleet(trick: Trick) -> AsyncIterator[tuple[HostileDrafter, VerifierServer, Gateway, str]]:
     async with (
         hostile(trick) as enemy,
         drafter(open_engine("emulated:acceptance=0.9")) as friend,

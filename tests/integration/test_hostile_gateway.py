@@ -14,7 +14,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc
-from tests.fleet import Verifier, emulated_text, gateway, opening, until, verifier
+from tests.fleet import VerifierServer, emulated_text, gateway, opening, until, verifier
 
 Command = verifier_pb2.DecodeCommand
 HIGHEST = 2**32 - 1
@@ -145,7 +145,7 @@ ATTACKS: dict[str, tuple[Attack, set[grpc.StatusCode]]] = {
 
 
 @asynccontextmanager
-async def attacking(server: Verifier) -> AsyncIterator[Attacker]:
+async def attacking(server: VerifierServer) -> AsyncIterator[Attacker]:
     unlimited = (("grpc.max_send_message_length", -1),)
     async with grpc.aio.insecure_channel(server.address, unlimited) as line:
         enemy = Attacker(verifier_pb2_grpc.VerifierServiceStub(line).Decode())

@@ -20,7 +20,7 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Cursor
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import drafter_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, in_time, opening, slowed, until, verifier
+from tests.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, in_time, opening, slowed, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, place, spelled, tokenizer
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
 from verifier_svc.execution.embedded import Outcome, ScheduledSequence, perform
@@ -43,13 +43,13 @@ def target() -> Engine:
 
 
 @pytest.fixture
-async def server(target: Engine) -> AsyncIterator[Verifier]:
+async def server(target: Engine) -> AsyncIterator[VerifierServer]:
     async with verifier(target, model=TARGET) as server:
         yield server
 
 
 @pytest.fixture
-async def client(server: Verifier) -> AsyncIterator[Gateway]:
+async def client(server: VerifierServer) -> AsyncIterator[Gateway]:
     async with gateway(server.address) as client:
         yield client
 
@@ -268,7 +268,7 @@ async def test_an_emulated_model_has_no_words_to_constrain() -> None:
 
 
 async def test_a_grammar_that_gives_up_at_run_time_ends_its_session_only(
-    server: Verifier, client: Gateway, monkeypatch: pytest.MonkeyPatch
+    server: VerifierServer, client: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     structure, genuine = LANGUAGES["any"].structure, Cursor.mask
 
@@ -290,7 +290,7 @@ async def test_a_grammar_that_gives_up_at_run_time_ends_its_session_only(
     await until(lambda: not len(server.scheduler))
 
 
-async def test_what_is_said_of_a_session_waits_for_its_grammar(server: Verifier, client: Gateway) -> None:
+async def test_what_is_said_of_a_session_waits_for_its_grammar(server: VerifierServer, client: Gateway) -> None:
     """Open and close in one frame: compiled, opened, closed, in this order; then the number is free again."""
     structure = StructuredOutput("regex", "(wait|for|it){1,99}")
     decoded = client.sessions[7] = Decoded()
@@ -306,7 +306,7 @@ async def test_what_is_said_of_a_session_waits_for_its_grammar(server: Verifier,
     await until(again.done.is_set)
 
 
-async def test_a_gateway_that_leaves_takes_along_what_is_being_compiled(server: Verifier) -> None:
+async def test_a_gateway_that_leaves_takes_along_what_is_being_compiled(server: VerifierServer) -> None:
     async with gateway(server.address) as other:
         for index in range(20):
             await other.open(PROMPT, structure=StructuredOutput("regex", f"leaving{index}"), stop=[END], tokens=2000)

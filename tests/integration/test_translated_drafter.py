@@ -33,7 +33,7 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import save_checkpoint
 from tests.fleet import Decoded, gateway, in_time, slowed, verifier
-from tests.unit.test_translation import LINES, byte_level
+from tests.unit.drafter_svc.proposers.test_translation import LINES, byte_level
 
 TARGET, DRAFT = str(MODELS / "target"), str(MODELS / "draft")
 TOKENS = 16

@@ -15,7 +15,7 @@ from slipstream.rpc.channel import channel
 from slipstream.rpc.send_queue import SendQueue
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.fleet import Decoded, Gateway, Verifier, drafter, gateway, opening, until, verifier
+from tests.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, opening, until, verifier
 from tests.fleet import emulated_text as text
 
 PROMPT = [7, 8, 9]
@@ -29,13 +29,13 @@ def target(settings: str = "", kv_tokens: int = 65_536) -> Engine:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Verifier]:
+async def server() -> AsyncIterator[VerifierServer]:
     async with verifier(target("base_ms=5")) as server:  # slow enough for candidates to pay on a busy machine too
         yield server
 
 
 @pytest.fixture
-async def client(server: Verifier) -> AsyncIterator[Gateway]:
+async def client(server: VerifierServer) -> AsyncIterator[Gateway]:
     async with gateway(server.address) as client:
         yield client
 
@@ -58,7 +58,7 @@ async def code(decoded: Decoded) -> grpc.StatusCode | None:
     return next((code for code in grpc.StatusCode if code.value[0] == number), None)
 
 
-def free(server: Verifier) -> Callable[[], bool]:
+def free(server: VerifierServer) -> Callable[[], bool]:
     return lambda: server.engine.blocks_free == server.engine.blocks_total and not len(server.scheduler)
 
 
@@ -84,7 +84,7 @@ async def test_a_session_never_exceeds_its_length(client: Gateway, guesses: str,
 
 
 async def test_closing_mid_flight_frees_the_memory_and_the_number(
-    server: Verifier, client: Gateway, guesses: str
+    server: VerifierServer, client: Gateway, guesses: str
 ) -> None:
     number, decoded = await client.open(PROMPT, tokens=5000, drafters=[guesses])
     await until(lambda: len(decoded.rounds) > 3)
@@ -98,7 +98,7 @@ async def test_closing_mid_flight_frees_the_memory_and_the_number(
     assert len(decoded.rounds) == rounds
 
 
-async def test_a_broken_stream_takes_its_sessions_along(server: Verifier, guesses: str) -> None:
+async def test_a_broken_stream_takes_its_sessions_along(server: VerifierServer, guesses: str) -> None:
     async with gateway(server.address) as other:
         sessions = [await other.open([seed, 1], tokens=5000, drafters=[guesses]) for seed in range(5)]
         await until(lambda: all(decoded.rounds for _, decoded in sessions))
@@ -106,7 +106,7 @@ async def test_a_broken_stream_takes_its_sessions_along(server: Verifier, guesse
     assert server.service.by_id == {}
 
 
-async def test_a_stream_that_is_no_protobuf_ends_and_others_go_on(server: Verifier, client: Gateway) -> None:
+async def test_a_stream_that_is_no_protobuf_ends_and_others_go_on(server: VerifierServer, client: Gateway) -> None:
     _, decoded = await client.open(PROMPT, tokens=60)
     async with channel(server.address) as line:
         call = line.stream_stream("/slipstream.v1.VerifierService/Decode")()
@@ -139,7 +139,7 @@ async def test_a_gateway_that_does_not_read_loses_its_stream_and_its_memory(monk
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_frame_above_the_limit_ends_the_stream(server: Verifier) -> None:
+async def test_a_frame_above_the_limit_ends_the_stream(server: VerifierServer) -> None:
     unlimited = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(server.address, unlimited) as line:
         call = line.stream_stream("/slipstream.v1.VerifierService/Decode")()
@@ -152,7 +152,9 @@ async def test_a_frame_above_the_limit_ends_the_stream(server: Verifier) -> None
 # Flow control and policies.
 
 
-async def test_credits_pause_a_session_exactly_and_resume_it(server: Verifier, client: Gateway, guesses: str) -> None:
+async def test_credits_pause_a_session_exactly_and_resume_it(
+    server: VerifierServer, client: Gateway, guesses: str
+) -> None:
     number, decoded = await client.open(PROMPT, tokens=60, drafters=[guesses], credit=5)
     await until(lambda: len(decoded.token_ids) >= 5)
     other = await client.decode([1, 2], tokens=30, drafters=[guesses])
@@ -261,7 +263,7 @@ async def test_rollbacks_follow_each_other_faster_than_steps(client: Gateway) ->
     ],
 )
 async def test_a_rollback_that_cannot_be_ends_its_session(
-    server: Verifier, client: Gateway, epoch: int, length: int, expected: grpc.StatusCode
+    server: VerifierServer, client: Gateway, epoch: int, length: int, expected: grpc.StatusCode
 ) -> None:
     number, decoded = await client.open(PROMPT, tokens=4000)
     await until(lambda: len(decoded.token_ids) >= 5)
@@ -291,7 +293,7 @@ async def test_a_session_closed_while_its_rollback_waits_ends_under_the_new_epoc
         await until(free(server))
 
 
-async def test_of_two_gateways_the_higher_epoch_owns_the_session(server: Verifier, client: Gateway) -> None:
+async def test_of_two_gateways_the_higher_epoch_owns_the_session(server: VerifierServer, client: Gateway) -> None:
     _, first = await client.open(PROMPT, tokens=4000, session_id="s")
     await until(lambda: bool(first.rounds))
     async with gateway(server.address) as other:
@@ -305,7 +307,7 @@ async def test_of_two_gateways_the_higher_epoch_owns_the_session(server: Verifie
     await until(free(server))
 
 
-async def test_a_claim_that_is_malformed_fences_nobody(server: Verifier, client: Gateway) -> None:
+async def test_a_claim_that_is_malformed_fences_nobody(server: VerifierServer, client: Gateway) -> None:
     _, first = await client.open(PROMPT, tokens=100, session_id="s")
     await until(lambda: bool(first.rounds))
     async with gateway(server.address) as other:
@@ -348,7 +350,7 @@ MALFORMED: dict[str, Callable[[verifier_pb2.DecodeOpen], Any]] = {
 
 @pytest.mark.parametrize("spoil", MALFORMED.values(), ids=MALFORMED.keys())
 async def test_a_malformed_open_costs_itself_only(
-    server: Verifier, client: Gateway, spoil: Callable[[verifier_pb2.DecodeOpen], Any]
+    server: VerifierServer, client: Gateway, spoil: Callable[[verifier_pb2.DecodeOpen], Any]
 ) -> None:
     _, running = await client.open(PROMPT, tokens=30)
     request = opening(PROMPT, session_id="odd")
@@ -393,7 +395,7 @@ async def test_an_open_that_is_said_twice_counts_once(client: Gateway) -> None:
     assert decoded.token_ids == text(PROMPT, 200)
 
 
-async def test_a_ratio_rule_needs_trusted_drafters(server: Verifier, client: Gateway, guesses: str) -> None:
+async def test_a_ratio_rule_needs_trusted_drafters(server: VerifierServer, client: Gateway, guesses: str) -> None:
     sampling = SamplingParams(acceptance="rejection", seed=3)
     _, refused = await client.open(PROMPT, sampling=sampling, drafters=[guesses], session_id="s")
     assert await code(refused) is grpc.StatusCode.PERMISSION_DENIED
@@ -470,7 +472,7 @@ async def test_more_sessions_than_a_step_has_room_for_take_turns() -> None:
 # What others ask.
 
 
-async def test_a_verifier_says_what_it_runs_and_how_busy_it_is(server: Verifier, client: Gateway) -> None:
+async def test_a_verifier_says_what_it_runs_and_how_busy_it_is(server: VerifierServer, client: Gateway) -> None:
     async with channel(server.address) as line:
         stub = worker_pb2_grpc.WorkerServiceStub(line)
         told = await stub.GetModel(worker_pb2.GetModelRequest())

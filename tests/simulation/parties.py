@@ -16,7 +16,7 @@ from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from gateway.api.grpc_service import GatewayService
 from gateway.config import GatewayConfig
 from gateway.gateway import drained, written
-from gateway.routing.router import configured_workers as gateway_workers
+from gateway.routing import configured_workers as gateway_workers
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.registry import ClockAndRandomness, SessionRegistry
 from gateway.store.write_behind import WriteBehindQueue

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from slipstream.client import client
 from tests.simulation import parties
 from tests.simulation.client import ERRANDS, Client
 from tests.simulation.clock import Party, PartyLoop

@@ -27,7 +27,7 @@ from capacity.stationary import Cells
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import InvalidArgument
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "plan"
 SMALL: dict[str, Any] = {
     "name": "small",
     "traffic": {"rate": 12.0, "prompt": {"mean": 50}, "output": {"mean": 30, "cv": 0.5}},

@@ -22,7 +22,7 @@ from drafter_svc.tree import DraftNode
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry import metrics
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SCENARIO = read(ROOT / "examples/plan/h100-l4.toml")
 MOST, TOLERANCE, ROUNDS = 32, 0.1, 12
 """`maxReplicaCount`; what the autoscaler lets pass; how often it looks."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("slipstream", "gateway", "verifier_svc", "drafter_svc", "benchmarks", "examples")
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__"}
@@ -115,5 +115,5 @@ def test_what_only_looks_like_it_is_not(source: str) -> None:
 
 
 def test_models_are_read_from_safetensors_alone() -> None:
-    reading = (ROOT / "slipstream" / "engine" / "checkpoint.py").read_text("utf-8")
+    reading = (ROOT / "slipstream" / "engine" / "models" / "checkpoint.py").read_text("utf-8")
     assert "use_safetensors=True" in reading and '"trust_remote_code": False' in reading

@@ -16,7 +16,7 @@ from slipstream.telemetry.__main__ import table
 from slipstream.telemetry.metrics import DECLARED, ROLES
 from tests.prometheus import promtool
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"
 DOCUMENT = (ROOT / "docs" / "metrics.md").read_text("utf-8")
 NAME = re.compile(r"\b(?:slipstream|vllm)[:_][a-zA-Z0-9_:]+")

@@ -10,7 +10,7 @@ import pytest
 
 from tools.settings import CONFIGS, docstrings, document
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILES = {path.stem: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
 TESTS = {name for text in FILES.values() for name in re.findall(r"def (test_\w+)\(", text)}
 

@@ -20,7 +20,7 @@ from slipstream.telemetry.metrics import DECLARED
 from tools.lock import EXTRAS, closure, wanted
 from verifier_svc.config import VerifierConfig
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LOCK = ROOT / "docker" / "constraints.txt"
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]

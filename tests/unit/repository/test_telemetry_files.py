@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.telemetry.tail_sampling import remarkable
 from slipstream.telemetry import spans
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KINDS = ("receivers", "processors", "exporters")
 
 

@@ -24,7 +24,7 @@ from training.settings import Budget, Schedule, Settings, Shape, TrainingStage
 from training.vocabulary import train_vocabulary
 from training.windows import Windows, encode_stream
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 TINY = Shape(hidden=32, layers=1, heads=2, kv_heads=1, feed_forward=64, context=128)
 WORDS = ("def", "return", "self", "value", "for", "in", "range", "print", "else", "lambda", "yield", "class")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drafter_svc.proposers.lookup import LookupProposer
 from drafter_svc.proposers.prediction import GRAM, WINDOW, Alignment, Place, PredictionText, Record
-from tests.unit.test_lookup import Drafting, chain, session
+from tests.unit.drafter_svc.proposers.test_lookup import Drafting, chain, session
 
 PROMPT = [7, 8, 9]
 NEW = 10**6

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gateway.requests.validation import Plan
+from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.breaker import BreakerState
 from gateway.routing.drafters import DrafterWorker, replica
 from gateway.routing.router import DrafterRequirements, Router
@@ -42,7 +42,9 @@ class Fleet:
 
     def crew(self, *names: str) -> DrafterAssignment:
         drafters = tuple(drafter.as_address() for drafter in self.pair(*names))
-        plan = MagicMock(Plan, drafters=drafters, max_draft_tokens=8, model=TARGET, drafting=DrafterRequirements(names))
+        plan = MagicMock(
+            ResolvedRequest, drafters=drafters, max_draft_tokens=8, model=TARGET, drafting=DrafterRequirements(names)
+        )
         return DrafterAssignment(plan, self.router)
 
     def look(self, crew: DrafterAssignment) -> list[str]:

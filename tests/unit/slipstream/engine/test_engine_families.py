@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine.attention.packed import plan as plan_module
+from slipstream.engine.attention import plan as plan_module
 from slipstream.engine.kvcache.store import KVStore
 from tests.checkpoints import FAMILIES, WINDOW
 from tests.packed import (
@@ -84,8 +84,9 @@ def test_a_forgotten_window_would_change_the_text(
     pair = pairs(family)
     (session,) = opened(pair, [2 * WINDOW])
     prefill(pair, session)
-    real = plan_module.Plan._read
-    monkeypatch.setattr(plan_module.Plan, "_read", lambda self, at, kind: real(self, at, kind._replace(window=None)))
+    plan = plan_module.AttentionPlan
+    real = plan._read
+    monkeypatch.setattr(plan, "_read", lambda self, at, kind: real(self, at, kind._replace(window=None)))
     session.segment(parents=[-1])
     assert worst(pair, [session]) > 0.1
 

@@ -57,7 +57,7 @@ def only_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the step took the ordinary way")
 
-    monkeypatch.setattr(packed_module, "Plan", refuse)
+    monkeypatch.setattr(packed_module, "AttentionPlan", refuse)
 
 
 @fragmented

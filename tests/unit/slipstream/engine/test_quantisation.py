@@ -31,7 +31,7 @@ from verifier_svc.execution.target import open_target
 STEADY = [name for name, quantiser in QUANTISERS.items() if quantiser.steady]
 TREE = [-1, -1, 0, 0, 1, 2, 3, 5]
 MIXTURES = ("mixtral", "gpt_oss")
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[4] / "models"
 # The NF4 kernel wants inputs in whole blocks of 64.
 SHAPE: dict[str, Any] = {"intermediate_size": 128}
 

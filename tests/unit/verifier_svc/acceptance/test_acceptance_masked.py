@@ -19,7 +19,16 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Mask
 from tests.enumeration import Draft, Path, Target, bias, draft_of, error, target_of
 from tests.rounds import PROMPT, Round, World, law
-from tests.unit.test_acceptance_coupled import PATHS, PREFIX, SAMPLINGS, VOCABULARY, model, rows_of, tokens_of, tree_of
+from tests.unit.verifier_svc.acceptance.test_acceptance_coupled import (
+    PATHS,
+    PREFIX,
+    SAMPLINGS,
+    VOCABULARY,
+    model,
+    rows_of,
+    tokens_of,
+    tree_of,
+)
 from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.recursive import recursive
