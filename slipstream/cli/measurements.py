@@ -1,18 +1,35 @@
-"""`slipstream compare`: what the arms of a running experiment brought, and whether a difference is shown."""
+"""`slipstream bench`, `compare` and `plan`: measured speed, experiments' arms, and the size of a fleet."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
+import secrets
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
 import typer
 
-from slipstream.cli.options import ApiKey, Ca, Servers, Tls, explained
-from slipstream.cli.session import doors_of, talk
+from slipstream.cli.options import (
+    ApiKey,
+    AsJson,
+    Ca,
+    MaxDraftTokens,
+    Server,
+    Servers,
+    Tls,
+    Workload,
+    endpoints,
+    explained,
+    with_channels,
+)
+from slipstream.client.gateway_endpoint import GatewayEndpoint
+from slipstream.client.load_generator import run_load
 from slipstream.errors import FailedPrecondition
 from slipstream.experiments.comparison import ComparedLine, Prices, compare, number, reached, shadows, uneven, watched
 from slipstream.experiments.estimates import CONFIDENCE, Interval
@@ -20,8 +37,54 @@ from slipstream.experiments.samples import merge
 from slipstream.rpc.channel import parsed
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
-WIDTH = 30
-"""Of a column."""
+PLAN_SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+"""`plan` passes its arguments on."""
+COLUMN_WIDTH = 30
+
+
+def bench(
+    prompts: Annotated[Path, typer.Argument(help="Text file with one prompt a line (\\n stands for a line break).")],
+    server: Server = "127.0.0.1:50051",
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    ca: Ca = "",
+    concurrency: Annotated[int, typer.Option(help="Most requests at once.", min=1)] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the first request; each later one is higher by 1.", min=0)] = 0,
+    repeats: Annotated[int, typer.Option(help="Number of pairs of runs.", min=1)] = 3,
+    max_draft_tokens: MaxDraftTokens = None,
+    workload: Workload = "",
+) -> None:
+    """Send the prompts alternately without and with speculation, and print one JSON line for each run."""
+    try:
+        texts = [line.replace("\\n", "\n") for line in prompts.read_text().splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{prompts} cannot be read: {error}.") from error
+    if not texts:
+        raise typer.BadParameter(f"{prompts} holds no prompt.")
+
+    def requests(plain: bool) -> list[gateway_pb2.GenerateRequest]:
+        salt = secrets.token_hex(8)  # the KV cache of one run must not make the next one faster
+        return [
+            gateway_pb2.GenerateRequest(
+                prompt=text,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                workload=workload,
+                cache_salt=salt,
+                sampling=gateway_pb2.SamplingOptions(temperature=temperature, seed=seed + index),
+                speculation=gateway_pb2.SpeculationOptions(disabled=plain, max_draft_tokens=max_draft_tokens),
+            )
+            for index, text in enumerate(texts)
+        ]
+
+    with explained("bench"):
+        for _ in range(repeats):
+            for plain in (True, False):
+                load = asyncio.run(run_load(GatewayEndpoint(server, api_key, tls, ca), requests(plain), concurrency))
+                figures = {name: value and float(f"{value:.5g}") for name, value in load.report().items()}
+                typer.echo(json.dumps({"speculation": not plain, "concurrency": concurrency} | figures))
 
 
 def compare_arms(
@@ -29,40 +92,42 @@ def compare_arms(
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: Ca = "",
-    verifier_price: Annotated[float | None, typer.Option(help="Of one verifier's GPU, an hour.", min=0.0)] = None,
-    drafter_price: Annotated[float | None, typer.Option(help="Of one drafter's GPU, an hour.", min=0.0)] = None,
-    confidence: Annotated[float, typer.Option(help="Of every interval by itself.", min=0.5, max=0.9999)] = CONFIDENCE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    verifier_price: Annotated[float | None, typer.Option(help="Price of one verifier for an hour.", min=0.0)] = None,
+    drafter_price: Annotated[float | None, typer.Option(help="Price of one drafter for an hour.", min=0.0)] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of each interval.", min=0.5, max=0.9999)] = CONFIDENCE,
+    as_json: AsJson = False,
 ) -> None:
-    """Compare the arms of the experiment that these gateways run (GATEWAY_EXPERIMENT), all their sessions together."""
+    """Compare the arms of the experiment that these gateways run (GATEWAY_EXPERIMENT), over the sessions of all."""
     if verifier_price is None and drafter_price is not None:
-        raise typer.BadParameter("--drafter-price alone makes no cost; give --verifier-price too.")
+        raise typer.BadParameter("--drafter-price needs --verifier-price.")
     prices = None if verifier_price is None else Prices(verifier_price, drafter_price or 0.0)
 
-    async def ask(lines: Sequence[grpc.aio.Channel]) -> gateway_pb2.GetExperimentResponse:
-        stubs = [gateway_pb2_grpc.GatewayServiceStub(line) for line in lines]
-        told = await asyncio.gather(*(stub.GetExperiment(gateway_pb2.GetExperimentRequest()) for stub in stubs))
-        return merge([parsed(each) for each in told])
+    async def get_experiment(channels: Sequence[grpc.aio.Channel]) -> gateway_pb2.GetExperimentResponse:
+        stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]
+        parts = await asyncio.gather(*(stub.GetExperiment(gateway_pb2.GetExperimentRequest()) for stub in stubs))
+        return merge([parsed(part) for part in parts])
 
     servers = list(dict.fromkeys(server or []))
-    experiment = asyncio.run(talk("compare", doors_of(servers, api_key, tls, ca), ask))
+    experiment = asyncio.run(with_channels("compare", endpoints(servers, api_key, tls, ca), get_experiment))
     with explained("compare"):
         if not any(arm.samples for arm in experiment.arms):
             raise FailedPrecondition("no session of the experiment has finished yet.", reason="NO_SESSIONS")
     if as_json:
-        typer.echo(json.dumps(_report(experiment, prices, confidence)))
+        typer.echo(json.dumps(_experiment_report(experiment, prices, confidence)))
     else:
-        for line in _text(experiment, prices, confidence):
+        for line in _experiment_text(experiment, prices, confidence):
             typer.echo(line)
 
 
-def _text(experiment: gateway_pb2.GetExperimentResponse, prices: Prices | None, confidence: float) -> Iterator[str]:
+def _experiment_text(
+    experiment: gateway_pb2.GetExperimentResponse, prices: Prices | None, confidence: float
+) -> Iterator[str]:
     yield f"experiment {experiment.name}: {experiment.arms_setting}"
     yield f"{100 * confidence:g} % intervals, over sessions"
     for arm in experiment.arms:
         yield f"  {arm.name}: {arm.begun} begun, {arm.finished} finished, {len(arm.samples)} of them measured here"
     for warning in uneven(experiment):
-        yield f"WARNING: {warning}; find out why before you believe what follows."
+        yield f"WARNING: {warning}; find out why before you trust what follows."
     first = experiment.arms[0]
     compared = compare(experiment.arms, prices, confidence)
     for arm in experiment.arms[1:] or [first]:
@@ -71,20 +136,20 @@ def _text(experiment: gateway_pb2.GetExperimentResponse, prices: Prices | None, 
         for name, lines in shadows(arm, confidence).items():
             yield from _table(f"served in {arm.name}", f"{name} (shadow)", lines)
     yield ""
-    yield "share of rounds in which so many candidates or more were accepted, from 1 on"
+    yield "share of rounds that accepted at least 1, 2, 3, ... candidates"
     for name, shares in _reached(experiment).items():
         yield f"  {name}: {' '.join(f'{share:.2f}' for share in shares) or 'none'}"
 
 
 def _table(first: str, second: str, lines: Sequence[ComparedLine]) -> Iterator[str]:
-    """One arm alone has nothing to be compared with."""
+    """Two columns and their difference; one column where an experiment has a single arm."""
     alone = first == second
     yield ""
-    yield f"{'':22}{first:{WIDTH}}{'' if alone else f'{second:{WIDTH}}'}".rstrip()
+    yield f"{'':22}{first:{COLUMN_WIDTH}}{'' if alone else f'{second:{COLUMN_WIDTH}}'}".rstrip()
     for line in lines:
         name = f"{line.metric.name}{f', {line.metric.unit}' if line.metric.unit else ''}"
-        rest = "" if alone else f"{_interval(line.second):{WIDTH}}{line.verdict(second)}"
-        yield f"{name:22}{_interval(line.first):{WIDTH}}{rest}".rstrip()
+        rest = "" if alone else f"{_interval(line.second):{COLUMN_WIDTH}}{line.verdict(second)}"
+        yield f"{name:22}{_interval(line.first):{COLUMN_WIDTH}}{rest}".rstrip()
 
 
 def _interval(one: Interval) -> str:
@@ -104,8 +169,10 @@ def _reached(experiment: gateway_pb2.GetExperimentResponse) -> dict[str, list[fl
     return found
 
 
-def _report(experiment: gateway_pb2.GetExperimentResponse, prices: Prices | None, confidence: float) -> dict[str, Any]:
-    """Numbers that are not known are null."""
+def _experiment_report(
+    experiment: gateway_pb2.GetExperimentResponse, prices: Prices | None, confidence: float
+) -> dict[str, Any]:
+    """The object that `--json` prints; unknown numbers are null."""
     compared = compare(experiment.arms, prices, confidence)
     return {
         "experiment": experiment.name,
@@ -137,3 +204,9 @@ def _lines(name: str, lines: Sequence[ComparedLine], *, against_itself: bool = F
 
 def _numbers(one: Interval) -> dict[str, float | None]:
     return {key: value if math.isfinite(value) else None for key, value in one._asdict().items()}
+
+
+def plan(context: typer.Context) -> None:
+    """Replicas of each role, latencies and cost for a traffic, against co-located speculation and none."""
+    # A process of its own, as the roles are: it uses the verifier's rules, and shared code imports no service.
+    raise typer.Exit(subprocess.run([sys.executable, "-m", "capacity", *context.args], check=False).returncode)

@@ -1,8 +1,9 @@
-"""`slipstream train`: a small target and its distilled drafter, from scratch, on one CPU core."""
+"""`slipstream train` and `inflate`: a small target with its distilled drafter, and a model inflated in size."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,28 +14,35 @@ import typer
 from slipstream.cli.options import explained
 from slipstream.runtime_tuning import ALLOCATOR
 
+COUNT_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+
 
 def train(
-    out: Annotated[Path, typer.Option(help="Folder that gets target/, draft/ and README.md.")] = Path("models"),
+    out: Annotated[Path, typer.Option(help="Output folder for target/, draft/ and README.md.")] = Path("models"),
     minutes: Annotated[float, typer.Option(help="Wall time for the target.")] = 60.0,
     draft_minutes: Annotated[float, typer.Option(help="Wall time for the drafter.")] = 20.0,
     corpus: Annotated[
-        Path | None, typer.Option(help="Folder of .py files to learn from; the standard library if not given.")
+        Path | None, typer.Option(help="Folder of .py files to train on; default: the standard library.")
     ] = None,
     cache: Annotated[Path, typer.Option(help="Folder for checkpoints.")] = Path(".cache/train"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoints in the cache folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the checkpoints in the cache folder.")
+    ] = False,
     steps: Annotated[int | None, typer.Option(help="Exact steps for the target instead of minutes.")] = None,
     draft_steps: Annotated[int | None, typer.Option(help="Exact steps for the drafter instead of minutes.")] = None,
     start: Annotated[
-        Path | None, typer.Option(help="Folder of an earlier pair to start from; missing layers start silent.")
+        Path | None, typer.Option(help="Folder of an earlier pair to start from; added layers start as identity.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides initial weights and the order of the data.")] = 17,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.")] = 17,
     threads: Annotated[int, typer.Option(help="CPU threads to use.")] = 1,
     compiled: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="1.3x faster; by default if there is a C++ compiler.")
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile", help="Compile the model (1.3x faster); default: where there is a C++ compiler."
+        ),
     ] = None,
 ) -> None:
-    """Train a target and distil its drafter, evaluate both on held-out files, and write the models."""
+    """Train a target, distil its drafter, evaluate both on held-out files, and write the models."""
     _with_allocator(threads)
     import torch
     from transformers.utils.logging import disable_progress_bar
@@ -75,8 +83,49 @@ def _has_compiler() -> bool:
 
 
 def _with_allocator(threads: int) -> None:
-    """Start this process again with the allocator's settings, which are read only once, at its start."""
+    """Restarts this process with the allocator's settings: glibc reads them only at the start."""
     if not sys.platform.startswith("linux") or "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return
     environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads)}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def inflate(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a Llama, Mistral or Qwen checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the inflated checkpoint.")],
+    parameters: Annotated[str, typer.Option(help="Approximate size, e.g. 300M or 1.5B.")] = "300M",
+    hidden: Annotated[
+        int | None, typer.Option(help="Hidden size: the checkpoint's own times 1, 2, 4, 8 or 16.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the added random weights.")] = 0,
+) -> None:
+    """Write a larger model that computes the same function, to measure serving with a small trained pair."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from training.inflate.inflate import inflate as write_inflated
+    from training.inflate.proportions import InflateRequest
+
+    console = Console(stderr=True)
+    with explained("inflate"):
+        request = InflateRequest(parse_count(parameters), hidden, layers, seed)
+        with Progress(console=console, disable=not console.is_terminal) as bar:
+            task = bar.add_task(f"inflating {checkpoint.name}")
+            shape = write_inflated(
+                checkpoint, out, request, lambda done, total: bar.update(task, completed=done, total=total)
+            )
+    console.print(
+        f"{out}: {shape.parameters() / 1e6:.0f} M parameters, hidden {shape.hidden}, {shape.layers} layers, "
+        f"{shape.heads}/{shape.kv_heads} heads, MLP {shape.feed_forward}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def parse_count(text: str) -> int:
+    """`300M` -> 300000000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a number of parameters; write for example 300M.")
+    return round(float(match[1]) * COUNT_UNITS[match[2]])
