@@ -1,11 +1,12 @@
-"""The drafters of a verifier, by address: dialled when a session needs one, given up when another needs the room."""
+"""All sources of candidates of a verifier and which sessions have them: the object that the scheduler, the planner and
+the service talk to. Drafters are dialled when a session needs one, and given up when another one needs the room."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.rpc import proto_conversion
@@ -13,22 +14,21 @@ from slipstream.rpc.channel import Dial, channel
 from slipstream.rpc.send_queue import ByteCounter
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.session import Session
-from verifier_svc.sources.attachment import tell
 from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.sources.shadow import ShadowDrafters
+from verifier_svc.sources.source import CandidateSource, SourceContext, report
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
-from verifier_svc.wait_policy.draft_threshold import PAUSE
 
 MAX_DRAFTERS = 64
 """Links one verifier keeps, whatever gateways ask for."""
 FORGET_S = 60.0
-"""How often those that nobody uses and that do not answer are let go: pods come and go, and addresses with them."""
+"""Seconds between two searches for drafters that no session uses and that do not answer: pods come and go."""
 SOON_S = 0.02
-"""Within which the drafters of one session are compared."""
+"""Seconds within which the sources of one session are compared."""
 
 
-class DrafterPool:
-    """All drafters of this verifier, by address."""
+class CandidateSources:
+    """All sources of this verifier, by address, and those of each session."""
 
     def __init__(
         self,
@@ -38,152 +38,163 @@ class DrafterPool:
         silence_s: float = 3.0,
         dial: Dial = channel,
     ) -> None:
-        self.target = target
-        self.vocabulary_size = target.vocabulary_size
-        self.threshold = min_path_probability
-        """Path probability that candidates must have; 1: none are wanted."""
-        self.arrived: Callable[[], None] = lambda: None
-        """Called whenever candidates came: a step may be worth starting. The scheduler puts itself here."""
-        self.clock = clock
-        self.silence_s = silence_s
-        self.dial = dial
-        self.traffic = ByteCounter()
-        self.dropped: Counter[str] = Counter()
-        """Candidates that came and were not taken, by reason."""
-        self._drafters: dict[str, DrafterLink] = {}
-        self._of_session: dict[Session, list[DrafterLink]] = {}
+        self._context = SourceContext(target, min_path_probability, self._gave_up, clock, silence_s, dial)
+        self._links: dict[str, DrafterLink] = {}
+        self._of_session: dict[Session, list[CandidateSource]] = {}
         self.shadows = ShadowDrafters(self, clock)
-        self._numbers = 0
         self._tasks: asyncio.TaskGroup | None = None
-        self._links: dict[DrafterLink, asyncio.Task[None]] = {}
+        self._running: dict[CandidateSource, asyncio.Task[None]] = {}
 
     @property
     def wanted(self) -> bool:
-        """Whether any candidates pay now."""
-        return self.threshold < PAUSE
+        """Whether any candidate pays for its place in a step now."""
+        return self._context.wanted
 
-    def next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+    @property
+    def threshold(self) -> float:
+        """Path probability that candidates must have."""
+        return self._context.threshold
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Candidates that came and were not taken, by reason."""
+        return self._context.dropped
+
+    @property
+    def traffic(self) -> ByteCounter:
+        """Bytes exchanged with drafters."""
+        return self._context.traffic
+
+    def on_candidates(self, wake: Callable[[], None]) -> None:
+        """`wake` is called from now on whenever candidates came: a step may be worth starting."""
+        self._context.candidates_arrived = wake
 
     async def run(self) -> None:
         """Keeps the links; cancelled when the verifier ends."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            for drafter in self._drafters.values():
-                self._links[drafter] = tasks.create_task(drafter.run())
+            for source in self._links.values():
+                self._running[source] = tasks.create_task(source.run())
             while True:
                 await asyncio.sleep(FORGET_S)
-                for address, drafter in list(self._drafters.items()):
+                for address, drafter in list(self._links.items()):
                     if drafter.idle and not drafter.up:
                         self._let_go(address)
 
-    def attach(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
-        """The session's drafters are now these; one for which there is no link left is left out, and that is told."""
-        serving = [address for address in addresses if not address.shadow]
-        self.assign(session, serving)
-        places = {address.address for address in serving}
-        self.shadows.attach(session, [each for each in addresses if each.shadow and each.address not in places])
+    def attach_session(self, session: Session, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None:
+        """The session's sources are now these, and no others; the gateway gets an event for each that it cannot have.
+        Shadows among them are scored and serve no step."""
+        named = list(addresses)
+        serving = [each for each in named if not each.shadow]
+        self.assign_sources(session, serving)
+        places = {each.address for each in serving}
+        self.shadows.attach(session, [each for each in named if each.shadow and each.address not in places])
 
-    def assign(self, session: Session, addresses: list[verifier_pb2.DrafterAddress]) -> None:
-        """The same for a session that has no shadows, or is a shadow's double."""
-        names: dict[DrafterLink, str] = {}
+    def assign_sources(self, session: Session, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None:
+        """Opens the session on these sources, and closes it on the others that it had."""
+        names: dict[CandidateSource, str] = {}
         for address in addresses:
             name = address.name or address.address
             try:
-                names.setdefault(self._drafter(address, names), name)
-            except ResourceExhausted as error:
-                tell(session, name, proto_conversion.failure_to_wire(error))
-        wanted = list(names)
-        for drafter in self._of_session.get(session, []):
-            if drafter not in wanted:
-                drafter.close(session)
-        self._of_session[session] = wanted
-        for drafter, name in names.items():
-            drafter.attach(session, name)
+                names.setdefault(self._link(address.address, names), name)
+            except SlipstreamError as error:
+                report(session, name, proto_conversion.failure_to_wire(error))
+        for source in self._of_session.get(session, []):
+            if source not in names:
+                source.close(session)
+        self._of_session[session] = list(names)
+        for source, name in names.items():
+            source.open(session, name)
 
-    def detach(self, session: Session) -> None:
+    def detach_session(self, session: Session) -> None:
         self.shadows.detach(session)
-        for drafter in self._of_session.pop(session, []):
-            drafter.close(session)
+        self.release_sources(session)
+
+    def release_sources(self, session: Session) -> None:
+        """Closes the session on all its sources."""
+        for source in self._of_session.pop(session, []):
+            source.close(session)
+
+    def set_threshold(self, threshold: float) -> None:
+        """Candidates below this path probability do not pay now."""
+        self._context.threshold = threshold
+        for session, sources in self._of_session.items():
+            for source in sources if session.served else ():
+                source.threshold_changed(session)
 
     def policy(self, session: Session) -> None:
-        for drafter in self._of_session.get(session, ()):
-            drafter.policy(session)
+        for source in self._of_session.get(session, ()):
+            source.threshold_changed(session)
         self.shadows.policy(session)
 
-    def demand(self, threshold: float) -> None:
-        """Candidates below this path probability do not pay now."""
-        self.threshold = threshold
-        for session in self._of_session:
-            if session.served:
-                self.policy(session)
-
-    def gave_up(self, session: Session, drafter: DrafterLink) -> None:
-        """The drafter is not asked again for this session, whatever happens to its prefix."""
-        if session in self._of_session:
-            self._of_session[session] = [other for other in self._of_session[session] if other is not drafter]
-
-    def moved(self, session: Session) -> None:
-        """The session's root moved: from now on candidates on the new one are expected."""
-        for drafter in self._of_session.get(session, ()):
-            drafter.moved(session)
-
-    def commit(self, session: Session, base: int, token_ids: list[int]) -> list[verifier_pb2.ShadowScore]:
-        """Tells them; what the session's shadows would have brought, as far as it is known now."""
-        for drafter in self._of_session.get(session, ()):
-            drafter.commit(session, base, token_ids)
-        return self.shadows.commit(session, base, token_ids)
-
-    def disbelieve(self, session: Session, error: SlipstreamError) -> None:
-        """A draft token lay outside its own q: nobody who drafts for this session can be believed."""
-        for drafter in self._of_session.get(session, ()):
-            drafter.quarantine(session, InvalidArgument(error.message, reason="DISHONEST"))
-
     def reopen(self, session: Session) -> None:
-        """The prefix changed otherwise than by a commit (rollback)."""
-        for drafter in self._of_session.get(session, ()):
-            drafter.reopen(session)
+        for source in self._of_session.get(session, ()):
+            source.reopen(session)
         self.shadows.reopen(session)
 
-    def working(self, session: Session) -> bool:
-        """Whether anybody drafts for the session."""
-        return any(drafter.up for drafter in self._of_session.get(session, ()))
+    def root_moved(self, session: Session) -> None:
+        """The session's root moved: from now on candidates on the new one are expected."""
+        for source in self._of_session.get(session, ()):
+            source.root_moved(session)
+
+    def committed(self, session: Session, base: int, token_ids: list[int]) -> list[verifier_pb2.ShadowScore]:
+        """Sends the commit to the session's sources; returns the shadows' scores that it decides."""
+        self.commit_to_sources(session, base, token_ids)
+        return self.shadows.commit(session, base, token_ids)
+
+    def commit_to_sources(self, session: Session, base: int, token_ids: list[int]) -> None:
+        """`token_ids` were committed after `base` tokens."""
+        for source in self._of_session.get(session, ()):
+            source.committed(session, base, token_ids)
+
+    def quarantine_session(self, session: Session, error: SlipstreamError) -> None:
+        """A draft token lay outside its own q: no source of the session can be believed."""
+        for source in list(self._of_session.get(session, ())):
+            source.quarantine(session, InvalidArgument(error.message, reason="DISHONEST"))
+
+    def has_source(self, session: Session) -> bool:
+        """Whether any source that is up proposes for the session."""
+        return any(source.up for source in self._of_session.get(session, ()))
 
     def awaited(self, session: Session, now: float) -> tuple[DelayDistribution, float] | None:
         """How long the session's next candidates take, and for how many seconds they have been awaited; None when
-        nobody is to send any. Of several drafters the one that is likeliest to send some soon.
+        none are expected. Of several sources the one that is likeliest to send some soon.
         """
         awaited = [
             (attachment.delays, now - attachment.since)
-            for drafter in self._of_session.get(session, ())
-            if (attachment := drafter.attachment(session)) is not None and drafter.awaited(attachment)
+            for source in self._of_session.get(session, ())
+            if (attachment := source.awaited(session)) is not None
         ]
         if len(awaited) > 1:
             awaited.sort(key=lambda each: -sum(chance for _, chance in each[0].expected(each[1], SOON_S)))
         return awaited[0] if awaited else None
 
-    def _drafter(self, address: verifier_pb2.DrafterAddress, wanted: Collection[DrafterLink]) -> DrafterLink:
-        known = self._drafters.get(address.address)
+    def _gave_up(self, session: Session, source: CandidateSource) -> None:
+        if session in self._of_session:
+            self._of_session[session] = [other for other in self._of_session[session] if other is not source]
+
+    def _link(self, address: str, wanted: Collection[CandidateSource]) -> DrafterLink:
+        """The link to the drafter at the address. Raises ResourceExhausted where there is no room for one more."""
+        known = self._links.get(address)
         if known is not None:
             return known
-        if len(self._drafters) >= MAX_DRAFTERS:
+        if len(self._links) >= MAX_DRAFTERS:
             self._release(wanted)
-        drafter = self._drafters[address.address] = DrafterLink(address.address, self)
+        drafter = self._links[address] = DrafterLink(address, self._context)
         if self._tasks is not None:
-            self._links[drafter] = self._tasks.create_task(drafter.run())
+            self._running[drafter] = self._tasks.create_task(drafter.run())
         return drafter
 
-    def _release(self, wanted: Collection[DrafterLink]) -> None:
+    def _release(self, wanted: Collection[CandidateSource]) -> None:
         """Gives up a drafter that no session uses, or one that serves none. Raises ResourceExhausted when all serve."""
-        unused = [address for address, known in self._drafters.items() if not known.serves and known not in wanted]
+        unused = [address for address, known in self._links.items() if not known.serves and known not in wanted]
         if not unused:
             raise ResourceExhausted(f"this verifier uses {MAX_DRAFTERS} drafters already; name one of them.")
-        self._let_go(min(unused, key=lambda address: not self._drafters[address].idle))
+        self._let_go(min(unused, key=lambda address: not self._links[address].idle))
 
     def _let_go(self, address: str) -> None:
-        gone = self._drafters.pop(address)
+        gone = self._links.pop(address)
         gone.dismiss()
-        link = self._links.pop(gone, None)
-        if link is not None:
-            link.cancel()
+        running = self._running.pop(gone, None)
+        if running is not None:
+            running.cancel()
