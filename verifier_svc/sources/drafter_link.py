@@ -148,7 +148,7 @@ class DrafterLink:
             attachment.unlinked(error)
 
     def receive(self, frame: drafter_pb2.DraftResponse) -> None:
-        self._vigil.alive()
+        self._vigil.note_progress()
         work = 1 + frame.ByteSize() // BYTES + len(frame.candidates) + len(frame.refusals)
         if not (self._rate.admit(self._pool.clock()) and self._allowance.spend(work)):
             self._flooded()
@@ -226,7 +226,7 @@ class DrafterLink:
         """A link that does not come up is told of as one that broke."""
         latest = self._pool.clock() - self._pool.silence_s
         for attachment in self._by_session.values():
-            if not self._link.up and not attachment.told and max(attachment.opened, self._vigil.awake_since) <= latest:
+            if not self._link.up and not attachment.told and max(attachment.opened, self._vigil.resumed_at) <= latest:
                 attachment.unlinked(Unavailable("the drafter cannot be reached from the verifier."))
 
     def _open(self, session: Session, name: str, reopens: int = 0) -> None:
@@ -243,11 +243,11 @@ class DrafterLink:
 
     def _expect(self, attachment: Attachment) -> None:
         """A live drafter takes a step for what it is told now, unless it has nothing to do for the session."""
-        if self.awaited(attachment) and attachment.owed <= self._vigil.sign_at:
+        if self.awaited(attachment) and attachment.owed <= self._vigil.progress_at:
             attachment.owed = self._pool.clock()
 
     def _owed(self) -> float:
-        signed = self._vigil.sign_at
+        signed = self._vigil.progress_at
         return min((each.owed for each in self._by_session.values() if each.owed > signed), default=math.inf)
 
     def _forget(self, attachment: Attachment) -> None:

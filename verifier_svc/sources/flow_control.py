@@ -8,6 +8,8 @@ it: a drafter sends at most one for each of its steps.
 
 from __future__ import annotations
 
+from slipstream.concurrency import TokenBucket
+
 AHEAD = 16
 """Nodes that a drafter may be ahead by, for each that a step may take: in verification, after it, and replacements."""
 UNITS_PER_NODE = 2
@@ -41,20 +43,19 @@ class WorkAllowance:
         return paid
 
 
-class FrameRate:
-    """Of a link's frames; times are monotonic seconds."""
+class FrameRate(TokenBucket):
+    """The rate limit of a link's frames; times are monotonic seconds."""
 
-    __slots__ = ("_at", "_left")
+    __slots__ = ()
 
     def __init__(self, now: float) -> None:
-        self._left, self._at = FRAMES_PER_S, now
+        super().__init__(FRAMES_PER_S, 1.0, now)
 
     def admit(self, now: float) -> bool:
-        """Whether one more frame is in time. One that is not costs all that was left, so a flood is not taken up again
-        at once."""
-        self._left = min(FRAMES_PER_S, self._left + FRAMES_PER_S * (now - self._at)) - 1.0
-        self._at = now
-        if self._left >= 0.0:
-            return True
-        self._left = -FRAMES_PER_S
-        return False
+        """Whether one more frame is within the rate. One above it costs all that was left and a second's worth more,
+        so a flood is not admitted again at once."""
+        if self.wait_s(1, now):
+            self.drain(FRAMES_PER_S)
+            return False
+        self.take(1)
+        return True

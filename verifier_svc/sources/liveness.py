@@ -18,57 +18,46 @@ from typing import NoReturn
 
 import grpc
 
+from slipstream.concurrency import StallWatch
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import parsed
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
-LOOKS = 6
-"""How often in `patience_s` it is looked whether something is owed; also the time an answer may take."""
 UNLIMITED = 2**62
 
 
-class LivenessMonitor:
+class LivenessMonitor(StallWatch):
     """Over one drafter. `run` calls `tick` at every look, and `silent` when the drafter gave no sign of life."""
 
     def __init__(self, patience_s: float, clock: Callable[[], float], channel: grpc.aio.Channel) -> None:
+        super().__init__(patience_s, clock, progress_at=-math.inf)
         self.max_length = UNLIMITED
         """Tokens of the drafter's longest session, once it said so: for a longer one it rightly takes no step."""
-        self._patience_s = patience_s
-        self._clock = clock
         self._worker = worker_pb2_grpc.WorkerServiceStub(channel)
-        self.sign_at = -math.inf
-        """When the last sign of life came; what was owed before is not owed any more."""
-        self.awake_since = -math.inf
-        """When this process last ran on after it had stood still: nothing could be heard before."""
         self._steps: int | None = None
-
-    def alive(self) -> None:
-        self.sign_at = self._clock()
 
     def restarted(self) -> None:
         """Another process may be at the other end."""
-        self.alive()
+        self.note_progress()
         self._steps = None
         self.max_length = UNLIMITED
 
     async def run(self, tick: Callable[[], None], owed: Callable[[], float], silent: Callable[[], None]) -> NoReturn:
         """`owed` says since when a step is owed; infinity when none is."""
-        pause = self._patience_s / LOOKS
         while True:
-            await self._noting_stalls(asyncio.sleep(pause), 2 * pause)
+            await self._noting_pauses(asyncio.sleep(self.look_s), 2 * self.look_s)
             tick()
-            if self._clock() - owed() < pause:
+            if self._clock() - owed() < self.look_s:
                 continue
-            await self._noting_stalls(self._ask(pause), 3 * pause)
-            if self._clock() - max(owed(), self.awake_since) >= self._patience_s:
-                self.alive()  # whoever is attached from now on begins anew
+            await self._noting_pauses(self._ask(self.look_s), 3 * self.look_s)
+            if self.stalled(owed()):
+                self.note_progress()  # whoever is attached from now on begins anew
                 silent()
 
-    async def _noting_stalls(self, work: Awaitable[None], longest_s: float) -> None:
+    async def _noting_pauses(self, work: Awaitable[None], longest_s: float) -> None:
         began = self._clock()
         await work
-        if self._clock() - began > longest_s:
-            self.awake_since = self._clock()
+        self.note_look(began, longest_s)
 
     async def _ask(self, timeout_s: float) -> None:
         try:
@@ -84,4 +73,4 @@ class LivenessMonitor:
             return
         if load is not grpc.aio.EOF and load.steps != self._steps:
             self._steps = load.steps
-            self.alive()
+            self.note_progress()
