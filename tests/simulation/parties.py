@@ -212,7 +212,7 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
     def reach(role: str) -> Dial:
         return lambda address: Channel(network, address)  # type: ignore[return-value]
 
-    known = gateway_workers.Workers(config, tokenizer().fingerprint, reach, meters, ByteCounter())
+    known = gateway_workers.ConfiguredWorkers(config, tokenizer().fingerprint, reach, meters, ByteCounter())
     router = known.router(network.loop.time)
     stage = GatewayContext(config, router, meters)
     scribe = WriteBehindQueue() if relaxed else None
