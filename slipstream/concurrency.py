@@ -10,8 +10,8 @@ import math
 import random
 from collections.abc import Callable
 
-LOOKS = 6
-"""Looks at a peer's progress within the limit of a `StallWatch`."""
+CHECKS = 6
+"""Checks of a peer's progress within the limit of a `StallWatch`."""
 _MOST_DOUBLINGS = 32
 _TIMER_SLACK_S = 1e-6
 """An event loop's timers may fire early by its clock's resolution."""
@@ -68,12 +68,12 @@ class StallWatch:
     """Decides when a peer is stuck: no progress for `limit_s`, while this process itself ran.
 
     A process that stood still (SIGSTOP, a suspended machine, a long collection) could not have received anything, so
-    after such a pause the limit begins anew. The owner looks every `look_s` and reports how long each look took.
+    after such a pause the limit begins anew. The owner checks every `check_s` and reports how long each check took.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float], progress_at: float | None = None) -> None:
         self.limit_s = limit_s
-        self.look_s = limit_s / LOOKS
+        self.check_s = limit_s / CHECKS
         self._clock = clock
         self.progress_at = clock() if progress_at is None else progress_at
         """When the peer last made progress."""
@@ -83,8 +83,8 @@ class StallWatch:
     def note_progress(self) -> None:
         self.progress_at = self._clock()
 
-    def note_look(self, began: float, longest_s: float) -> None:
-        """A look that began at `began` has ended. One that took more than `longest_s` shows that this process stood
+    def note_check(self, began: float, longest_s: float) -> None:
+        """A check that began at `began` has ended. One that took more than `longest_s` shows that this process stood
         still."""
         if self._clock() - began > longest_s:
             self.resumed_at = self._clock()

@@ -95,9 +95,9 @@ class VerifierSession:
         while not watch.stalled():
             began, known = clock(), steps()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(watch.look_s):
+                async with asyncio.timeout(watch.check_s):
                     return await self.take()
-            watch.note_look(began, 2 * watch.look_s)
+            watch.note_check(began, 2 * watch.check_s)
             if self.spent or steps() != known:
                 watch.note_progress()
         self.end(SessionEnded(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))

@@ -18,19 +18,21 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LASTING = {
-    "Drafter.run": "a link or a watch of a drafter",
-    "Drafters.run": "the verifier's drafters",
+    "CandidateSources.run": "the verifier's drafters",
+    "DraftScheduler.run": "a drafter's loop",
+    "DrafterLink.run": "a link of a drafter",
+    "DrafterWorker.run": "a watch of a drafter",
     "HostileDrafter.Draft": "a hostile stream",
-    "Link._write": "a link",
-    "Link.run": "a link",
-    "Outbox.overflow": "a link, either end",
-    "Presence.run": "a watch",
-    "Scheduler.run": "a worker's loop",
-    "Scribe.run": "a gateway",
+    "LivenessMonitor.run": "a verifier's drafter",
+    "MultiplexedStream._write": "a link",
+    "MultiplexedStream.run": "a link",
+    "Scheduler.run": "a verifier's loop",
+    "SendQueue.overflow": "a link, either end",
     "Serving._run": "a stream that lasts",
-    "Sessions.keep_leases": "a gateway",
-    "Verifier.run": "a gateway's verifier",
-    "Vigil.run": "a verifier's drafter",
+    "SessionRegistry.keep_leases": "a gateway",
+    "VerifierWorker.run": "a gateway's verifier",
+    "WorkerWatch.run": "a watch",
+    "WriteBehindQueue.run": "a gateway",
     "serve.<locals>.write": "a stream that lasts",
 }
 """Tasks of a party at rest."""

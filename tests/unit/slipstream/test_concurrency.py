@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.virtual import VirtualLoop, run
-from slipstream.concurrency import LOOKS, Backoff, Broadcast, StallWatch, TokenBucket
+from slipstream.concurrency import CHECKS, Backoff, Broadcast, StallWatch, TokenBucket
 
 
 def test_delays_double_up_to_their_bound_and_each_is_shortened_by_at_most_a_half() -> None:
@@ -78,7 +78,7 @@ def test_a_peer_without_progress_for_the_limit_is_stalled(progress_every_s: floa
         watch = StallWatch(6.0, clock)
         due = progress_every_s or 1000.0
         while clock() < 30.0 and not watch.stalled():
-            await look(watch)
+            await run_check(watch)
             if clock() >= due:
                 watch.note_progress()
                 due += progress_every_s or 0.0
@@ -100,11 +100,11 @@ def test_the_limit_begins_anew_when_this_process_stood_still(before_s: float) ->
 
         loop.call_at(before_s, stand_still)
         while loop.time() < 600.0:
-            await look(watch)
+            await run_check(watch)
             assert not watch.stalled()
         resumed = loop.time()
         while not watch.stalled():
-            await look(watch)
+            await run_check(watch)
         assert loop.time() - resumed == pytest.approx(6.0)
 
     run(main())
@@ -116,11 +116,11 @@ def test_progress_that_was_not_due_is_not_missed() -> None:
     assert watch.stalled() and not watch.stalled(due_since=95.0)
 
 
-async def look(watch: StallWatch) -> None:
+async def run_check(watch: StallWatch) -> None:
     began = asyncio.get_running_loop().time()
-    await asyncio.sleep(watch.look_s)
-    watch.note_look(began, 2 * watch.look_s)
-    assert watch.look_s == watch.limit_s / LOOKS
+    await asyncio.sleep(watch.check_s)
+    watch.note_check(began, 2 * watch.check_s)
+    assert watch.check_s == watch.limit_s / CHECKS
 
 
 @given(
