@@ -80,7 +80,7 @@ class Life:
         segments = [self._segment(sequence) for sequence in chosen]
         for segment in segments:
             self._engine.grow(segment.sequence, segment.tokens)
-        logits = self._engine.forward(segments)
+        logits = self._engine.forward(segments).logits
         for segment in segments:
             self._engine.keep(segment, self._source.choice(PATHS))
         return logits
@@ -126,7 +126,7 @@ def test_what_cannot_be_computed_is_refused_before_anybody_hears_of_it(checkpoin
         with pytest.raises(error):
             leader.forward([segment])
     assert not tape.messages and leader.lost is None
-    assert leader.forward([Segment(sequence, [1])]).shape == (1, VOCABULARY)
+    assert leader.forward([Segment(sequence, [1])]).logits.shape == (1, VOCABULARY)
 
 
 @pytest.mark.parametrize("fault", ["line", "pass"])
