@@ -146,8 +146,8 @@ def unrest(world: World) -> str:
     drafters: list[DrafterParty] = world.of(world.proposers)
     left: list[str] = []
     for gateway in gateways:
-        left += [f"{gateway.party.name} knows session {name}" for name in gateway.sessions.registry._known]
-        unwritten = gateway.store.write_behind is not None and gateway.store.write_behind._marked
+        left += [f"{gateway.party.name} knows session {name}" for name in gateway.sessions._known]
+        unwritten = gateway.scribe is not None and gateway.scribe._marked
         left += [f"{gateway.party.name} has something to write"] * bool(unwritten)
     for verifier in verifiers:
         name, engine = verifier.party.name, verifier.engine
