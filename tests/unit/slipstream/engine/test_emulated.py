@@ -79,7 +79,7 @@ def test_a_drafter_agrees_at_the_set_share_of_positions(acceptance: float) -> No
 
 
 def test_logits_are_peaked_far_beyond_any_noise() -> None:
-    logits = build().forward([Segment(build().open(8), [1])])
+    logits = build().forward([Segment(build().open(8), [1])]).logits
     assert logits.dtype == torch.float32
     assert float(logits.softmax(dim=1).max()) == 1.0
 
