@@ -11,7 +11,7 @@ def measured(model: str, dtype: str, quantisation: str, device: str, seconds: fl
     """What `Table` is made of; `model` as `slipstream.engine.factory` names it, a target or a draft model."""
     # Loads torch, which a plan does without.
     from slipstream.engine.factory import open_engine
-    from slipstream.engine.tensor_parallel.spread import Spread
+    from slipstream.engine.models.spread import Spread
     from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
     from verifier_svc.estimators.cost_measurement import SESSIONS, measure
 
