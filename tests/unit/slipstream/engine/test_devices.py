@@ -13,8 +13,8 @@ from benchmarks.processes import MODELS
 from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers.opening import open_proposer
 from slipstream.config import from_env
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.graphs import Acceleration
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import find_device
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.attention_layers import probe_layers
