@@ -37,7 +37,7 @@ from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Session
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 
 AIM_S = 0.001
 PASS_S = 0.005
@@ -64,7 +64,7 @@ class Between:
     def __init__(self, thread: ModelThread | InlineThread, sessions: int, nodes: int, pass_s: float) -> None:
         engine = open_engine(f"emulated:vocabulary=4096&base_ms={1e3 * pass_s}", kv_tokens=sessions * LENGTH)
         assert isinstance(engine, EmulatedEngine)
-        drafters = DrafterPool(proto_conversion.model_to_wire(engine.model), 0.02)
+        drafters = CandidateSources(proto_conversion.model_to_wire(engine.model), 0.02)
         curve = CostCurve()
         for size in BUCKETS:
             curve.record(size, sessions, [PASS_S])

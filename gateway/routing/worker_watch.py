@@ -11,7 +11,7 @@ import grpc
 
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
-from slipstream.telemetry.log_once import LogOnce
+from slipstream.telemetry.logs import LogOnce
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class WorkerWatch:
                     async for load in watch:
                         self.load = parsed(load)
                         failures = 0
-                        self._complaint.over()
+                        self._complaint.log_recovery()
                         self._changed()
                 finally:
                     watch.cancel()
@@ -68,4 +68,4 @@ class WorkerWatch:
         """Aloud, and once, of what only an operator can mend."""
         log.debug("%s does not answer: %s", self._address, error.message)
         if aloud:
-            self._complaint.say(f"{self._address} cannot be used: {error.message}")
+            self._complaint.log_problem(f"{self._address} cannot be used: {error.message}")

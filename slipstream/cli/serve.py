@@ -21,7 +21,7 @@ from slipstream.rpc.channel import dialling, parsed
 from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.runtime_tuning import ALLOCATOR
-from slipstream.tokenizer.pairing import share_vocabulary
+from slipstream.tokenizer.vocabulary import share_vocabulary
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="

@@ -95,7 +95,7 @@ async def told(line: Any) -> gateway_pb2.GetExperimentResponse:
 
 
 def arm_of(gateway: GatewayServer, completion: Completion) -> str:
-    trial = gateway.sessions.registry._stage.trial
+    trial = gateway.sessions._stage.trial
     assert trial is not None
     return trial.experiment.arm_of(completion.started.session_id).name
 
