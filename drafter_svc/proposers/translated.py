@@ -181,7 +181,7 @@ class TranslatedProposer(ModelProposer):
             assert sequence is not None
             self._engine.rollback(sequence, one.start)
             segments.append(one.segment(sequence))
-        output = self._engine.forward(segments)
+        output = self._engine.forward(segments).logits
         row = 0
         for one, segment in zip(passes.values(), segments, strict=True):
             self._engine.keep(segment, [])

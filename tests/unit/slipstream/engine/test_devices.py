@@ -83,16 +83,16 @@ def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:
 def steps(engine: TorchEngine) -> list[torch.Tensor]:
     """Logits of a prefill, of trees, and of what comes after an accepted path."""
     first, second = (Session(engine.open(64), prompt(length, length)) for length in (20, 9))
-    logits = [engine.forward([first.segment(), second.segment()])]
+    logits = [engine.forward([first.segment(), second.segment()]).logits]
     for session in (first, second):
         engine.keep(session.step, [])
         session.tokens.append(5)
         session.written = session.sequence.length
-    logits.append(engine.forward([first.segment(parents=TREE), second.segment()]))
+    logits.append(engine.forward([first.segment(parents=TREE), second.segment()]).logits)
     engine.keep(first.step, [1, 4])
     first.tokens += [1, 2, 3]
     first.written = first.sequence.length
-    logits.append(engine.forward([first.segment()]))
+    logits.append(engine.forward([first.segment()]).logits)
     for session in (first, second):
         engine.close(session.sequence)
     return logits
