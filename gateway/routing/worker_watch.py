@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections.abc import Callable
 
 import grpc
 
+from slipstream.concurrency import Backoff
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
 from slipstream.telemetry.logs import LogOnce
@@ -17,7 +16,6 @@ from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 log = logging.getLogger(__name__)
 
 INTRODUCTION_TIMEOUT_S = 5.0
-MAX_BACKOFF_S = 2.0
 
 
 class WorkerWatch:
@@ -35,7 +33,7 @@ class WorkerWatch:
 
     async def run(self) -> None:
         """Ask and watch, and again with jittered backoff after every loss, until cancelled."""
-        failures = 0
+        backoff = Backoff()
         while True:
             try:
                 await self._introduce()
@@ -43,7 +41,7 @@ class WorkerWatch:
                 try:
                     async for load in watch:
                         self.load = parsed(load)
-                        failures = 0
+                        backoff.reset()
                         self._complaint.log_recovery()
                         self._changed()
                 finally:
@@ -53,10 +51,9 @@ class WorkerWatch:
                 self._complain(known, aloud=known.reason == HANDSHAKE)
             except SlipstreamError as error:
                 self._complain(error, aloud=True)
-            failures += 1
             self.present = False
             self._changed()
-            await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.05 * 2 ** min(failures, 8)))
+            await backoff.wait()
 
     async def _introduce(self) -> None:
         # A worker that came back may be another one: ask again before every watch.

@@ -103,7 +103,7 @@ class Place:
         self.gateway = await self.stack.enter_async_context(running(config, world))
         await self.gateway.ready()
         while not all(known.present for known in self.gateway.router.drafters):
-            await self.gateway.router.news()
+            await self.gateway.router.changes.wait()
         line = await self.stack.enter_async_context(channel(self.gateway.address))
         self.stub = gateway_pb2_grpc.GatewayServiceStub(line)
 
