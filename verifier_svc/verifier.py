@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.model_thread import ModelThread
-from slipstream.engine.tensor_parallel.heartbeat import leading
+from slipstream.engine.tensor_parallel.group import leading
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import dialer
 from slipstream.rpc.server import DRAFTER, Server, role_access

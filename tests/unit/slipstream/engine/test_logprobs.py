@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.sampler.logprobs import logprobs
+from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import TokenLogprobs
 
