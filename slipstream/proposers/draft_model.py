@@ -1,216 +1,230 @@
-"""Guess with a small language model: one packed forward pass for all sessions of a step.
+"""Propose with a small language model: one packed forward pass for all sequences of a step.
 
-A step expands several nodes of each session's tree at once: the tree below the committed prefix is part of the pass, so
-no KV of a guess outlives the step, and a branch that dies costs nothing. Trees are small (tens of nodes) and passes of
-a small model are all overhead, so computing them again is cheaper than keeping their rows.
+A step expands several nodes of each sequence's tree at once: the tree below the committed prefix is part of the pass,
+so no KV of a candidate outlives the step, and a branch that dies costs nothing. Trees are small (tens of nodes) and
+passes of a small model are all overhead, so computing them again is cheaper than keeping their rows.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import torch
 
-from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
-from drafter_svc.session import DraftSession
-from drafter_svc.tree import DraftNode
 from slipstream.engine.engine import Engine
 from slipstream.engine.sampler import coupled_sampling, draft_distribution, logits_processor
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import Segment
 from slipstream.errors import Internal, SlipstreamError
+from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
+from slipstream.proposers.draft_sequences import DraftSequences
 from slipstream.speculation.draft_distribution import DraftDistribution
-from slipstream.tokenizer.grammar import Grammars, Mask
+from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, Mask
 
 
 class ModelProposer:
-    """`width` guesses below each expanded node; `proposal_tokens` bounds the support of the honest q. With `grammars`
-    a structured output is guessed inside its grammar."""
-
-    draws = True
+    """Proposes up to `width` nodes below each expanded node; `proposal_tokens` bounds the support of the distributions
+    that are sent along. With `grammars` a structured output is proposed inside its grammar."""
 
     def __init__(
         self,
         engine: Engine,
         *,
         width: int,
-        max_nodes: int,
         proposal_tokens: int,
         sharpness: float = 1.0,
         grammars: Grammars | None = None,
     ) -> None:
         self._engine = engine
+        self._sequences = DraftSequences(engine)
         self._width = width
-        self._max_nodes = max_nodes
         self._proposal_tokens = proposal_tokens
         self._sharpness = sharpness
         self._grammars = grammars
+        self._grammar_of: dict[Hashable, Future[Grammar]] = {}
+        self._cursors: dict[Hashable, Cursor] = {}
 
     @torch.inference_mode()
-    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
-        answers: list[Answer] = [[] for _ in turns]
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        self._sequences.begin_step()
+        answers: list[Proposal | SlipstreamError] = []
         segments: dict[int, Segment] = {}
-        for index, turn in enumerate(turns):
+        for index, context in enumerate(contexts):
             try:
-                segments[index] = self._segment(turn)
+                prepared = self._prepare(context)
             except SlipstreamError as error:
-                answers[index] = error
+                answers.append(error)
+                continue
+            if isinstance(prepared, Segment):
+                segments[index] = prepared
+                prepared = Proposal([], prepared.sequence.length + len(prepared.pending))
+            answers.append(prepared)
         if segments:
             output = self._engine.forward(list(segments.values()))
             for segment in segments.values():
-                self._engine.keep(segment, [])
-            self._guess(turns, segments, output, answers)
+                if len(segment.pending) > 1 or not segment.want_logits:  # else the next step computes that token again
+                    self._engine.keep(segment, [])
+            self._propose_below(contexts, segments, output, answers)
         return answers
 
-    def close(self, session: DraftSession) -> None:
-        if session.sequence is not None:
-            self._engine.close(session.sequence)
-            session.sequence = None
+    def close_sequence(self, handle: Hashable) -> None:
+        self._sequences.close_sequence(handle)
+        self._grammar_of.pop(handle, None)
+        self._cursors.pop(handle, None)
 
-    def _segment(self, turn: DraftRequest) -> Segment:
-        """The turn's tokens on the session's KV. Raises ResourceExhausted when there is no room for a new session."""
-        session = turn.session
-        if session.sequence is None:
-            session.sequence = self._engine.open(session.max_length + self._max_nodes)
-        self._engine.rollback(session.sequence, turn.computed)
-        return Segment(session.sequence, turn.pending, turn.tokens, turn.parents, want_logits=bool(turn.expand))
+    def _prepare(self, context: ProposerContext) -> Segment | Proposal:
+        """The segment of the step; or the whole answer where there is nothing to compute, or no room.
 
-    def _guess(
-        self, turns: list[DraftRequest], segments: dict[int, Segment], output: torch.Tensor, answers: list[Answer]
+        Raises ResourceExhausted for a sequence that the KV cache could never hold.
+        """
+        sequence = self._sequences.hold(context.handle, context.tokens, context.length, context.cache_salt)
+        start, end = sequence.length, context.length if context.expand else context.length - 1
+        stop = min(end, start + context.max_read_tokens)
+        if start == stop:
+            return Proposal([], start)
+        whole = stop == context.length
+        nodes, parents = (context.node_tokens, context.parents) if whole else ([], [])
+        if not self._sequences.grow(sequence, stop - start + len(nodes)):
+            return Proposal([], start, no_room=True)
+        return Segment(sequence, context.tokens[start:stop], nodes, parents, want_logits=whole)
+
+    def _propose_below(
+        self,
+        contexts: list[ProposerContext],
+        segments: dict[int, Segment],
+        output: torch.Tensor,
+        answers: list[Proposal | SlipstreamError],
     ) -> None:
-        """Guesses below every expanded node. output: [rows, V]; a segment's rows are its root, then its nodes."""
+        """Nodes below every expanded node. output: [rows, V]; a segment's rows are its root, then its nodes."""
         places: list[Place] = []
         row = 0
         for index, segment in segments.items():
-            turn = turns[index]
-            expanded = zip(turn.expand, turn.starts, strict=True)
-            places += [Place(index, turn, node, start, row + 1 + node) for node, start in expanded]
+            if segment.want_logits:
+                context = contexts[index]
+                places += [Place(index, context, number, row + 1 + node) for number, node in enumerate(context.expand)]
             row += segment.logit_rows
         if places:
             self._choose(places, output[[place.row for place in places]], answers)
 
-    def _choose(self, places: list[Place], rows: torch.Tensor, answers: list[Answer]) -> None:
-        """Guesses below every place from its log q, float32 [places, V], unprocessed."""
-        processed = logits_processor.process(rows, [replace(place.context, mask=self._mask(place)) for place in places])
+    def _choose(self, places: list[Place], rows: torch.Tensor, answers: list[Proposal | SlipstreamError]) -> None:
+        """Adds the nodes below every place from its log q, float32 [places, V], unprocessed."""
+        processed = logits_processor.process(rows, [replace(place.sampled, mask=self._mask(place)) for place in places])
         for coupled in (True, False):
-            chosen = [i for i, place in enumerate(places) if place.coupled == coupled]
+            chosen = [i for i, place in enumerate(places) if place.context.sampling.coupled == coupled]
             if chosen:
-                guess = self._ranked if coupled else self._drawn
+                propose = self._ranked if coupled else self._drawn
                 some = [places[i] for i in chosen]
-                for place, guesses in zip(some, guess(some, processed[chosen]), strict=True):
-                    _gather(answers, place, guesses)
+                for place, nodes in zip(some, propose(some, processed[chosen]), strict=True):
+                    _gather(answers, place, nodes)
 
     def _mask(self, place: Place) -> Mask | None:
-        """What the session's grammar allows there; None where it has none, or it is not compiled yet, or cannot be
-        followed: what lies outside is dropped by the verifier."""
-        session = place.turn.session
-        if session.structure is None or self._grammars is None:
+        """What the sequence's grammar allows there; None where it has none, or it is not compiled yet, or cannot be
+        followed: the verifier drops what lies outside."""
+        context, handle = place.context, place.context.handle
+        if context.structured_output is None or self._grammars is None:
             return None
-        if session.grammar is None:
-            session.grammar = self._grammars.compile(session.structure, session.cache_salt)
+        if handle not in self._grammar_of:
+            self._grammar_of[handle] = self._grammars.compile(context.structured_output, context.cache_salt)
         try:
-            if session.cursor is None and session.grammar.done():
-                session.cursor = session.grammar.result().cursor()
-            return session.cursor.mask(place.output) if session.cursor is not None else None
+            if handle not in self._cursors and self._grammar_of[handle].done():
+                self._cursors[handle] = self._grammar_of[handle].result().cursor()
+            cursor = self._cursors.get(handle)
+            return cursor.mask(place.output) if cursor is not None else None
         except SlipstreamError:
             return None
 
     def _ranked(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
         """For the coupled rule: the likeliest winners with the target's own noise on the drafter's q. The first is the
-        guess, the others what replaces it when it is wrong."""
-        samplings = [place.turn.session.sampling for place in places]
+        best node, the others may replace it."""
+        samplings = [place.context.sampling for place in places]
         greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
         positions = [place.position for place in places]
         tokens, confidences = coupled_sampling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
         rows = zip(places, tokens.tolist(), confidences.tolist(), strict=True)
         return [
-            [ProposedNode(place.start, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]
+            [ProposedNode(place.node, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]
             for place, row, confidence in rows
         ]
 
     def _drawn(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
-        """For the ratio rules: tokens really drawn from the sparse q that is sent along, siblings without replacement.
-
-        The session's stream is read while its loop may move it on: then the nodes of these places are dead, and so is
-        what was drawn for them.
-        """
+        """For the rule `rejection`: tokens really drawn from the sparse q that is sent along, siblings without
+        replacement."""
         ids, weights = draft_distribution.quantise(processed, self._proposal_tokens)
-        sessions = [place.turn.session for place in places]
-        weights[[session.sampling.greedy for session in sessions], 1:] = 0  # p is one-hot: so be q
-        streams, nodes = [session.stream for session in sessions], [place.start.number for place in places]
+        contexts = [place.context for place in places]
+        weights[[context.sampling.greedy for context in contexts], 1:] = 0  # p is one-hot: so be q
+        streams = [context.noise_stream for context in contexts]
+        nodes = [place.context.noise_nodes[place.number] for place in places]
         tokens = draft_distribution.draw(ids, weights, streams, nodes, self._width).tolist()
         rows = zip(places, tokens, draft_distribution.pack(ids, weights), strict=True)
-        return [[] if q is None else siblings(place, drawn, q) for place, drawn, q in rows]
+        return [[] if q is None else siblings(place.context, place.node, drawn, q) for place, drawn, q in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One node to guess on from."""
+    """One node below which others are proposed."""
 
     index: int
-    """Of its turn."""
-    turn: DraftRequest
-    node: int
-    """Index in the turn's tree, or -1 for the root."""
-    start: DraftNode
-    """The node itself."""
-    row: int
-    """Of the step's logits."""
+    """Index of its context in the step."""
+    context: ProposerContext
+    number: int
+    """Index in the context's `expand`."""
+    row: int = 0
+    """Row of the step's logits."""
 
     @property
-    def coupled(self) -> bool:
-        return self.turn.session.sampling.coupled
+    def node(self) -> int:
+        return self.context.expand[self.number]
 
     @property
     def position(self) -> int:
-        """Index of the token that is guessed."""
-        return self.turn.computed + len(self.turn.pending) + len(self.turn.path(self.node))
+        """Index, in the text, of the token that is proposed."""
+        return self.context.length + len(self.context.path(self.node))
 
     @property
     def output(self) -> list[int]:
-        """The output tokens before this node's successor, guesses included."""
-        return [*self._committed, *self.turn.path(self.node)]
+        """The output tokens before the proposed one, candidates included."""
+        return [*self._committed, *self.context.path(self.node)]
 
     @property
-    def context(self) -> logits_processor.SampledRow:
+    def sampled(self) -> logits_processor.SampledRow:
         """What the row of logits stands for; only penalties need the tokens before it."""
-        session = self.turn.session
-        if not session.sampling.penalised:
-            return logits_processor.SampledRow(session.sampling)
-        history = TokenHistory(session.tokens[: session.prompt_length])
+        sampling = self.context.sampling
+        if not sampling.penalised:
+            return logits_processor.SampledRow(sampling)
+        history = TokenHistory(self.context.tokens[: self.context.prompt_length])
         history.append(self._committed)
-        return logits_processor.SampledRow(session.sampling, history, tuple(self.turn.path(self.node)))
+        return logits_processor.SampledRow(sampling, history, tuple(self.context.path(self.node)))
 
     @property
     def _committed(self) -> list[int]:
-        session, turn = self.turn.session, self.turn
-        return session.tokens[session.prompt_length : turn.computed + len(turn.pending)]
+        return self.context.tokens[self.context.prompt_length : self.context.length]
 
 
-def _gather(answers: list[Answer], place: Place, guesses: list[ProposedNode]) -> None:
+def _gather(answers: list[Proposal | SlipstreamError], place: Place, nodes: list[ProposedNode]) -> None:
     answer = answers[place.index]
-    if not isinstance(answer, list):
+    if not isinstance(answer, Proposal):
         return
-    if guesses:
-        answer.extend(guesses)
+    if nodes:
+        answer.nodes.extend(nodes[: place.context.max_nodes - len(answer.nodes)])
     else:
         answers[place.index] = Internal(
             "the draft model's numbers are broken for this session.", reason="BROKEN_NUMBERS"
         )
 
 
-def siblings(place: Place, tokens: list[int], q: DraftDistribution) -> list[ProposedNode]:
+def siblings(context: ProposerContext, parent: int, tokens: list[int], q: DraftDistribution) -> list[ProposedNode]:
     """The drawn tokens in the order of drawing, each with what it was drawn from: q without those before it.
 
-    So whatever the first ones have met with, the next one's law given them is what it says. `recursive` takes any
-    number of siblings; the other rules judge a chain.
+    So whatever became of the first ones, the next one's law given them is the distribution sent along. `recursive`
+    takes any number of siblings; the other rules judge a chain.
     """
-    count = len(q.token_ids) if place.turn.session.sampling.acceptance == "recursive" else 1
+    count = len(q.token_ids) if context.sampling.acceptance == "recursive" else 1
     drawn = tokens[: min(count, len(q.token_ids))]
     return [
-        ProposedNode(place.start, token, _log_share(q, token), q.without(drawn[:index]))
-        for index, token in enumerate(drawn)
+        ProposedNode(parent, token, _log_share(q, token), q.without(drawn[:index])) for index, token in enumerate(drawn)
     ]
 
 

@@ -1,144 +1,113 @@
-"""Guess without a model: what followed the last tokens before, in this session (`ngram`, `suffix`), in others' output
-where that may be shared (`suffix`), or in a text that the client expects (`prediction`).
+"""Propose without a model: what followed the last tokens before, in the sequence itself or in another text.
 
-All look up every node they are asked about with what stands before it, so they need no memory of their own guesses.
+A method is a `Text`, an index of one sequence's tokens; `LookupProposer` makes a `Proposer` of it. Every node to expand
+is looked up with what stands before it, so a lookup needs no memory of what it proposed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
-from drafter_svc.proposers.corpus import REACH, Corpus
-from drafter_svc.proposers.growth import GrownNode as Grown
-from drafter_svc.proposers.growth import grow
-from drafter_svc.proposers.ngram_index import NgramIndex
-from drafter_svc.proposers.suffix_automaton import Matcher, SuffixAutomaton
-from drafter_svc.session import DraftSession
+from slipstream.errors import SlipstreamError
+from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
+from slipstream.speculation.common_prefix import common_prefix
 
-CHUNK = 256
-"""Tokens of output after which a corpus gets them, while the session goes on."""
+NODES = 8
+"""Most nodes proposed below one node in one step."""
+DOUBT = 2.0
+"""Imagined occurrences of a one-token match that went on otherwise. A longer match is doubted less in proportion."""
+
+
+class FoundNode(NamedTuple):
+    """One node of a lookup's answer. Parent 0 is the place that was looked up, parent n the n-th node of the list."""
+
+    parent: int
+    token: int
+    probability: float
+    """Given the parent; a path's is the product of its nodes'."""
 
 
 class Text(Protocol):
-    """One session's committed tokens, indexed."""
+    """An index of one sequence's committed tokens."""
 
     def read(self, start: int, tokens: list[int]) -> None:
-        """The committed tokens from index `start` on are these; what was read beyond `start` before is no more."""
+        """The committed tokens from index `start` on are these; what was read beyond `start` before is forgotten."""
         ...
 
-    def propose(self, path: list[int], count: int) -> list[Grown]:
-        """At most `count` guesses after the committed tokens and `path`."""
+    def look_up(self, path: list[int], count: int) -> list[FoundNode]:
+        """At most `count` nodes after the committed tokens and `path`, parents before children."""
         ...
 
     def finish(self) -> None:
-        """The session is over."""
+        """Called once, when the sequence ends."""
         ...
+
+
+@dataclass(slots=True)
+class _ReadText:
+    text: Text
+    tokens: list[int]
+    """The context's list that was read last."""
+    length: int = 0
+    """Tokens of it that were read."""
 
 
 class LookupProposer:
-    """A session's text is made by `text` when it first takes a turn. `count` bounds the guesses below one node."""
+    """Proposes from a `Text` for each sequence, made by `open_text` when the sequence is first seen."""
 
-    draws = False
-
-    def __init__(self, text: Callable[[DraftSession], Text], count: int) -> None:
-        self._text = text
+    def __init__(self, open_text: Callable[[ProposerContext], Text], count: int = NODES) -> None:
+        """`count` bounds the nodes below one expanded node."""
+        self._open_text = open_text
         self._count = count
-        self._texts: dict[DraftSession, Text] = {}
+        self._texts: dict[Hashable, _ReadText] = {}
 
-    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
-        return [self._answer(turn) for turn in turns]
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        return [self._propose_one(context) for context in contexts]
 
-    def close(self, session: DraftSession) -> None:
-        text = self._texts.pop(session, None)
-        if text is not None:
-            text.finish()
+    def close_sequence(self, handle: Hashable) -> None:
+        known = self._texts.pop(handle, None)
+        if known is not None:
+            known.text.finish()
 
-    def _answer(self, turn: DraftRequest) -> Answer:
-        text = self._texts.get(turn.session)
-        if text is None:
-            text = self._texts[turn.session] = self._text(turn.session)
-        text.read(turn.computed, turn.pending)
-        guesses: list[ProposedNode] = []
-        for place, start in zip(turn.expand, turn.starts, strict=True):
-            first = len(guesses)
-            for grown in text.propose(turn.path(place), self._count):
-                parent = start if grown.parent == 0 else first + grown.parent - 1
-                guesses.append(ProposedNode(parent, grown.token, math.log(grown.probability)))
-        return guesses
+    def _propose_one(self, context: ProposerContext) -> Proposal:
+        text, read = self._read(context)
+        nodes: list[ProposedNode] = []
+        if read < context.length:
+            return Proposal(nodes, read)
+        for place in context.expand:
+            first = len(context.node_tokens) + len(nodes)
+            for found in text.look_up(context.path(place), min(self._count, context.max_nodes - len(nodes))):
+                parent = place if found.parent == 0 else first + found.parent - 1
+                nodes.append(ProposedNode(parent, found.token, math.log(found.probability)))
+        return Proposal(nodes, read)
 
-
-class NgramText:
-    """Prompt lookup: a chain, copied from after the latest earlier occurrence."""
-
-    def __init__(self) -> None:
-        self._index = NgramIndex()
-
-    def read(self, start: int, tokens: list[int]) -> None:
-        self._index.truncate(start)
-        self._index.append(tokens)
-
-    def propose(self, path: list[int], count: int) -> list[Grown]:
-        chain = self._index.propose(path, count)
-        return [Grown(number, token, probability) for number, (token, probability) in enumerate(chain)]
-
-    def finish(self) -> None:
-        """Nothing outlives a session."""
+    def _read(self, context: ProposerContext) -> tuple[Text, int]:
+        """The sequence's text after reading what the budget allows, and the committed tokens it then holds."""
+        known = self._texts.get(context.handle)
+        if known is None:
+            known = self._texts[context.handle] = _ReadText(self._open_text(context), context.tokens)
+        start = known.length
+        if known.tokens is not context.tokens:
+            start = common_prefix(known.tokens[:start], context.tokens[: context.length])
+            known.tokens = context.tokens
+        stop = min(context.length, start + context.max_read_tokens)
+        if (start, stop) != (known.length, known.length):
+            known.text.read(start, context.tokens[start:stop])
+        known.length = stop
+        return known.text, stop
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Bounds of the tree that `SuffixText` guesses."""
+def confidence(hits: int, seen: int, length: int) -> float:
+    """Probability of a token that followed `hits` of the `seen` earlier occurrences of the last `length` tokens.
 
-    width: int
-    """Guesses below one node."""
-    min_probability: float
-    """Of a path."""
+    hits / (seen + DOUBT / length): few occurrences and short matches are weak evidence (the escape of PPM, Cleary and
+    Witten 1984, made to depend on the length). Below 1, and over all tokens that followed one match the sum is below 1.
 
-
-class SuffixText:
-    """A tree from the suffix automaton of the session, and of what others wrote where a corpus is shared."""
-
-    def __init__(self, corpus: Corpus | None, bounds: Growth, first: int) -> None:
-        """The corpus is given what comes after the first `first` tokens: a prompt is not ours to tell, and output that
-        a session is opened with was told before."""
-        self._corpus = corpus
-        self._bounds = bounds
-        self._first = self._given = first
-        self._tokens: list[int] = []
-        self._automaton = SuffixAutomaton()
-
-    def read(self, start: int, tokens: list[int]) -> None:
-        known = self._tokens[start:]
-        if known != tokens[: len(known)]:  # an automaton cannot forget: it is made anew
-            self._tokens = [*self._tokens[:start], *tokens]
-            self._given = min(self._given, max(self._first, start))
-            self._automaton = SuffixAutomaton()
-            self._automaton.extend(self._tokens)
-        else:
-            fresh = tokens[len(known) :]
-            self._tokens += fresh
-            self._automaton.extend(fresh)
-        if len(self._tokens) - self._given >= CHUNK:
-            self._give()
-
-    def propose(self, path: list[int], count: int) -> list[Grown]:
-        matchers = [Matcher(self._automaton, self._automaton.tail())]
-        if self._corpus is not None:
-            matchers += self._corpus.matchers(self._tokens)
-        for matcher in matchers:
-            for token in path:
-                matcher.advance(token)
-        return grow(matchers, count, self._bounds.width, self._bounds.min_probability)
-
-    def finish(self) -> None:
-        self._give()
-
-    def _give(self) -> None:
-        """What was written since the last time, with some of what stands before it so that no match ends there."""
-        if self._corpus is not None and len(self._tokens) > self._given:
-            self._corpus.add(self._tokens[max(self._first, self._given - REACH) :])
-            self._given = len(self._tokens)
+    DOUBT was fitted to held-out Python sources: one earlier occurrence of 1, 2, 3, 4 and 8 or more tokens was right
+    in 28, 52, 59, 66 and 84 % of cases, where the formula gives 33, 50, 60, 67 and at least 80 %. Other text differs;
+    measured acceptance corrects that.
+    """
+    return hits / (seen + DOUBT / length)

@@ -1,51 +1,49 @@
-"""Guess with a small language model that has another tokenizer than the target.
+"""Propose with a small language model that has another tokenizer than the target.
 
-The model reads the target's text in its own tokens (`translation`), what it says of the next strings becomes log q over
-the target's tokens (`continuations`), and from there on a guess is a guess: processed, ranked with the target's noise,
-or drawn, as `ModelProposer` does it.
+The model reads the target's text in its own tokens (`translation`), its distribution over the next strings becomes
+log q over the target's tokens (`continuations`), and from there on `ModelProposer` does what it always does: it
+processes the row, and ranks with the target's noise or draws.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from drafter_svc.proposers import Answer, DraftRequest
-from drafter_svc.proposers.continuations import BRANCHES, Continuations, Ending, Logs
-from drafter_svc.proposers.model import ModelProposer, Place
-from drafter_svc.proposers.translation import DraftText, Translation
-from drafter_svc.session import DraftSession
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
 from slipstream.errors import ResourceExhausted, SlipstreamError
+from slipstream.proposers.base import Proposal, ProposerContext
+from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending, Logs
+from slipstream.proposers.cross_vocabulary.translation import DraftText, Translation
+from slipstream.proposers.draft_model import ModelProposer, Place
 from slipstream.speculation.common_prefix import common_prefix
 
 HEALED = 2
 """Last draft tokens of a place that may turn out to be spelled otherwise."""
 LOOKAHEAD = 1
 """More passes for strings that are only the beginning of a target token."""
-SPARE = 1.25
-"""KV is reserved for so many times the draft tokens that the session's text so far lets expect."""
 
 
 @dataclass(slots=True)
-class Mirror:
-    """A session as the drafter holds it."""
+class TranslatedText:
+    """A sequence's committed text in draft tokens."""
 
     text: DraftText
-    kept: list[int] = field(default_factory=list)
-    """Draft tokens that have KV."""
+    tokens: list[int]
+    """The context's list of target tokens that was read last."""
 
 
 @dataclass(slots=True)
 class Pass:
-    """One turn in draft tokens: a tree below the last of `pending`, which may grow from pass to pass."""
+    """One sequence of a step in draft tokens: a tree below the last of `pending`, which may grow from pass to pass."""
 
+    sequence: Sequence
     start: int
     """Draft tokens before the pending ones."""
     pending: list[int]
@@ -69,11 +67,11 @@ class Pass:
             rows.append(self._rows[step])
         return rows
 
-    def segment(self, sequence: Sequence) -> Segment:
-        return Segment(sequence, self.pending, self.nodes, self.parents, want_logits=bool(self.places))
+    def segment(self) -> Segment:
+        return Segment(self.sequence, self.pending, self.nodes, self.parents, want_logits=bool(self.places))
 
     def read(self, logs: Logs) -> None:
-        """What the forward pass said: log q [rows, draft tokens]."""
+        """Takes the forward pass's log q [rows, draft tokens]."""
         self.broken = self.broken or bool(np.isnan(logs).any())
         for number, continuations in enumerate(self.continuations):
             if self._grown:
@@ -93,102 +91,110 @@ class Pass:
 
 
 class TranslatedProposer(ModelProposer):
-    """As ModelProposer, on turns in the target's tokens; the engine's model has the translation's draft vocabulary."""
+    """A `ModelProposer` for contexts in the target's tokens; the engine's model has the draft vocabulary."""
 
     def __init__(
-        self,
-        engine: Engine,
-        translation: Translation,
-        *,
-        width: int,
-        max_nodes: int,
-        proposal_tokens: int,
-        sharpness: float = 1.0,
+        self, engine: Engine, translation: Translation, *, width: int, proposal_tokens: int, sharpness: float = 1.0
     ) -> None:
-        super().__init__(engine, width=width, max_nodes=max_nodes, proposal_tokens=proposal_tokens, sharpness=sharpness)
+        super().__init__(engine, width=width, proposal_tokens=proposal_tokens, sharpness=sharpness)
         self._translation = translation
-        self._mirrors: dict[DraftSession, Mirror] = {}
+        self._texts: dict[Hashable, TranslatedText] = {}
 
     @torch.inference_mode()
-    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
-        answers: list[Answer] = [[] for _ in turns]
-        passes: dict[int, Pass] = {}
-        for index, turn in enumerate(turns):
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        self._sequences.begin_step()
+        answers: list[Proposal | SlipstreamError] = []
+        passes: list[Pass] = []
+        for index, context in enumerate(contexts):
             try:
-                if (one := self._pass(index, turn)) is not None:
-                    passes[index] = one
+                answers.append(self._prepare_pass(index, context, passes))
             except SlipstreamError as error:
-                answers[index] = error
+                answers.append(error)
         left = passes
         for _ in range(1 + LOOKAHEAD):
             if left:
-                self._forward(turns, left)
-                left = {index: one for index, one in left.items() if one.extend()}
-        self._answer(list(passes.values()), answers)
+                self._forward(left)
+                left = [one for one in left if self._extend(one)]
+        self._answer(passes, answers)
         return answers
 
-    def close(self, session: DraftSession) -> None:
-        super().close(session)
-        self._mirrors.pop(session, None)
+    def close_sequence(self, handle: Hashable) -> None:
+        super().close_sequence(handle)
+        self._texts.pop(handle, None)
 
-    def _pass(self, index: int, turn: DraftRequest) -> Pass | None:
-        """None where there is nothing to compute. Raises ResourceExhausted when there is no room."""
-        mirror = self._mirrors.setdefault(turn.session, Mirror(DraftText(self._translation)))
-        text = mirror.text
-        text.read(turn.computed, turn.pending)
+    def _prepare_pass(self, index: int, context: ProposerContext, passes: list[Pass]) -> Proposal:
+        """Adds the sequence's pass, if there is anything to compute, and returns the proposal that it will fill.
+
+        Raises ResourceExhausted for a text that is longer than the draft model's or the cache's.
+        """
+        text = self._read(context)
         ids, closed = text.ids, len(text.closed)
-        nodes = [(node, begin, turn.path(node)) for node, begin in zip(turn.expand, turn.starts, strict=True)]
-        tails = [text.tail(path) for _, _, path in nodes]
+        whole = len(text) == context.length
+        expand = context.expand if whole else []
+        paths = [context.path(node) for node in expand]
+        tails = [text.tail(path) for path in paths]
         lengths = [min(common_prefix(ids[closed:], tail), len(tail) - HEALED) + closed for tail in tails]
         base = max(1, min([len(ids) - HEALED, *lengths]))
-        same = common_prefix(mirror.kept, ids)
-        if not ids or (same >= base and not tails):
-            return None
-        start = min(same, base - 1)
-        one = Pass(start, ids[start:base])
-        for (node, begin, path), tail in zip(nodes, tails, strict=True):
+        if not ids:
+            return Proposal([], len(text))
+        self._check_length(base)
+        sequence = self._sequences.hold(context.handle, ids, base, context.cache_salt)
+        start = sequence.length
+        if start == base - 1 and not tails:
+            return Proposal([], len(text))
+        one = Pass(sequence, start, ids[start:base])
+        for number, (path, tail) in enumerate(zip(paths, tails, strict=True)):
             if not closed and tail[:1] != ids[:1]:
                 continue  # so short a text that not even its first token stays
             below = ids[base:closed] + tail[max(0, base - closed) :]
             rows = one.walk(below)
             last = min(HEALED, len(below))
             ending = Ending(tuple(below[len(below) - last :]), tuple(rows[len(below) - last :]))
-            one.places.append(Place(index, turn, node, begin, 0))
+            one.places.append(Place(index, context, number))
             one.continuations.append(Continuations(self._translation, text.spelled(path), ending))
-        self._reserve(turn, mirror, one)
-        return one
+        if not self._make_room(one):
+            return Proposal([], min(len(text), context.length - 1), no_room=True)
+        passes.append(one)
+        return Proposal([], len(text))
 
-    def _reserve(self, turn: DraftRequest, mirror: Mirror, one: Pass) -> None:
-        """Room for the pass. How many draft tokens a session will come to is a guess; where it was wrong, the KV is
-        computed anew."""
-        session, longest = turn.session, self._engine.model.max_length
-        length = one.start + len(one.pending)
-        needed = length + len(one.nodes) + LOOKAHEAD * BRANCHES * len(one.places)
+    def _read(self, context: ProposerContext) -> DraftText:
+        """The sequence's text, after reading what the budget allows."""
+        known = self._texts.get(context.handle)
+        if known is None:
+            known = self._texts[context.handle] = TranslatedText(DraftText(self._translation), context.tokens)
+        start = len(known.text)
+        if known.tokens is not context.tokens:
+            start = common_prefix(known.tokens[:start], context.tokens[: context.length])
+            known.tokens = context.tokens
+        known.text.read(start, context.tokens[start : min(context.length, start + context.max_read_tokens)])
+        return known.text
+
+    def _check_length(self, length: int) -> None:
+        longest = self._engine.model.max_length
         if length > longest:
             raise ResourceExhausted(f"the draft model holds {longest} tokens; decode without it.")
-        if session.sequence is None or session.sequence.capacity < needed:
-            super().close(session)
-            expected = math.ceil(SPARE * length / len(mirror.text) * session.max_length) + self._max_nodes
-            session.sequence = self._engine.open(max(needed, min(expected, longest)))
-            one.pending = mirror.text.ids[:length]
-            one.start = 0
-        mirror.kept = mirror.text.ids[:length]
 
-    def _forward(self, turns: list[DraftRequest], passes: dict[int, Pass]) -> None:
-        segments: list[Segment] = []
-        for index, one in passes.items():
-            sequence = turns[index].session.sequence
-            assert sequence is not None
-            self._engine.rollback(sequence, one.start)
-            segments.append(one.segment(sequence))
+    def _make_room(self, one: Pass) -> bool:
+        self._sequences.roll_back(one.sequence, one.start)
+        return self._sequences.grow(one.sequence, len(one.pending) + len(one.nodes))
+
+    def _extend(self, one: Pass) -> bool:
+        """Whether there is another pass to make for strings that are only a beginning, and room for it."""
+        try:
+            return one.extend() and self._make_room(one)
+        except ResourceExhausted:
+            return False
+
+    def _forward(self, passes: list[Pass]) -> None:
+        segments = [one.segment() for one in passes]
         output = self._engine.forward(segments)
         row = 0
-        for one, segment in zip(passes.values(), segments, strict=True):
+        for one, segment in zip(passes, segments, strict=True):
             self._engine.keep(segment, [])
             one.read(output[row : row + segment.logit_rows].log_softmax(dim=-1).cpu().numpy())
             row += segment.logit_rows
 
-    def _answer(self, passes: list[Pass], answers: list[Answer]) -> None:
+    def _answer(self, passes: list[Pass], answers: list[Proposal | SlipstreamError]) -> None:
         places: list[Place] = []
         rows: list[npt.NDArray[np.float32]] = []
         for one in passes:
@@ -196,7 +202,7 @@ class TranslatedProposer(ModelProposer):
                 row = continuations.log_q()
                 if one.broken:
                     row.fill(np.nan)
-                if one.broken or np.isfinite(row).any():  # else it has no words for what it would say: no guess
+                if one.broken or np.isfinite(row).any():  # else no token of the target spells what it would propose
                     places.append(place)
                     rows.append(row)
         if places:
