@@ -146,7 +146,7 @@ def read(engine: TorchEngine, text: list[int], together: int) -> torch.Tensor:
     for at in range(len(text) - LENGTH, len(text), together):
         nodes = text[at + 1 : at + together]
         segment = Segment(sequence, [text[at]], nodes, list(range(-1, len(nodes) - 1)))
-        found.append(engine.forward([segment]))
+        found.append(engine.forward([segment]).logits)
         engine.keep(segment, list(range(len(nodes))))
     engine.close(sequence)
     return torch.cat(found)

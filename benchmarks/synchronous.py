@@ -17,7 +17,7 @@ from slipstream.process import run, until_signal
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.verifier import VerifierParts, running
 
 ANSWER_TIMEOUT_S = 1.0
@@ -28,10 +28,14 @@ class SynchronousPlanner(Planner):
     as was asked for, whatever its tokens are worth."""
 
     def __init__(
-        self, drafters: DrafterPool, limits: StepLimits, curve: CostCurve, clock: Callable[[], float] = time.monotonic
+        self,
+        drafters: CandidateSources,
+        limits: StepLimits,
+        curve: CostCurve,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(drafters, limits, curve, clock)
-        drafters.threshold = 0.0
+        drafters.set_threshold(0.0)
 
     def timed(self, plan: StepPlan, seconds: float, waited: float) -> int:
         """Nothing is learned of what a candidate must be worth."""

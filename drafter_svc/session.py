@@ -10,11 +10,11 @@ from slipstream.errors import OutOfRange
 from slipstream.proposers.base import ROOT, ProposerContext
 from slipstream.proposers.draft_tree import DraftNode, DraftTree
 from slipstream.speculation import noise
-from slipstream.speculation.common_prefix import common_prefix
 from slipstream.speculation.frame import TreeLimits
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
+from slipstream.tokenizer.vocabulary import common_prefix
 from slipstream.v1 import types_pb2
 
 NEVER = 1e-9

@@ -31,7 +31,7 @@ from verifier_svc.acceptance.judge import RULES, VerifyInput
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.scheduling.planner import drawn
 from verifier_svc.session import Session
-from verifier_svc.sources.frame_reader import read
+from verifier_svc.sources.flow_control import read_frame
 
 PROMPT = [0, 1]
 LIMIT = 60
@@ -250,7 +250,7 @@ class Run:
             assert isinstance(candidates, types_pb2.Candidates), candidates
             if candidates.session == self._number:
                 tree = self.session.tree
-                tree.graft(read(candidates, self._number, len(self._world.target(())), tree.limits))
+                tree.graft(read_frame(candidates, self._number, len(self._world.target(())), tree.limits))
         self._frames.clear()
 
 

@@ -51,7 +51,7 @@ def compare(whole: TorchEngine, cut: LeadingEngine) -> float:
             [Segment(pair[side], text[:length], text[length:], TREE) for pair, text in zip(pairs, tokens, strict=True)]
             for side in (0, 1)
         ]
-        logits = whole.forward(steps[0]), cut.forward(steps[1])
+        logits = whole.forward(steps[0]).logits, cut.forward(steps[1]).logits
         worst = max(worst, float((logits[0] - logits[1]).abs().max()))
         for engine, segments in zip((whole, cut), steps, strict=True):
             for segment in segments:

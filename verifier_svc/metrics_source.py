@@ -11,13 +11,13 @@ from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, Values, spans_of
 from slipstream.telemetry.tracing import Tracing
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 
 
 def meter(
     scheduler: Scheduler,
     engine: Engine,
-    drafters: DrafterPool,
+    drafters: CandidateSources,
     gateways: ByteCounter,
     server: Server,
     tracing: Tracing | None,

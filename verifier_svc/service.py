@@ -35,7 +35,7 @@ from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import PendingRollback, Reply, Session
 from verifier_svc.sources.address_allowlist import AddressAllowlist
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.tracing import VerifyTrace
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,9 @@ class ServiceLimits:
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
-    def __init__(self, scheduler: Scheduler, drafters: DrafterPool, bounds: ServiceLimits, grammars: Grammars) -> None:
+    def __init__(
+        self, scheduler: Scheduler, drafters: CandidateSources, bounds: ServiceLimits, grammars: Grammars
+    ) -> None:
         self.scheduler = scheduler
         self.drafters = drafters
         self.bounds = bounds
@@ -156,7 +158,7 @@ class GatewayStream:
         if kind == "attach":
             check_drafters(command.attach.drafters, self._service.bounds.places)
             check_trust(session.sampling, command.attach.drafters)
-            self._service.drafters.attach(session, list(command.attach.drafters))
+            self._service.drafters.attach_session(session, command.attach.drafters)
         elif kind == "policy":
             session.max_draft_tokens = self._most(command.policy)
             self._service.drafters.policy(session)
@@ -197,9 +199,9 @@ class GatewayStream:
             session.constraint = GrammarConstraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
             session.tree.admits = session.constraint.admits
         try:
-            self._service.drafters.attach(session, list(request.drafters))
+            self._service.drafters.attach_session(session, request.drafters)
         except BaseException:  # half attached, it would be opened again with every link that comes back
-            self._service.drafters.detach(session)
+            self._service.drafters.detach_session(session)
             raise
         self._sessions[number] = self._service.by_id[session.id] = session
         self._service.scheduler.add(session)

@@ -30,7 +30,7 @@ from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import ServiceLimits, VerifierService
 from verifier_svc.sources.address_allowlist import AddressAllowlist
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ async def _serving(
 ) -> AsyncIterator[VerifierServer]:
     model = proto_conversion.model_to_wire(engine.model)
     dial = dialling(DRAFTER, parts.certificates)
-    drafters = DrafterPool(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
+    drafters = CandidateSources(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
     curve = CostCurve()
     await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
     limits = StepLimits(config.step_tokens, config.prefill_tokens, config.max_wait_s)

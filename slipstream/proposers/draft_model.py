@@ -63,7 +63,7 @@ class ModelProposer:
                 prepared = Proposal([], prepared.sequence.length + len(prepared.pending))
             answers.append(prepared)
         if segments:
-            output = self._engine.forward(list(segments.values()))
+            output = self._engine.forward(list(segments.values())).logits
             for segment in segments.values():
                 if len(segment.pending) > 1 or not segment.want_logits:  # else the next step computes that token again
                     self._engine.keep(segment, [])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.errors import ResourceExhausted
-from slipstream.speculation.common_prefix import common_prefix
+from slipstream.tokenizer.vocabulary import common_prefix
 
 IDLE_STEPS = 64
 """A sequence that so many steps did not use may be closed for another one. Fewer would make two sequences, of which one

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
-from slipstream.speculation.common_prefix import common_prefix
+from slipstream.tokenizer.vocabulary import common_prefix
 
 NODES = 8
 """Most nodes proposed below one node in one step."""

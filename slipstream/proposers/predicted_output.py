@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from slipstream.proposers.base import OpenedProposer, ProposerSettings, any_vocabulary
 from slipstream.proposers.lookup import FoundNode, LookupProposer
-from slipstream.speculation.common_prefix import common_prefix
+from slipstream.tokenizer.vocabulary import common_prefix
 
 GRAM = 4
 """Tokens by which a place is found anywhere; so many as expected in a row are also what a place is trusted for."""

@@ -15,7 +15,7 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
-from verifier_svc.sources import drafter_pool
+from verifier_svc.sources import candidate_sources
 from verifier_svc.sources.drafter_link import MAX_REOPENS
 
 PROMPT = [7, 8, 9]
@@ -326,7 +326,7 @@ def failures_of(decoded: Decoded) -> list[str]:
 async def test_drafters_that_nobody_uses_make_room_for_others(
     expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafter_pool, "MAX_DRAFTERS", 2)
+    monkeypatch.setattr(candidate_sources, "MAX_DRAFTERS", 2)
     async with fleet(on("open")) as (enemy, _, client, friend):
         for port in range(1, 6):
             decoded = await client.decode(PROMPT, tokens=3, drafters=[f"127.0.0.1:{port}", enemy.address])

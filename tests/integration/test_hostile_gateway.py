@@ -236,7 +236,7 @@ async def test_a_session_that_names_too_many_drafters_has_none_of_them_dialled()
         await call.write(verifier_pb2.DecodeRequest(commands=[opened(1, drafters=named)]))
         end = (await call.read()).ends[0]
         assert end.failure.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-        assert not server.service.drafters._drafters
+        assert not server.service.drafters._links
         call.cancel()
 
 

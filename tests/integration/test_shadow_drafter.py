@@ -36,8 +36,8 @@ from tests.fleet import opening
 from tests.hostile_drafter import frame
 from verifier_svc.execution.embedded import ScheduledSequence
 from verifier_svc.scheduling.planner import Planner, StepLimits, StepLoad
+from verifier_svc.sources.candidate_sources import MAX_DRAFTERS, CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
-from verifier_svc.sources.drafter_pool import MAX_DRAFTERS, DrafterPool
 
 SESSIONS, TOKENS = 2, 50
 WORLD = World(delay_s=0.004)
@@ -110,7 +110,7 @@ async def decoded(shadow: Any = None, *, serving: bool = True) -> list[verifier_
     anybody else drafts."""
     async with system(WORLD) as running:
         gateway, pool, task = running.gateway(), running.service.drafters, None
-        known = pool._drafter(SHADOW, []) if shadow is not None else None
+        known = pool._link(SHADOW.address, []) if shadow is not None else None
         if isinstance(shadow, float) and known is not None:
             task = await honest(running, known, shadow)
         elif known is not None:
@@ -208,9 +208,9 @@ def test_a_shadow_s_link_is_given_up_for_a_drafter_that_serves() -> None:
             for number in range(1, 60):  # each session serves with a drafter of its own
                 own = verifier_pb2.DrafterAddress(address=f"own:{number}", name="own")
                 gateway.receive(open_request(number, TOKENS, 8, own))
-            serving = [place for place, known in pool._drafters.items() if known.serves]
+            serving = [place for place, known in pool._links.items() if known.serves]
             await asyncio.sleep(1.0)
-            return len(pool._drafters), len(serving) == 60
+            return len(pool._links), len(serving) == 60
 
     assert run(full()) == (MAX_DRAFTERS, True)
 
@@ -222,7 +222,7 @@ def replace_address(address: str) -> verifier_pb2.DrafterAddress:
 @pytest.mark.parametrize("candidates", [[0, 0, 0], [8, 0, 1], [20, 30, 14]])
 def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> None:
     """And whoever brings more has more of it, at least a like share of what the step takes without candidates."""
-    pool = DrafterPool(types_pb2.ModelInfo(), 0.02)
+    pool = CandidateSources(types_pb2.ModelInfo(), 0.02)
     planner = Planner(pool, StepLimits(512, 256, 0.25), _curve(LinearCost(0.02, 0.001, 0.0, 4)))
     turns = [ScheduledSequence(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
     load = StepLoad(3, 3 + sum(candidates))
@@ -238,18 +238,19 @@ def test_nobody_is_woken_for_a_shadow_and_no_pace_is_learned_from_it(answer: Any
     async def woken() -> tuple[int, float]:
         async with system(WORLD) as running:
             gateway, pool = running.gateway(), running.service.drafters
-            known, calls = pool._drafter(SHADOW, []), 0
+            known, calls = pool._link(SHADOW.address, []), 0
             known._link = Wild(known, answer)  # type: ignore[assignment]
 
             def arrived() -> None:
                 nonlocal calls
                 calls += 1
 
-            pool.arrived = arrived
+            pool.on_candidates(arrived)
             gateway.receive(open_request(0, 10, 8, SHADOW))
             while not any(isinstance(reply, verifier_pb2.SessionEnd) for reply in await gateway.outbox.take()):
                 pass
             assert known._link.commands > 1
-            return calls, sum(sum(delays._came) for delays in (known.pace.first, known.pace.few, known.pace.enough))
+            times = known.arrival_times
+            return calls, sum(sum(delays._came) for delays in (times.first, times.few, times.enough))
 
     assert run(woken()) == (0, 0.0)

@@ -44,7 +44,7 @@ from tests.simulation.store import LEASE_S, Client, Server
 from verifier_svc import service as verifier_service
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.verifier import load
 
 BLOCKS, BLOCK_SIZE = 48, 4
@@ -106,7 +106,7 @@ def _verifier(network: Network, party: Party) -> VerifierParty:
     clock, thread = network.loop.time, VirtualThread()
     engine = target(thread)
     model = proto_conversion.model_to_wire(engine.model)
-    drafters = DrafterPool(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
+    drafters = CandidateSources(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
     planner = Planner(drafters, StepLimits(64, 32, 0.1), _curve(TARGET), clock)
     scheduler = Scheduler(engine, thread, drafters, planner, clock)  # type: ignore[arg-type]
     bounds = verifier_service.ServiceLimits(model, 64, 8, BLOCKS * BLOCK_SIZE)
@@ -214,7 +214,7 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
     def reach(role: str) -> Dial:
         return lambda address: Channel(network, address)  # type: ignore[return-value]
 
-    known = gateway_workers.Workers(config, tokenizer().fingerprint, reach, meters, ByteCounter())
+    known = gateway_workers.ConfiguredWorkers(config, tokenizer().fingerprint, reach, meters, ByteCounter())
     router = known.router(network.loop.time)
     stage = GatewayContext(config, router, meters)
     scribe = WriteBehindQueue() if relaxed else None

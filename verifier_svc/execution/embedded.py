@@ -46,7 +46,7 @@ Outcome = AcceptanceResult | SlipstreamError | None
 def perform(engine: Engine, turns: list[ScheduledSequence]) -> list[Outcome]:
     """Runs a step, for which every session's sequence has grown already."""
     segments = [_segment(turn) for turn in turns]
-    return _decide(engine, turns, segments, engine.forward(segments))
+    return _decide(engine, turns, segments, engine.forward(segments).logits)
 
 
 def _told(

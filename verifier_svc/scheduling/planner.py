@@ -14,7 +14,7 @@ from verifier_svc.execution.embedded import ScheduledSequence
 from verifier_svc.scheduling.budget import Offer, allot
 from verifier_svc.scheduling.prefill import chunks
 from verifier_svc.session import CandidateChoice, Session
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.arrival_gain import ExpectedGain
 from verifier_svc.wait_policy.wait_policy import WaitPolicy
 
@@ -66,7 +66,11 @@ class Planner:
     """Reads sessions and changes none, but for what it keeps there of its own (`offer`)."""
 
     def __init__(
-        self, drafters: DrafterPool, limits: StepLimits, curve: CostCurve, clock: Callable[[], float] = time.monotonic
+        self,
+        drafters: CandidateSources,
+        limits: StepLimits,
+        curve: CostCurve,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._drafters = drafters
         self._limits = limits
@@ -108,7 +112,7 @@ class Planner:
         tokens = sum(1 + len(turn.selection) for turn in plan.turns)
         self._curve.observe(tokens, plan.sessions, seconds)
         if self._patience.timed(plan, tokens, seconds + waited):
-            self._drafters.demand(self._patience.threshold)
+            self._drafters.set_threshold(self._patience.threshold)
         return tokens
 
     def spent(self, tokens: int, sessions: int, candidates: int) -> float:

@@ -23,7 +23,7 @@ from verifier_svc.scheduling.planner import Planner, StepLoad, StepPlan
 from verifier_svc.scheduling.step_result import RoundResult, StepTiming, clip
 from verifier_svc.scheduling.step_stats import StepStats
 from verifier_svc.session import PendingRollback, Session
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.tracing import stepped
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Scheduler:
         self,
         engine: Engine,
         thread: ModelThread,
-        drafters: DrafterPool,
+        drafters: CandidateSources,
         planner: Planner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,7 +59,7 @@ class Scheduler:
         self.steps = self.tokens = 0
         """Steps taken, tokens committed."""
         self.tracing: Tracing | None = None
-        drafters.arrived = self.wake
+        drafters.on_candidates(self.wake)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -82,7 +82,7 @@ class Scheduler:
             return
         session.closed = True
         self._sessions.pop(session, None)
-        self._drafters.detach(session)
+        self._drafters.detach_session(session)
         self._closing.append(session)
         failure = None if error is None else proto_conversion.failure_to_wire(error)
         session.say(
@@ -192,13 +192,15 @@ class Scheduler:
         result = RoundResult(turn, verdict, token_ids, timing, self._miss(session), timing.started - session.idle_since)
         session.commit(token_ids, turn.base + len(path))
         session.idle_since = timing.ended
-        self._drafters.moved(session)
+        self._drafters.root_moved(session)
         self.tokens += len(token_ids)
         self._results.append(result)
         if reason is not None or verdict.dishonest:
             self._report()
         if verdict.dishonest:
-            self._drafters.disbelieve(session, InvalidArgument("a draft token lay outside its own distribution."))
+            self._drafters.quarantine_session(
+                session, InvalidArgument("a draft token lay outside its own distribution.")
+            )
         if reason is not None:
             self.end(session, reason)
 
@@ -217,7 +219,7 @@ class Scheduler:
         for result in results:
             turn, verdict = result.turn, result.verdict
             session = turn.session
-            scores = self._drafters.commit(session, turn.base, result.token_ids)
+            scores = self._drafters.committed(session, turn.base, result.token_ids)
             message = result.message()
             message.cost_us = proto_conversion.microseconds(
                 self._planner.cost_s(turn, result.timing.load, result.timing.seconds)
@@ -247,4 +249,4 @@ class Scheduler:
             return verifier_pb2.MISS_CAUSE_UNSPECIFIED
         if not self._drafters.wanted:
             return verifier_pb2.MISS_CAUSE_NOT_WANTED
-        return session.miss if self._drafters.working(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
+        return session.miss if self._drafters.has_source(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER

@@ -27,7 +27,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.selection import ROOT, Selection
@@ -37,7 +37,6 @@ from verifier_svc.session import Reply, Session
 
 if TYPE_CHECKING:
     from verifier_svc.execution.embedded import ScheduledSequence
-    from verifier_svc.sources.drafter_pool import DrafterPool
 
 log = logging.getLogger(__name__)
 
@@ -113,11 +112,25 @@ class ShadowDrafter:
         return [self.name] * len(chosen)
 
 
-class ShadowDrafters:
-    """Of all sessions of a verifier. A session without any costs one look into a dictionary."""
+class DoubleSources(Protocol):
+    """What shadows use of the verifier's sources: candidates for their doubles."""
 
-    def __init__(self, pool: DrafterPool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pool = pool
+    def assign_sources(self, session: Session, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None: ...
+
+    def release_sources(self, session: Session) -> None: ...
+
+    def commit_to_sources(self, session: Session, base: int, token_ids: list[int]) -> None: ...
+
+    def policy(self, session: Session) -> None: ...
+
+    def reopen(self, session: Session) -> None: ...
+
+
+class ShadowDrafters:
+    """The shadows of all sessions of a verifier. A session without any costs one dictionary lookup."""
+
+    def __init__(self, sources: DoubleSources, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sources = sources
         self._calibration = Calibration(clock)
         self._of_session: dict[Session, dict[str, ShadowDrafter]] = {}
 
@@ -126,29 +139,29 @@ class ShadowDrafters:
         known = self._of_session.pop(session, {})
         wanted = {address.address: address for address in addresses}
         for address in known.keys() - wanted.keys():
-            self._pool.detach(known[address].double)
+            self._sources.release_sources(known[address].double)
         kept = {
             address: known.get(address) or ShadowDrafter(session, each.name or address)
             for address, each in wanted.items()
         }
         for address, shadow in kept.items():
-            self._pool.assign(shadow.double, [wanted[address]])
+            self._sources.assign_sources(shadow.double, [wanted[address]])
         if kept:
             self._of_session[session] = kept
 
     def detach(self, session: Session) -> None:
         for shadow in self._of_session.pop(session, {}).values():
-            self._pool.detach(shadow.double)
+            self._sources.release_sources(shadow.double)
 
     def policy(self, session: Session) -> None:
         for shadow in self._of(session):
             shadow.double.max_draft_tokens = session.max_draft_tokens
-            self._pool.policy(shadow.double)
+            self._sources.policy(shadow.double)
 
     def reopen(self, session: Session) -> None:
         for shadow in self._of(session):
             shadow.roll_back(session.epoch, len(session.tokens))
-            self._pool.reopen(shadow.double)
+            self._sources.reopen(shadow.double)
 
     def look(self, turns: Iterable[ScheduledSequence], price: float) -> None:
         """A step with these turns begins, in which a candidate's place costs `price` tokens."""
@@ -164,7 +177,7 @@ class ShadowDrafters:
         for shadow in self._of(session):
             if (score := shadow.commit(token_ids, self._calibration)) is not None:
                 scores.append(score)
-            self._pool.commit(shadow.double, base, token_ids)
+            self._sources.commit_to_sources(shadow.double, base, token_ids)
         return scores
 
     def _of(self, session: Session) -> Iterable[ShadowDrafter]:

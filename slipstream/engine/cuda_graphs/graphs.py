@@ -115,7 +115,7 @@ class GraphedSteps:
         self._inputs.fill([])  # it is run here already, and must write to no session's rows
 
         def body() -> None:
-            logits = self._forward(PagedPlan(self._inputs, bucket, self._store, self._kernel))
+            logits = self._forward(PagedPlan(self._inputs, bucket, self._store, self._kernel)).logits
             if self._logits is None:
                 self._logits = torch.empty(
                     self._inputs.most, logits.shape[1], dtype=torch.float32, device=logits.device

@@ -57,7 +57,7 @@ class Rehearsal:
 def rehearse(forward: Forward, rehearsal: Rehearsal) -> torch.Tensor:
     """fp32 [rows, V]."""
     forward.reserve(int(rehearsal.positions.max()) + 1)
-    return forward(rehearsal).float()
+    return forward(rehearsal).logits.float()
 
 
 def differences(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

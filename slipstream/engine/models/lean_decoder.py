@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, rms_norm, silu
 
+from slipstream.engine.engine import HiddenRequest, HiddenStates, ModelOutput
 from slipstream.engine.models.forward import ForwardStep
 from slipstream.engine.models.linear import Linear
 from slipstream.engine.models.rotary import Rotary, Rotation
@@ -83,9 +84,14 @@ class LeanDecoder:
     def reserve(self, length: int) -> None:
         self._rotary.reserve(length)
 
-    def __call__(self, step: ForwardStep) -> torch.Tensor:
+    def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
         x = embedding(step.tokens[0], self._embedding)
         rotation = self._rotary(step.positions[0])
-        for layer in self._layers:
+        requested = hidden.layers if hidden is not None else ()
+        kept: dict[int, torch.Tensor] = {}
+        for number, layer in enumerate(self._layers):
+            if number in requested:
+                kept[number] = x
             x = layer(x, rotation, step)
-        return self._head(self._norm(x.index_select(0, step.wanted)))
+        logits = self._head(self._norm(x.index_select(0, step.wanted)))
+        return ModelOutput(logits, HiddenStates(self._norm(x), kept) if hidden is not None else None)

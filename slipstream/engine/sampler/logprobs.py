@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slipstream.speculation.logprobs import TokenLogprobs
+from slipstream.speculation.sampling_params import TokenLogprobs
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprobs]:

@@ -22,7 +22,7 @@ from slipstream.proposers.base import Proposal, ProposerContext
 from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending, Logs
 from slipstream.proposers.cross_vocabulary.translation import DraftText, Translation
 from slipstream.proposers.draft_model import ModelProposer, Place
-from slipstream.speculation.common_prefix import common_prefix
+from slipstream.tokenizer.vocabulary import common_prefix
 
 HEALED = 2
 """Last draft tokens of a place that may turn out to be spelled otherwise."""
@@ -187,7 +187,7 @@ class TranslatedProposer(ModelProposer):
 
     def _forward(self, passes: list[Pass]) -> None:
         segments = [one.segment() for one in passes]
-        output = self._engine.forward(segments)
+        output = self._engine.forward(segments).logits
         row = 0
         for one, segment in zip(passes, segments, strict=True):
             self._engine.keep(segment, [])

@@ -161,7 +161,7 @@ def test_a_session_whose_own_keys_are_broken_shows_it(pairs: Any, opened: Any) -
         prefill(pair, session)
     keys, _ = pair.engine._store.read(1)
     keys[:, :, broken.sequence.first_row + 3] = torch.nan
-    logits = pair.engine.forward([broken.segment(), healthy.segment()])
+    logits = pair.engine.forward([broken.segment(), healthy.segment()]).logits
     assert logits[0].isnan().all() and logits[1].isfinite().all()
 
 

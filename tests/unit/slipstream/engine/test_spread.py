@@ -52,7 +52,7 @@ def rounds(engine: TorchEngine) -> torch.Tensor:
             Segment(sequence, [start + at, 7, 8], [9, 10, 11, 12], [-1, 0, -1, 2])
             for at, sequence in enumerate(sequences)
         ]
-        found.append(engine.forward(segments))
+        found.append(engine.forward(segments).logits)
         for segment in segments:
             engine.keep(segment, [2, 3])
     return torch.cat(found)
