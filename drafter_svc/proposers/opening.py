@@ -73,7 +73,7 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
         sharpness=config.sharpness,
         grammars=grammars,
     )
-    return proto_conversion.model_to_wire(engine.model), proposer
+    return proto_conversion.model_to_proto(engine.model), proposer
 
 
 def _translated(config: DrafterConfig, engine: Engine, tokenizer: Tokenizer) -> tuple[types_pb2.ModelInfo, Proposer]:
@@ -94,7 +94,7 @@ def _translated(config: DrafterConfig, engine: Engine, tokenizer: Tokenizer) -> 
         sharpness=config.sharpness,
     )
     model = replace(engine.model, fingerprint=announced, vocabulary_size=target.size)
-    return proto_conversion.model_to_wire(model), proposer
+    return proto_conversion.model_to_proto(model), proposer
 
 
 def _ends(name: str) -> tuple[int, ...]:
