@@ -16,8 +16,7 @@ from slipstream.engine.model_thread import ModelThread
 from slipstream.proposers.base import OpenedProposer, open_proposer
 from slipstream.proposers.registry import find_method
 from slipstream.rpc import proto_conversion
-from slipstream.rpc.role_authorization import between_roles
-from slipstream.rpc.server import Server
+from slipstream.rpc.server import Server, role_access
 from slipstream.rpc.tls import Certificates
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing
@@ -53,12 +52,12 @@ async def running(
         opened = await thread.run(factory, config)
         scheduler = DraftScheduler(opened.proposer, thread, config.step_tokens, config.expand)
         scheduler.observer = stats = StepStats()
-        model = proto_conversion.model_to_wire(opened.model)
+        model = proto_conversion.model_to_proto(opened.model)
         draws = find_method(config.method).gives_distribution
         bounds = ServiceLimits(model, config.max_sessions, config.max_nodes, draws, tracing)
         service = DrafterService(scheduler, bounds)
         worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
-        server = Server([service.register, worker.register], between_roles(certificates))
+        server = Server([service.register, worker.register], role_access(certificates))
         async with asyncio.TaskGroup() as tasks:
             drafting = tasks.create_task(scheduler.run())
             try:
@@ -67,5 +66,5 @@ async def running(
                 async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                     yield DrafterServer(address, scheduler, server)
             finally:
-                await worker.end(server, config.grace_s)
+                await worker.drain(server, config.grace_s)
                 drafting.cancel()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from drafter_svc.scheduler import DraftRequest, DraftScheduler, StepObserver
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, spans_of
@@ -62,7 +62,7 @@ def collect_metrics(
         {
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
-            metrics.LINK_BYTES: lambda: verifiers.told("verifier"),
+            metrics.LINK_BYTES: lambda: verifiers.by_label("verifier"),
             metrics.DRAFTER_SESSIONS: lambda: len(scheduler),
             metrics.DRAFTER_BUSY: lambda: stats.busy_s,
             metrics.DRAFTER_NEEDED: lambda: stats.needed_s,

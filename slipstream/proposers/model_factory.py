@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
-from slipstream.engine.tensor_parallel.spread import Spread
+from slipstream.engine.models.spread import Spread
 from slipstream.errors import NotFound
 from slipstream.proposers.base import OpenedProposer, ProposerSettings
 from slipstream.proposers.cross_vocabulary.spelling import Spelling

@@ -28,7 +28,7 @@ from slipstream.proposers.cross_vocabulary.spelling import Spelling
 from slipstream.proposers.cross_vocabulary.translated import TranslatedProposer
 from slipstream.proposers.cross_vocabulary.translation import Translation
 from slipstream.proposers.draft_tree import DraftNode
-from slipstream.rpc.proto_conversion import model_to_wire
+from slipstream.rpc.proto_conversion import model_to_proto
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import save_checkpoint
@@ -139,7 +139,7 @@ async def test_a_translating_drafter_fits_its_own_target_and_no_other(shuffled: 
     assert announced.vocabulary_size == load_tokenizer(TARGET).get_vocab_size()
     assert announced.name == Path(shuffled).name
     same = open_configured(config(DRAFT, translate_for=TARGET)).model
-    assert model_to_wire(same) == model_to_wire(open_engine(DRAFT, "float32").model)
+    assert model_to_proto(same) == model_to_proto(open_engine(DRAFT, "float32").model)
 
 
 def test_only_a_model_can_translate() -> None:
