@@ -23,7 +23,7 @@ from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.telemetry.metrics_source import MetricsParts, meter
 from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.telemetry.request_stats import RequestStats
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import verifier_pb2
 from verifier_svc.scheduling.step_stats import StepStats
 

@@ -198,10 +198,10 @@ async def system(world: World) -> AsyncIterator[System]:
     )
     proposer = ModelProposer(draft, width=world.width, max_nodes=world.max_nodes, proposal_tokens=32)
     drafting = DraftScheduler(proposer, draft_thread, 512, world.expand, loop.time)  # type: ignore[arg-type]
-    bounds = drafter_service.ServiceLimits(proto_conversion.model_to_wire(draft.model), 4096, world.max_nodes)
+    bounds = drafter_service.ServiceLimits(proto_conversion.model_to_proto(draft.model), 4096, world.max_nodes)
 
     target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
-    model = proto_conversion.model_to_wire(target.model)
+    model = proto_conversion.model_to_proto(target.model)
     drafters = CandidateSources(model, world.min_path_probability, loop.time)
     planner = world.planner(drafters, StepLimits(512, 256, 0.25), _curve(world.target), loop.time)
     verifying = Scheduler(target, target_thread, drafters, planner, loop.time)  # type: ignore[arg-type]

@@ -15,8 +15,7 @@ from drafter_svc.scheduler import DraftScheduler
 from drafter_svc.service import DrafterService, ServiceLimits
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_thread import ModelThread
-from slipstream.rpc.role_authorization import between_roles
-from slipstream.rpc.server import Server
+from slipstream.rpc.server import Server, role_access
 from slipstream.rpc.tls import Certificates
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing
@@ -49,7 +48,7 @@ async def running(
         bounds = ServiceLimits(model, config.max_sessions, config.max_nodes, proposer.draws, tracing)
         service = DrafterService(scheduler, bounds)
         worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
-        server = Server([service.register, worker.register], between_roles(certificates))
+        server = Server([service.register, worker.register], role_access(certificates))
         async with asyncio.TaskGroup() as tasks:
             drafting = tasks.create_task(scheduler.run())
             try:
@@ -58,5 +57,5 @@ async def running(
                 async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                     yield DrafterServer(address, scheduler, server)
             finally:
-                await worker.end(server, config.grace_s)
+                await worker.drain(server, config.grace_s)
                 drafting.cancel()

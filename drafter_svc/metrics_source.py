@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drafter_svc.scheduler import DraftScheduler
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, spans_of
@@ -20,7 +20,7 @@ def meter(
         {
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
-            metrics.LINK_BYTES: lambda: verifiers.told("verifier"),
+            metrics.LINK_BYTES: lambda: verifiers.by_label("verifier"),
             metrics.DRAFTER_SESSIONS: lambda: len(scheduler),
             metrics.DRAFTER_BUSY: lambda: tally.busy_s,
             metrics.DRAFTER_NEEDED: lambda: tally.needed_s,

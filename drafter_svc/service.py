@@ -17,7 +17,7 @@ from drafter_svc.tracing import DraftTrace
 from drafter_svc.tree import ROOT, DraftNode
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.rpc import multiplexed_stream, proto_conversion
-from slipstream.rpc.send_queue import ByteCounter, SendQueue, check_count
+from slipstream.rpc.multiplexed_stream import ByteCounter, SendQueue, check_command_count
 from slipstream.telemetry.logs import session_of
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.vocabulary import share_vocabulary
@@ -83,7 +83,7 @@ class VerifierStream:
         self._sessions: dict[int, DraftSession] = {}
 
     def receive(self, request: drafter_pb2.DraftRequest) -> None:
-        check_count(request.commands)
+        check_command_count(request.commands)
         for command in request.commands:
             try:
                 self._apply(command)
@@ -130,7 +130,7 @@ class VerifierStream:
             return
         self._check(request)
         tokens = self._tokens(request.prefix.token_ids)
-        sampling = proto_conversion.sampling_from_wire(request.sampling)
+        sampling = proto_conversion.sampling_from_proto(request.sampling)
         if not sampling.coupled and not self._bounds.draws:
             raise FailedPrecondition(
                 f"drafter {self._bounds.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
@@ -138,7 +138,7 @@ class VerifierStream:
                 reason="NO_DISTRIBUTION",
             )
         prediction = tuple(request.prediction_token_ids)
-        structure = proto_conversion.structure_from_wire(request.structured_output)
+        structure = proto_conversion.structure_from_proto(request.structured_output)
         max_length = min(request.max_length, self._bounds.model.max_length)
         asked = (prediction, request.cache_salt, structure, max_length)
         if known is not None and (known.prediction, known.cache_salt, known.structure, known.max_length) != asked:
@@ -215,7 +215,7 @@ class VerifierStream:
             generation=session.tree.generation,
             first_node=nodes[0].number,
             token_ids=[node.token for node in nodes],
-            confidences=proto_conversion.confidences_to_wire(node.log_prob for node in nodes),
+            confidences=proto_conversion.confidences_to_proto(node.log_prob for node in nodes),
         )
         parents = [node.parent.number if node.parent is not None else ROOT for node in nodes]
         if any(parent != node.number - 1 for parent, node in zip(parents, nodes, strict=True)):
@@ -235,7 +235,7 @@ class VerifierStream:
         if session is not None:
             self._scheduler.remove(session)
         self._say(
-            drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=proto_conversion.failure_to_wire(error))
+            drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=proto_conversion.failure_to_proto(error))
         )
 
     def _say(self, reply: Reply) -> None:

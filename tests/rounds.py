@@ -222,7 +222,7 @@ class Run:
         self._say(
             open=drafter_pb2.DraftOpen(
                 prefix=types_pb2.Prefix(token_ids=self.session.tokens, prompt_length=len(PROMPT)),
-                sampling=proto_conversion.sampling_to_wire(self.session.sampling),
+                sampling=proto_conversion.sampling_to_proto(self.session.sampling),
                 policy=drafter_pb2.DraftPolicy(max_nodes=100, min_path_probability=self._world.least),
                 max_length=LIMIT,
             )

@@ -55,7 +55,7 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
     # Imported here: lookups need no torch.
     from drafter_svc.proposers.model import ModelProposer
     from slipstream.engine.factory import open_engine
-    from slipstream.engine.tensor_parallel.spread import Spread
+    from slipstream.engine.models.spread import Spread
 
     spread = Spread(device=config.device)
     engine = open_engine(config.model, config.dtype, config.kv_tokens, config.quantisation, config.lean, spread)
@@ -73,7 +73,7 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
         sharpness=config.sharpness,
         grammars=grammars,
     )
-    return proto_conversion.model_to_wire(engine.model), proposer
+    return proto_conversion.model_to_proto(engine.model), proposer
 
 
 def _translated(config: DrafterConfig, engine: Engine, tokenizer: Tokenizer) -> tuple[types_pb2.ModelInfo, Proposer]:
@@ -94,7 +94,7 @@ def _translated(config: DrafterConfig, engine: Engine, tokenizer: Tokenizer) -> 
         sharpness=config.sharpness,
     )
     model = replace(engine.model, fingerprint=announced, vocabulary_size=target.size)
-    return proto_conversion.model_to_wire(model), proposer
+    return proto_conversion.model_to_proto(model), proposer
 
 
 def _ends(name: str) -> tuple[int, ...]:

@@ -16,11 +16,10 @@ import typer
 from slipstream.cli.options import explained
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
-from slipstream.process import END_WITH_PARENT
-from slipstream.rpc.channel import dialling, parsed
-from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
+from slipstream.process import ALLOCATOR, END_WITH_PARENT
+from slipstream.rpc.channel import dialer, parsed
+from slipstream.rpc.server import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.runtime_tuning import ALLOCATOR
 from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
@@ -183,7 +182,7 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
     """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used."""
     certificates, models = certificates_from_env(), []
     for role, address in ((VERIFIER, verifier), *((DRAFTER, drafter) for drafter in drafters)):
-        async with dialling(role, certificates)(address) as line:
+        async with dialer(role, certificates)(address) as line:
             stub = worker_pb2_grpc.WorkerServiceStub(line)
             models.append(parsed(await stub.GetModel(worker_pb2.GetModelRequest())).model)
     target = models[0]

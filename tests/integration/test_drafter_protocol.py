@@ -74,8 +74,8 @@ def request(prompt: list[int], **changes: Any) -> drafter_pb2.DraftOpen:
     fields: dict[str, Any] = {
         "key": types_pb2.SessionKey(id="s", epoch=1),
         "prefix": types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
-        "sampling": proto_conversion.sampling_to_wire(SamplingParams(temperature=0.0)),
-        "target": proto_conversion.model_to_wire(open_engine("emulated:").model),
+        "sampling": proto_conversion.sampling_to_proto(SamplingParams(temperature=0.0)),
+        "target": proto_conversion.model_to_proto(open_engine("emulated:").model),
         "policy": policy,
         "max_length": 4000,
     }
@@ -196,7 +196,7 @@ def grafted(candidates: types_pb2.Candidates) -> Frame:
         candidates.generation,
         candidates.first_node,
         tuple(candidates.token_ids),
-        proto_conversion.confidences_from_wire(candidates.confidences),
+        proto_conversion.confidences_from_proto(candidates.confidences),
     )
 
 
@@ -246,7 +246,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "no prompt": {"prefix": types_pb2.Prefix(token_ids=[1])},
     "token out of range": {"prefix": types_pb2.Prefix(token_ids=[1, 256], prompt_length=1)},
     "no room": {"max_length": 3},
-    "bias out of range": {"sampling": proto_conversion.sampling_to_wire(SamplingParams(logit_bias={256: 1.0}))},
+    "bias out of range": {"sampling": proto_conversion.sampling_to_proto(SamplingParams(logit_bias={256: 1.0}))},
     "no sampling": {"sampling": None},
 }
 
@@ -347,7 +347,7 @@ async def test_a_stream_that_ends_takes_its_sessions_along() -> None:
 
 
 async def test_under_a_ratio_rule_each_token_comes_with_what_it_was_drawn_from(speaker: Speaker) -> None:
-    sampling = proto_conversion.sampling_to_wire(SamplingParams(temperature=1.0, seed=2, acceptance="rejection"))
+    sampling = proto_conversion.sampling_to_proto(SamplingParams(temperature=1.0, seed=2, acceptance="rejection"))
     await speaker.open(1, sampling=sampling, max_nodes=4)
     await until(lambda: len(speaker.tokens(1)) == 4)
     for candidates in speaker.frames[1]:

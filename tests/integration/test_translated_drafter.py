@@ -28,7 +28,7 @@ from slipstream.cli.serve import check_fit
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from slipstream.rpc.proto_conversion import model_to_wire
+from slipstream.rpc.proto_conversion import model_to_proto
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import save_checkpoint
@@ -139,7 +139,7 @@ async def test_a_translating_drafter_fits_its_own_target_and_no_other(shuffled: 
     assert announced.vocabulary_size == load_tokenizer(TARGET).get_vocab_size()
     assert announced.name == Path(shuffled).name
     same, _ = open_proposer(config(DRAFT, translate_for=TARGET))
-    assert same == model_to_wire(open_engine(DRAFT, "float32").model)
+    assert same == model_to_proto(open_engine(DRAFT, "float32").model)
 
 
 def test_only_a_model_can_translate() -> None:

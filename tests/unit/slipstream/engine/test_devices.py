@@ -13,15 +13,15 @@ from benchmarks.processes import MODELS
 from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers.opening import open_proposer
 from slipstream.config import from_env
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.graphs import Acceleration
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import find_device
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.models.spread import Spread
 from slipstream.engine.sampler import coupled_sampling, draft_distribution
 from slipstream.engine.sampler.token_history import TokenHistory
-from slipstream.engine.tensor_parallel.spread import Spread
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.draft_distribution import DraftDistribution

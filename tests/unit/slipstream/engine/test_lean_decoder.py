@@ -13,12 +13,9 @@ import torch
 from slipstream.engine import factory
 from slipstream.engine.models import lean_decoder
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.equivalence import FAR, Rehearsal, same
 from slipstream.engine.models.forward import LibraryForward
-from slipstream.engine.models.lean_decoder import LeanDecoder
-from slipstream.engine.models.lean_selection import fits
-from slipstream.engine.models.linear import Linear
-from slipstream.engine.models.rotary import Rotary, Rotation
+from slipstream.engine.models.lean_decoder import LeanDecoder, Linear, Rotary, Rotation
+from slipstream.engine.models.lean_selection import FAR, Rehearsal, fits, same
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
