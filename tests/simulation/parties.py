@@ -138,7 +138,9 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
         network.loop.time,
     )
     model = proto_conversion.model_to_proto(target(thread, 1).model)
-    service = drafter_service.DrafterService(scheduler, drafter_service.ServiceLimits(model, 64, 64, draws=False))
+    service = drafter_service.DrafterService(
+        scheduler, drafter_service.ServiceLimits(model, 64, 64, gives_distribution=False)
+    )
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
     host = Host(network, party, party.name, [service.register, worker.register])
     party.spawn(scheduler.run())
