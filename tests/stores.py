@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.redis import Client, RedisStore, connect
+from gateway.store.redis import Client, RedisStore, close_client, connect
 from gateway.store.session_store import SessionRecord, SessionStore
 from slipstream.errors import SlipstreamError, Unavailable
 
