@@ -22,8 +22,8 @@ from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
-from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import Grammars

@@ -25,8 +25,7 @@ from benchmarks.virtual import (
 from drafter_svc import service as drafter_service
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
-from slipstream.engine.emulated.engine import EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.errors import Unavailable
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
