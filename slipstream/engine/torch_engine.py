@@ -64,19 +64,19 @@ class TorchEngine(KVCacheManager):
 
     @torch.inference_mode()
     def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
-        self._begin(segments)
+        self._check_step(segments)
         self._check_tokens(segments)
         layers = len(self._checkpoint.layers)
         if hidden is not None and not all(0 <= layer < layers for layer in hidden.layers):
             raise InvalidArgument(f"hidden states of layers {hidden.layers} of a model with {layers} layers")
-        output = self._pass(segments, hidden)
+        output = self._run_pass(segments, hidden)
         for segment in segments:
             segment.sequence.ahead = segment.tokens
         return output
 
-    def _pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+    def _run_pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
         """The part of `forward` that all ranks of a group take. Padded steps keep no hidden states."""
-        self._store.settle()
+        self._store.apply_moves()
         if self._steps is not None and hidden is None and (logits := self._steps.run(segments)) is not None:
             return ModelOutput(logits)
         plan = AttentionPlan(segments, self._store, self._checkpoint.device, self._max_length)
@@ -89,5 +89,5 @@ class TorchEngine(KVCacheManager):
             if not all(0 <= token < size for token in (*segment.pending, *segment.nodes)):
                 raise InvalidArgument(f"a token id is outside the vocabulary of {size}")
 
-    def _copy(self, moves: list[tuple[int, int]]) -> None:
-        self._store.move(moves)
+    def _copy_rows(self, moves: list[tuple[int, int]]) -> None:
+        self._store.queue_moves(moves)

@@ -65,7 +65,7 @@ class EmulatedEngine(KVCacheManager):
         if hidden is not None:
             raise FailedPrecondition("an emulated model has no hidden states", reason="HIDDEN_STATES_MISSING")
         start = self._clock()
-        self._begin(segments)
+        self._check_step(segments)
         for segment in segments:
             self._write(segment)
         chosen = self._next([segment for segment in segments if segment.want_logits])
