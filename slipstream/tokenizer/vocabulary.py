@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 from slipstream.errors import FailedPrecondition, NotFound
 from slipstream.v1 import types_pb2
 
+SHIPPED = Path(__file__).resolve().parents[1] / "models"
+"""The small trained pair that comes with the package; in a checkout a link to the folder `models`."""
 EMULATED = "emulated"
 """How the fingerprint of a model without a tokenizer begins: its token ids are just numbers."""
 
@@ -32,6 +34,17 @@ def model_folder(name: str) -> Path:
             f"There is no folder {name}; give the folder of a checkpoint or a hub id.", reason="MODEL_MISSING"
         )
     return folder
+
+
+def shipped_model(role: str) -> str:
+    """The folder of the shipped `target` or `draft` model. Raises NotFound in an installation without them."""
+    folder = (SHIPPED / role).resolve()
+    if not folder.is_dir():
+        raise NotFound(
+            f"this installation has no {role} model; name one with --{role}, as a folder or a hub id.",
+            reason="MODEL_MISSING",
+        )
+    return str(folder)
 
 
 def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
