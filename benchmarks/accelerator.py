@@ -25,9 +25,9 @@ import torch
 from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.flex import BLOCK_SIZE, FlexKernel, width
 from slipstream.engine.cuda_graphs.graphs import Acceleration, CudaRecorder
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import activate, find_device
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint

@@ -17,10 +17,10 @@ from slipstream.engine.models.quantisation import hush
 hush()
 
 from slipstream.engine.models.checkpoint import load_checkpoint  # noqa: E402
+from slipstream.engine.models.spread import Spread  # noqa: E402
 from slipstream.engine.segment import Segment  # noqa: E402
 from slipstream.engine.tensor_parallel.group import LEADER, Group, GroupLost, Rank  # noqa: E402
 from slipstream.engine.tensor_parallel.parallel import FollowingEngine, LeadingEngine  # noqa: E402
-from slipstream.engine.tensor_parallel.spread import Spread  # noqa: E402
 from slipstream.engine.torch_engine import TorchEngine  # noqa: E402
 from slipstream.errors import FailedPrecondition  # noqa: E402
 from tests.checkpoints import VOCABULARY  # noqa: E402

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from slipstream.engine.engine import Engine
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, Values, spans_of
@@ -29,7 +29,7 @@ def meter(
         {
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
-            metrics.LINK_BYTES: lambda: gateways.told("gateway") | drafters.traffic.told("drafter"),
+            metrics.LINK_BYTES: lambda: gateways.by_label("gateway") | drafters.traffic.by_label("drafter"),
             metrics.VERIFIER_SESSIONS: lambda: len(scheduler),
             metrics.VERIFIER_WAITING: lambda: memory.waiting,
             metrics.KV_TOTAL: lambda: engine.blocks_total,

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.model_thread import ModelThread
-from slipstream.engine.tensor_parallel.heartbeat import leading
+from slipstream.engine.tensor_parallel.group import leading
 from slipstream.rpc import proto_conversion
-from slipstream.rpc.channel import dialling
-from slipstream.rpc.role_authorization import DRAFTER, between_roles
-from slipstream.rpc.server import Server
+from slipstream.rpc.channel import dialer
+from slipstream.rpc.server import DRAFTER, Server, role_access
 from slipstream.rpc.tls import Certificates
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing
@@ -72,8 +71,8 @@ async def running(config: VerifierConfig, parts: VerifierParts | None = None) ->
 async def _serving(
     config: VerifierConfig, parts: VerifierParts, engine: Engine, thread: ModelThread
 ) -> AsyncIterator[VerifierServer]:
-    model = proto_conversion.model_to_wire(engine.model)
-    dial = dialling(DRAFTER, parts.certificates)
+    model = proto_conversion.model_to_proto(engine.model)
+    dial = dialer(DRAFTER, parts.certificates)
     drafters = CandidateSources(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
     curve = CostCurve()
     await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
@@ -90,7 +89,7 @@ async def _serving(
     )
     service = VerifierService(scheduler, drafters, bounds, Grammars.of(config.model, engine.model))
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
-    server = Server([service.register, worker.register], between_roles(parts.certificates))
+    server = Server([service.register, worker.register], role_access(parts.certificates))
     async with local_drafters(config, drafters), asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
         try:
@@ -101,7 +100,7 @@ async def _serving(
         finally:
             service.leave()
             # Where the loop has failed nobody finishes any more.
-            await worker.end(server, 0.0 if loops[0].done() else config.grace_s)
+            await worker.drain(server, 0.0 if loops[0].done() else config.grace_s)
             for loop in loops:
                 loop.cancel()
 

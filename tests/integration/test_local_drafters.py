@@ -46,10 +46,15 @@ TOKENS = 64
 
 @asynccontextmanager
 async def shipped_verifier(*local: str, **settings: Any) -> AsyncIterator[Gateway]:
+    fast = {"measure_s": 0.0, "grace_s": 0.0, "min_path_probability": 0.0}
     config = VerifierConfig(
-        model=shipped("target"), dtype="float32", listen="127.0.0.1:0", measure_s=0.0, grace_s=0.0, draft_dtype="float32",
-        local_drafters=local, min_path_probability=0.0, **settings,
-    )  # fmt: skip
+        model=shipped("target"),
+        dtype="float32",
+        listen="127.0.0.1:0",
+        draft_dtype="float32",
+        local_drafters=local,
+        **(fast | settings),
+    )
     async with verifier_running(config) as server, gateway(server.address) as client:
         yield client
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.sampler.logprobs import logprobs
+from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.speculation.selection import Selection

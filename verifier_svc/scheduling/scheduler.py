@@ -84,7 +84,7 @@ class Scheduler:
         self._sessions.pop(session, None)
         self._drafters.detach_session(session)
         self._closing.append(session)
-        failure = None if error is None else proto_conversion.failure_to_wire(error)
+        failure = None if error is None else proto_conversion.failure_to_proto(error)
         session.say(
             verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason, failure=failure)
         )

@@ -60,7 +60,7 @@ class RoundResult(NamedTuple):
             miss=self.miss,
             bubble_us=proto_conversion.microseconds(min(self.timing.waited, self.idle_s)),
             drafters=_shares(session, chosen, verdict.path),
-            logprobs=map(proto_conversion.logprobs_to_wire, verdict.logprobs[: len(self.token_ids)]),
+            logprobs=map(proto_conversion.logprobs_to_proto, verdict.logprobs[: len(self.token_ids)]),
         )
 
 

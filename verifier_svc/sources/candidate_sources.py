@@ -12,7 +12,7 @@ from slipstream.errors import InvalidArgument, NotFound, ResourceExhausted, Slip
 from slipstream.proposers.registry import method_in_verifier
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.session import Session
 from verifier_svc.sources.drafter_link import DrafterLink
@@ -104,7 +104,7 @@ class CandidateSources:
             try:
                 names.setdefault(self._source(address.address, names), name)
             except SlipstreamError as error:
-                report(session, name, proto_conversion.failure_to_wire(error))
+                report(session, name, proto_conversion.failure_to_proto(error))
         for source in self._of_session.get(session, []):
             if source not in names:
                 source.close(session)

@@ -423,7 +423,7 @@ async def local_drafters(config: VerifierConfig, sources: CandidateSources) -> A
                 await stack.enter_async_context(thread)
                 opened = await thread.run(open_proposer, name, settings)
             context = sources.context
-            if not share_vocabulary(proto_conversion.model_to_wire(opened.model), context.target):
+            if not share_vocabulary(proto_conversion.model_to_proto(opened.model), context.target):
                 raise FailedPrecondition(
                     f"draft model {model} has another vocabulary than the target {context.target.name}; choose a pair "
                     "with one tokenizer, or set VERIFIER_DRAFT_TRANSLATE.",

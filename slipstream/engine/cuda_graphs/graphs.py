@@ -16,9 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.engine.cuda_graphs.buckets import Bucket, Buckets
 from slipstream.engine.cuda_graphs.flex import FlexKernel, Kernel, unfit, width
-from slipstream.engine.cuda_graphs.inputs import Inputs
+from slipstream.engine.cuda_graphs.inputs import Bucket, Buckets, Inputs
 from slipstream.engine.cuda_graphs.paged import PagedPlan
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.models.checkpoint import Checkpoint

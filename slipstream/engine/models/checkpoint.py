@@ -17,7 +17,7 @@ from slipstream.engine.models.attention_layers import AttentionLayer, probe_laye
 from slipstream.engine.models.forward import Forward, LibraryForward
 from slipstream.engine.models.lean_selection import fits, lean_forward
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
-from slipstream.engine.tensor_parallel.spread import ONE_DEVICE, Spread, spread_options
+from slipstream.engine.models.spread import ONE_DEVICE, Spread, spread_options
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
 

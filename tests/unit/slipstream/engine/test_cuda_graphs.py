@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.flex import Call, unfit, width
 from slipstream.engine.cuda_graphs.graphs import Acceleration, accelerate
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.cuda_graphs.paged import PagedPlan
 from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.models.attention_layers import AttentionLayer

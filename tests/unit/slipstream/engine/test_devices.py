@@ -11,17 +11,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.processes import MODELS
 from drafter_svc.config import DrafterConfig
-from drafter_svc.proposers.opening import open_proposer
+from drafter_svc.drafter import open_configured
 from slipstream.config import from_env
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.graphs import Acceleration
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import find_device
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.models.spread import Spread
 from slipstream.engine.sampler import coupled_sampling, draft_distribution
 from slipstream.engine.sampler.token_history import TokenHistory
-from slipstream.engine.tensor_parallel.spread import Spread
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -71,7 +71,7 @@ def test_workers_are_told_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FailedPrecondition, match="cuda:1 is not there"):
         open_target(from_env(VerifierConfig, "VERIFIER_", {"VERIFIER_MODEL": model, "VERIFIER_DEVICE": "cuda:1"}))
     with pytest.raises(FailedPrecondition, match="cuda is not there"):
-        open_proposer(from_env(DrafterConfig, "DRAFTER_", {"DRAFTER_MODEL": model, "DRAFTER_DEVICE": "cuda"}))
+        open_configured(from_env(DrafterConfig, "DRAFTER_", {"DRAFTER_MODEL": model, "DRAFTER_DEVICE": "cuda"}))
 
 
 def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.graphs import Acceleration
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint

@@ -13,12 +13,9 @@ import torch
 from slipstream.engine import factory
 from slipstream.engine.models import lean_decoder
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.equivalence import FAR, Rehearsal, same
 from slipstream.engine.models.forward import LibraryForward
-from slipstream.engine.models.lean_decoder import LeanDecoder
-from slipstream.engine.models.lean_selection import fits
-from slipstream.engine.models.linear import Linear
-from slipstream.engine.models.rotary import Rotary, Rotation
+from slipstream.engine.models.lean_decoder import LeanDecoder, Linear, Rotary, Rotation
+from slipstream.engine.models.lean_selection import FAR, Rehearsal, fits, same
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
@@ -270,7 +267,7 @@ def test_tables_grow_and_stay_what_they_were(folder: Any) -> None:
 
 def test_the_switch_reaches_the_engine(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from drafter_svc.config import DrafterConfig
-    from drafter_svc.proposers.opening import open_proposer
+    from drafter_svc.drafter import open_configured
     from slipstream.engine.models import checkpoint as loading
     from verifier_svc.config import VerifierConfig
     from verifier_svc.verifier import open_target
@@ -285,6 +282,6 @@ def test_the_switch_reaches_the_engine(folder: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(loading, "load_checkpoint", watched)
     for lean in (True, False):
         open_target(VerifierConfig(folder("llama"), kv_tokens=64, lean=lean))
-        open_proposer(DrafterConfig(folder("llama"), kv_tokens=64, lean=lean))
+        open_configured(DrafterConfig(folder("llama"), kv_tokens=64, lean=lean))
         factory.open_engine(folder("llama"), kv_tokens=64, lean=lean)
     assert [type(found.forward) for found in seen] == [LeanDecoder] * 3 + [LibraryForward] * 3

@@ -14,8 +14,8 @@ from transformers import AutoConfig
 
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.spread import Spread, spread_options
 from slipstream.engine.segment import Segment
-from slipstream.engine.tensor_parallel.spread import Spread, spread_options
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from tests.checkpoints import save_checkpoint

@@ -1,0 +1,246 @@
+"""A drafter's own candidate tree: what it guessed beyond the committed prefix, and where it is worth guessing on.
+
+The mirror of `slipstream.speculation.candidate_tree`, seen from the sender. It holds more than the verifier is told:
+guesses stay untold until they are worth their bytes. A node gets its number, which names it on the wire, when it is
+told, after its parent. Numbers count within a generation and are kept while commits move the root along told nodes; a
+commit that leaves them starts the next generation: from nothing, or from an untold guess and what hangs below it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from slipstream.speculation.draft_distribution import DraftDistribution
+
+ROOT = 0
+"""Number of the generation's root."""
+UNSENT = -1
+
+
+@dataclass(slots=True, eq=False)
+class DraftNode:
+    """A guessed token. The root is a node too: it stands for the last committed token."""
+
+    number: int
+    """UNSENT, or its name on the wire."""
+    token: int
+    parent: DraftNode | None
+    depth: int
+    log_prob: float = 0.0
+    path_log_prob: float = 0.0
+    """Sum of log_probs from above; what is below the present root differs by a constant."""
+    distribution: DraftDistribution | None = None
+    """What the token was drawn from, under the ratio rules."""
+    expanded: bool = False
+    """Whether its children were guessed already."""
+    children: dict[int, DraftNode] = field(default_factory=dict)
+    order: int = 0
+    """Of creation, in its tree; breaks ties, and puts parents before their children."""
+
+
+Ranked = list[tuple[float, int, DraftNode]]
+"""A heap of nodes, the likeliest path on top, the older one among equals. Nodes that were dealt with since they entered
+leave it when they come to the top: frontier and telling are looked at once a pass and session, trees are walked once a
+commit.
+"""
+
+
+class DraftTree:
+    """Not thread-safe; owned by the event loop."""
+
+    def __init__(self, base_length: int) -> None:
+        self.generation = 0
+        self._root = DraftNode(ROOT, -1, None, 0)
+        self._newly_sent: list[DraftNode] = []
+        self._order = 0
+        self.restart(base_length)
+
+    @property
+    def node_count(self) -> int:
+        """Live nodes below the root."""
+        return self._count
+
+    @property
+    def sent_count(self) -> int:
+        """Those of them that the verifier was told."""
+        return self._count - self._unsent_count
+
+    @property
+    def root(self) -> DraftNode:
+        return self._root
+
+    @property
+    def favourite(self) -> DraftNode | None:
+        """The root's first child: the best guess there is at the next token, however bad."""
+        return next(iter(self._root.children.values()), None)
+
+    def lives(self, node: DraftNode) -> bool:
+        """Whether the node is the root or hangs below it."""
+        above: DraftNode | None = node
+        while above is not None and above is not self._root:
+            above = above.parent
+        return above is not None
+
+    def add(
+        self, parent: DraftNode, token: int, log_prob: float, distribution: DraftDistribution | None = None
+    ) -> DraftNode | None:
+        """One more guess, untold; None when the parent is dead, or has that child already."""
+        if token in parent.children or not self.lives(parent):
+            return None
+        # Rounding must not make a path likelier than its beginning: parents are told before their children.
+        path_log_prob = parent.path_log_prob + min(log_prob, 0.0)
+        node = DraftNode(UNSENT, token, parent, parent.depth + 1, log_prob, path_log_prob, distribution)
+        self._order += 1
+        node.order = self._order
+        parent.children[token] = node
+        self._count += 1
+        self._unsent_count += 1
+        entry = (-path_log_prob, node.order, node)
+        heapq.heappush(self._unsent, entry)
+        heapq.heappush(self._open, entry)
+        return node
+
+    def unsent(self, count: int, least_log_prob: float, max_depth: int) -> list[DraftNode]:
+        """The `count` likeliest nodes that were not told, best first, and parents before their children.
+
+        Path log-probabilities count from the present root; nodes below `least_log_prob` or `max_depth` are left.
+        """
+        deepest = self._root.depth + max_depth
+        return self._best(
+            self._unsent,
+            lambda node: node.number == UNSENT,
+            count,
+            least_log_prob,
+            lambda node: node.depth <= deepest,
+        )
+
+    def reopen(self, node: DraftNode) -> None:
+        """Nothing was guessed below the node after all: ask again."""
+        node.expanded = False
+        self._rank(list(self.nodes()))
+
+    def mark_sent(self, node: DraftNode) -> None:
+        """Gives the node its number. Its parent must have one."""
+        assert node.parent is not None and node.parent.number != UNSENT
+        self._last_number += 1
+        node.number = self._last_number
+        self._unsent_count -= 1
+        self._newly_sent.append(node)
+
+    def take_sent(self) -> list[DraftNode]:
+        """The nodes told since the last time, in order of their numbers."""
+        told, self._newly_sent = self._newly_sent, []
+        return told
+
+    def commit(self, token_ids: Sequence[int]) -> bool:
+        """Moves the root along committed tokens. False when they left what was told: a new generation begins after
+        them.
+        """
+        node: DraftNode | None = self._root
+        for token in token_ids:
+            if node is not None:
+                child = node.children.pop(token, None)
+                _drop(node)
+                node = child
+        self._committed += len(token_ids)
+        if node is None:
+            self.restart(self._committed)
+            return False
+        self._root = node
+        node.parent = None
+        if node.number == UNSENT and not node.children:
+            # A verifier whose tree was left awaits a step from any drafter that lives, also where nothing was found.
+            node.expanded = False
+        self._rank(list(self.nodes()))
+        if node.number != UNSENT:
+            return True
+        self._begin(self._committed)
+        node.number = ROOT
+        return False
+
+    def restart(self, length: int) -> None:
+        """A new generation, from nothing, after a committed prefix of `length` tokens."""
+        _drop(self._root)
+        self._root = DraftNode(ROOT, -1, None, 0)
+        self._rank([])
+        self._begin(length)
+
+    def nodes(self) -> Iterator[DraftNode]:
+        """Live nodes below the root, every parent before its children, older siblings first."""
+        stack = [*reversed(self._root.children.values())]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    def above(self, starts: Sequence[DraftNode]) -> list[DraftNode]:
+        """These nodes and all above them but the root, every parent before its children: what a pass must compute."""
+        needed: dict[DraftNode, None] = {}
+        for start in starts:
+            path: list[DraftNode] = []
+            node: DraftNode | None = start
+            while node is not None and node is not self._root and node not in needed:
+                path.append(node)
+                node = node.parent
+            needed.update(dict.fromkeys(reversed(path)))
+        return list(needed)
+
+    def frontier(self, count: int, least_log_prob: float, max_depth: int) -> list[DraftNode]:
+        """The `count` likeliest nodes, root included, whose children were not guessed yet, best first.
+
+        Path log-probabilities count from the present root; nodes below `least_log_prob` or at `max_depth` are left.
+        """
+        deepest = self._root.depth + max_depth
+        return self._best(
+            self._open, lambda node: not node.expanded, count, least_log_prob, lambda node: node.depth < deepest
+        )
+
+    def _best(
+        self,
+        ranked: Ranked,
+        belongs: Callable[[DraftNode], bool],
+        count: int,
+        least_log_prob: float,
+        allowed: Callable[[DraftNode], bool] = lambda node: True,
+    ) -> list[DraftNode]:
+        """The first `count` that are allowed. Only those that do not belong there any more leave the heap."""
+        worst = -(self._root.path_log_prob + least_log_prob)
+        seen: Ranked = []
+        best: list[DraftNode] = []
+        while ranked and len(best) < count and ranked[0][0] <= worst:
+            entry = heapq.heappop(ranked)
+            if belongs(entry[2]):
+                seen.append(entry)
+                if allowed(entry[2]):
+                    best.append(entry[2])
+        for entry in seen:
+            heapq.heappush(ranked, entry)
+        return best
+
+    def _rank(self, alive: list[DraftNode]) -> None:
+        """What is kept about the live nodes below the root, anew."""
+        entries = [(-node.path_log_prob, node.order, node) for node in (self._root, *alive)]
+        self._open: Ranked = [entry for entry in entries if not entry[2].expanded]
+        self._unsent: Ranked = [entry for entry in entries[1:] if entry[2].number == UNSENT]
+        self._count, self._unsent_count = len(alive), len(self._unsent)
+        heapq.heapify(self._open)
+        heapq.heapify(self._unsent)
+
+    def _begin(self, length: int) -> None:
+        """The next generation."""
+        self.generation += 1
+        self.base_length = self._committed = length
+        self._last_number = ROOT
+        self._newly_sent = []
+
+
+def _drop(node: DraftNode) -> None:
+    """What hangs below the node is dead. It is taken apart: rings of parents and children would wait for the garbage
+    collector, and a chain of old roots for its rarest round."""
+    stack = [node]
+    while stack:
+        dead = stack.pop()
+        stack.extend(dead.children.values())
+        dead.children = {}

@@ -1,0 +1,78 @@
+"""What finished sessions leave behind: bounded, the latest first, and apart for each tenant."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.errors import InvalidArgument
+from slipstream.proposers.corpus import Corpora, Corpus
+from slipstream.proposers.suffix import likeliest_tree
+from tests.texts import Text, text
+
+
+@given(st.integers(2, 30), st.lists(text, max_size=12))
+def test_a_corpus_holds_the_latest_texts_within_its_bound(max_tokens: int, texts: list[Text]) -> None:
+    corpus = Corpus(max_tokens)
+    for tokens in texts:
+        corpus.add(tokens)
+        assert len(corpus) <= max_tokens
+        if tokens:
+            kept = tokens[-(max_tokens // 2) :][-32:]
+            assert max(matcher.match.length for matcher in corpus.matchers(kept)) >= len(kept)
+
+
+def test_a_dropped_generation_is_forgotten_and_announced() -> None:
+    corpus = Corpus(8)
+    corpus.add([1, 2, 3])
+    version = corpus.version
+    corpus.add([4, 5, 6])
+    assert corpus.version != version
+    assert any(matcher.match.length for matcher in corpus.matchers([1, 2, 3]))
+    corpus.add([7, 8, 9])
+    assert not any(matcher.match.length for matcher in corpus.matchers([1, 2, 3]))
+
+
+def test_texts_of_a_corpus_do_not_run_into_each_other() -> None:
+    corpus = Corpus(100)
+    corpus.add([1, 2])
+    corpus.add([3, 4])
+    assert likeliest_tree(corpus.matchers([1, 2]), 4, 2, 0.0) == []
+
+
+def of(corpora: Corpora, salt: str) -> Corpus:
+    corpus = corpora.find_corpus(salt)
+    assert corpus is not None
+    return corpus
+
+
+def test_tenants_are_apart_unless_sharing_is_asked_for() -> None:
+    corpora = Corpora(100)
+    of(corpora, "red").add([1, 2, 3])
+    assert likeliest_tree(of(corpora, "red").matchers([1, 2]), 4, 2, 0.0)
+    assert likeliest_tree(of(corpora, "blue").matchers([1, 2]), 4, 2, 0.0) == []
+    shared = Corpora(100, shared=True)
+    of(shared, "red").add([1, 2, 3])
+    assert likeliest_tree(of(shared, "").matchers([1, 2]), 4, 2, 0.0)
+
+
+def test_sessions_without_a_salt_share_nothing_unless_all_do() -> None:
+    assert Corpora(100).find_corpus("") is None
+    assert Corpora(100, shared=True).find_corpus("") is not None
+
+
+def test_the_tenant_that_was_away_longest_is_dropped() -> None:
+    corpora = Corpora(100, max_tenants=2)
+    red, blue = corpora.find_corpus("red"), corpora.find_corpus("blue")
+    assert corpora.find_corpus("red") is red
+    corpora.find_corpus("green")
+    assert corpora.find_corpus("red") is red
+    assert corpora.find_corpus("blue") is not blue
+
+
+def test_impossible_bounds_are_refused() -> None:
+    with pytest.raises(InvalidArgument):
+        Corpus(1)
+    with pytest.raises(InvalidArgument):
+        Corpora(10, max_tenants=0)
