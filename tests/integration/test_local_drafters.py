@@ -10,13 +10,12 @@ import pytest
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
-from slipstream.cli.serve import shipped
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.proposers.base import ROOT, Proposal, ProposedNode, ProposerContext
 from slipstream.proposers.lookup import LookupProposer
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.tokenizer.vocabulary import load_tokenizer
+from slipstream.tokenizer.vocabulary import load_tokenizer, shipped_model
 from tests.fleet import Decoded, Gateway, emulated_text, gateway, until, verifier
 from verifier_svc.config import VerifierConfig
 from verifier_svc.sources.local import LocalSource
@@ -48,7 +47,7 @@ TOKENS = 64
 async def shipped_verifier(*local: str, **settings: Any) -> AsyncIterator[Gateway]:
     fast = {"measure_s": 0.0, "grace_s": 0.0, "min_path_probability": 0.0}
     config = VerifierConfig(
-        model=shipped("target"),
+        model=shipped_model("target"),
         dtype="float32",
         listen="127.0.0.1:0",
         draft_dtype="float32",
@@ -60,7 +59,7 @@ async def shipped_verifier(*local: str, **settings: Any) -> AsyncIterator[Gatewa
 
 
 def prompt() -> list[int]:
-    return list(load_tokenizer(shipped("target")).encode(CODE).ids)
+    return list(load_tokenizer(shipped_model("target")).encode(CODE).ids)
 
 
 def failures(decoded: Decoded) -> list[str]:
@@ -69,7 +68,7 @@ def failures(decoded: Decoded) -> list[str]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 async def test_the_text_is_the_one_without_drafters(sampling: SamplingParams) -> None:
-    async with shipped_verifier("ngram", "suffix", f"model={shipped('draft')}") as client:
+    async with shipped_verifier("ngram", "suffix", f"model={shipped_model('draft')}") as client:
         plain = await client.decode(prompt(), tokens=TOKENS, sampling=sampling)
         for drafters in ([NGRAM], ["verifier:suffix"], [MODEL], [NGRAM, MODEL]):
             decoded = await client.decode(prompt(), tokens=TOKENS, sampling=sampling, drafters=drafters)
@@ -82,7 +81,7 @@ async def test_the_text_is_the_one_without_drafters(sampling: SamplingParams) ->
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_the_draft_model_draws_for_the_ratio_rule(temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=3, acceptance="rejection")
-    async with shipped_verifier("ngram", f"model={shipped('draft')}") as client:
+    async with shipped_verifier("ngram", f"model={shipped_model('draft')}") as client:
         drawn = await client.decode(prompt(), tokens=TOKENS, sampling=sampling, drafters=[MODEL], trusted=True)
         looked_up = await client.decode(prompt(), tokens=TOKENS, sampling=sampling, drafters=[NGRAM], trusted=True)
     assert drawn.accepted > 0 and failures(drawn) == []
