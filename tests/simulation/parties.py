@@ -19,7 +19,7 @@ from gateway.gateway import drained, written
 from gateway.routing import configured_workers as gateway_workers
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.registry import ClockAndRandomness, SessionRegistry
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import WriteBehindQueue
 from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.text.tokenizer import Tokenizer
 from slipstream.engine.emulated.engine import EmulatedEngine
