@@ -9,8 +9,9 @@ import grpc
 
 from gateway.routing.breaker import BreakerSettings, CircuitBreaker
 from gateway.routing.worker_watch import WorkerWatch
+from slipstream.proposers.registry import method_in_verifier
 from slipstream.tokenizer.vocabulary import share_vocabulary
-from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2, worker_pb2
 
 REPLICA = "@"
 
@@ -28,6 +29,19 @@ def unreached_yet(pool: str) -> str:
     return f"Drafter {pool} has not been reached yet."
 
 
+class InVerifierWatch:
+    """Stands for the watch of a drafter that runs inside every verifier: there is no worker to ask."""
+
+    def __init__(self, address: str) -> None:
+        self.method = method_in_verifier(address)
+        self.model: types_pb2.ModelInfo | None = types_pb2.ModelInfo(name=address)  # no fingerprint: fits every target
+        self.load = worker_pb2.WatchResponse()
+        self.present = True
+
+    async def run(self) -> None:
+        """Nothing changes."""
+
+
 class DrafterWorker:
     """A drafter's identity and load, and whether sessions may use it."""
 
@@ -36,11 +50,12 @@ class DrafterWorker:
         name: str,
         address: str,
         trusted: bool,
-        channel: grpc.aio.Channel,
+        channel: grpc.aio.Channel | None,
         changed: Callable[[], None],
         tolerance: BreakerSettings | None = None,
     ) -> None:
-        """`name`: its unique name at verifiers; for a drafter behind a DNS name, as `replica` makes it."""
+        """`name`: its unique name at verifiers; for a drafter behind a DNS name, as `replica` makes it. A drafter inside
+        the verifiers has no `channel`."""
         self.name = name
         self.pool = pool_of(name)
         """Its name in requests, rules and metrics, shared with its replicas."""
@@ -49,7 +64,7 @@ class DrafterWorker:
         self.reserved = False
         """Whether it serves only sessions that name it, because it is an experiment's shadow."""
         self._channel = channel
-        self._watch = WorkerWatch(address, channel, changed)
+        self._watch = InVerifierWatch(address) if channel is None else WorkerWatch(address, channel, changed)
         self.breaker = CircuitBreaker(tolerance)
         self.closed = False
         """Whether it was removed: its address no longer answers and is no longer listed."""
@@ -111,4 +126,5 @@ class DrafterWorker:
 
     async def close(self) -> None:
         self.closed = True
-        await self._channel.close()
+        if self._channel is not None:
+            await self._channel.close()
