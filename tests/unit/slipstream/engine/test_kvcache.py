@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.sequence import Sequence
@@ -35,9 +36,9 @@ class PoolMachine(RuleBasedStateMachine):
         need = -(-capacity // SIZE)
         if need > self.pool.free:
             with pytest.raises(ResourceExhausted):
-                self.books.open(capacity)
+                begin_unshared(self.books, capacity)
             return Sequence([], SIZE, closed=True)
-        sequence = self.books.open(capacity)
+        sequence = begin_unshared(self.books, capacity)
         assert len(set(sequence.blocks)) == len(sequence.blocks) == need
         assert not {block for blocks in self.held for block in blocks} & set(sequence.blocks)
         self.held.append(sequence.blocks)
@@ -74,20 +75,20 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=25, deadline=N
 
 def test_a_contiguous_run_is_taken_from_the_middle_of_the_widest_one() -> None:
     pool = BlockPool(16, SIZE)
-    first, second, third = pool.take(2), pool.take(2), pool.take(2)
+    first, second, third = pool.allocate(2), pool.allocate(2), pool.allocate(2)
     assert (first, second) == ([0, 1], [9, 10])
     assert third == [5, 6]
-    assert pool.take(2, after=6) == [7, 8]  # there was room behind it
-    assert pool.take(5, after=1) == [11, 12, 13, 14, 15]  # and less than five here
-    assert sorted(pool.take(3)) == [2, 3, 4]
+    assert pool.allocate(2, after=6) == [7, 8]  # there was room behind it
+    assert pool.allocate(5, after=1) == [11, 12, 13, 14, 15]  # and less than five here
+    assert sorted(pool.allocate(3)) == [2, 3, 4]
 
 
 def test_scattered_blocks_are_taken_when_no_run_is_long_enough() -> None:
     pool = BlockPool(4, SIZE)
-    blocks = pool.take(4)
+    blocks = pool.allocate(4)
     pool.release([blocks[0]])
     pool.release([blocks[2]])
-    assert sorted(pool.take(2)) == [0, 2]
+    assert sorted(pool.allocate(2)) == [0, 2]
 
 
 def test_releasing_or_sharing_free_blocks_is_a_bug() -> None:
@@ -111,11 +112,9 @@ def books() -> KVCacheManager:
 
 
 def test_capacity_is_bounded(books: KVCacheManager) -> None:
-    with pytest.raises(OutOfRange):
-        books.open(0)
     with pytest.raises(ResourceExhausted):
-        books.open(BLOCKS * SIZE + 1)
-    sequence = books.open(6)  # two blocks of four
+        begin_unshared(books, BLOCKS * SIZE + 1)
+    sequence = begin_unshared(books, 6)  # two blocks of four
     with pytest.raises(OutOfRange):
         Segment(sequence, [1] * 7, [1, 1], [-1, 0]).check()
 
@@ -136,7 +135,7 @@ def test_malformed_segments_are_refused(segment: Segment) -> None:
 
 
 def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
-    segment = Segment(books.open(16), [1, 2], [3, 4, 5], [-1, -1, 0])
+    segment = Segment(begin_unshared(books, 16), [1, 2], [3, 4, 5], [-1, -1, 0])
     with pytest.raises(FailedPrecondition):
         books.keep(segment, [])
     segment.sequence.ahead = segment.tokens
@@ -150,7 +149,7 @@ def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
 
 
 def test_rollback_only_shortens(books: KVCacheManager) -> None:
-    sequence = books.open(16)
+    sequence = begin_unshared(books, 16)
     sequence.length = 7
     with pytest.raises(OutOfRange):
         books.rollback(sequence, 8)
@@ -168,9 +167,9 @@ def test_a_copy_of_a_row_that_is_to_be_written_is_one_of_its_source() -> None:
     store = KVStore([layer], rows=6)
     rows = torch.arange(6.0).view(1, 1, 6, 1)
     store.write(0, torch.arange(6), rows, rows)
-    store.move([(3, 2), (5, 3)])
-    store.move([(2, 0), (3, 1)])
-    store.settle()
+    store.queue_moves([(3, 2), (5, 3)])
+    store.queue_moves([(2, 0), (3, 1)])
+    store.apply_moves()
     assert store.read(0)[0].flatten().tolist() == [3, 5, 3, 5, 4, 5]
 
 
@@ -182,6 +181,6 @@ def test_moves_read_every_row_before_writing_any() -> None:
     key = torch.arange(6.0).view(1, 1, 6, 1).expand(-1, -1, -1, 2)
     store.write(0, rows, key, torch.zeros(1, 1, 6, 3))
     store.write(1, rows, key + 9, torch.zeros(1, 1, 6, 3))
-    store.move([(2, 1), (3, 2), (5, 3)])
-    store.settle()
+    store.queue_moves([(2, 1), (3, 2), (5, 3)])
+    store.apply_moves()
     assert store.read(1)[0][0, 0, :, 0].tolist() == [0, 2, 3, 5, 4, 5]
