@@ -167,6 +167,10 @@ class CandidateTree:
         """The likeliest: see `node_choice.likeliest`."""
         return node_choice.likeliest(self._root, budget)
 
+    def select_likeliest_chain(self, budget: int) -> Selection:
+        """The likeliest path: see `node_choice.likeliest_chain`."""
+        return node_choice.likeliest_chain(self._root, budget)
+
     def select_chain(self, budget: int) -> Selection:
         """One after the other, as a ratio rule needs them: see `node_choice.first_children`."""
         return node_choice.first_children(self._root, budget)

@@ -28,6 +28,16 @@ def likeliest(root: Node, budget: int) -> Selection:
     return _pack(root, picked, parents, scores)
 
 
+def likeliest_chain(root: Node, length: int) -> Selection:
+    """The likeliest child of each node, from the root down: for engines that verify chains only."""
+    picked: list[Node] = []
+    node = root
+    while len(picked) < length and node.children:
+        node = max(node.children.values(), key=lambda child: child.log_prob)
+        picked.append(node)
+    return _connect(root, picked)
+
+
 def first_children(root: Node, length: int) -> Selection:
     """A chain of first-created children only: a choice that does not look at tokens, as the ratio rules need it."""
     picked: list[Node] = []
