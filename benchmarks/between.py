@@ -34,10 +34,12 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.execution.embedded import EmbeddedExecutor
+from verifier_svc.metrics_source import StepStats
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Session
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 
 AIM_S = 0.001
 PASS_S = 0.005
@@ -64,12 +66,13 @@ class Between:
     def __init__(self, thread: ModelThread | InlineThread, sessions: int, nodes: int, pass_s: float) -> None:
         engine = open_engine(f"emulated:vocabulary=4096&base_ms={1e3 * pass_s}", kv_tokens=sessions * LENGTH)
         assert isinstance(engine, EmulatedEngine)
-        drafters = DrafterPool(proto_conversion.model_to_wire(engine.model), 0.02)
+        drafters = CandidateSources(proto_conversion.model_to_wire(engine.model), 0.02)
         curve = CostCurve()
         for size in BUCKETS:
             curve.record(size, sessions, [PASS_S])
         planner = Planner(drafters, StepLimits(512, 256, max_wait_s=0.0), curve)
-        self.scheduler = Scheduler(engine, thread, drafters, planner)  # type: ignore[arg-type]
+        executor, observers = EmbeddedExecutor(engine), [StepStats(), drafters.shadows]
+        self.scheduler = Scheduler(executor, thread, drafters, planner, observers=observers)  # type: ignore[arg-type]
         self.began: list[float] = []
         self.ended: list[float] = []
         self.busy_s = 0.0
@@ -83,7 +86,7 @@ class Between:
         for number in range(sessions):
             session = _session(number, nodes)
             self._texts[session] = [*session.tokens, *engine.text(session.tokens, LENGTH)]
-            self.scheduler.add(session)
+            self.scheduler.add_session(session)
 
     def forward(self, segments: list[Segment]) -> torch.Tensor:
         self.began.append(time.perf_counter())
@@ -188,7 +191,7 @@ def _session(number: int, nodes: int) -> Session:
         credit=None,
         tree=CandidateTree(prompt),
         history=None,
-        say=lambda reply: None,
+        send=lambda reply: None,
     )
     session.name_source(SOURCE, "model")
     return session

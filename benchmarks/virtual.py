@@ -30,10 +30,12 @@ from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc import service as verifier_service
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.execution.embedded import EmbeddedExecutor
+from verifier_svc.metrics_source import StepStats
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
-from verifier_svc.sources.drafter_pool import DrafterPool
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 VOCABULARY = 512
@@ -178,6 +180,7 @@ class System:
     """The target."""
     drafting: DraftScheduler
     link: VirtualLink
+    stats: StepStats
     drafter: verifier_pb2.DrafterAddress
 
     def gateway(self) -> verifier_service.GatewayStream:
@@ -202,20 +205,22 @@ async def system(world: World) -> AsyncIterator[System]:
 
     target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
     model = proto_conversion.model_to_wire(target.model)
-    drafters = DrafterPool(model, world.min_path_probability, loop.time)
+    drafters = CandidateSources(model, world.min_path_probability, loop.time)
     planner = world.planner(drafters, StepLimits(512, 256, 0.25), _curve(world.target), loop.time)
-    verifying = Scheduler(target, target_thread, drafters, planner, loop.time)  # type: ignore[arg-type]
+    stats = StepStats()
+    executor, observers = EmbeddedExecutor(target), (stats, drafters.shadows)
+    verifying = Scheduler(executor, target_thread, drafters, planner, loop.time, observers)  # type: ignore[arg-type]
     tokens = world.blocks * BLOCK_SIZE
     promised = verifier_service.ServiceLimits(model, 4096, 64, tokens)
     service = verifier_service.VerifierService(verifying, drafters, promised, Grammars.of("", target.model))
 
     address = verifier_pb2.DrafterAddress(address="drafter:1", name="model")
-    drafter = drafters._drafter(address, [])
+    drafter = drafters._link(address.address, [])
     link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, world.delay_s)
     drafter._link = link  # type: ignore[assignment]
     tasks = [loop.create_task(each.run()) for each in (drafting, verifying, link)]
     try:
-        yield System(service, verifying, target, drafting, link, address)
+        yield System(service, verifying, target, drafting, link, stats, address)
     finally:
         for task in tasks:
             task.cancel()

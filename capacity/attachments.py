@@ -1,4 +1,4 @@
-"""What a simulated verifier awaits of its drafters: that part of `verifier_svc.sources.attachment`."""
+"""What a simulated verifier awaits of its drafters: that part of `verifier_svc.sources.source`."""
 
 from __future__ import annotations
 

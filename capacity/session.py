@@ -37,7 +37,7 @@ class SimulatedSession:
     version: int = 0
     """Of the candidates that have arrived."""
     since: float = 0.0
-    """When candidates began to be awaited (`verifier_svc.sources.attachment`)."""
+    """When candidates began to be awaited (`verifier_svc.sources.source`)."""
     fresh: bool = True
     delays: DelayDistribution = field(default_factory=DelayDistribution)
 

@@ -29,9 +29,9 @@ from tests.enumeration import Draft, Law, Path, Target
 from tests.keyed import Noise, kept
 from verifier_svc.acceptance.judge import RULES, VerifyInput
 from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.scheduling.planner import drawn
+from verifier_svc.scheduling.planner import ANY_CANDIDATES, select_drawn
 from verifier_svc.session import Session
-from verifier_svc.sources.frame_reader import read
+from verifier_svc.sources.flow_control import read_frame
 
 PROMPT = [0, 1]
 LIMIT = 60
@@ -150,7 +150,7 @@ class Run:
             credit=None,
             tree=CandidateTree(PROMPT),
             history=TokenHistory(PROMPT),
-            say=lambda reply: None,
+            send=lambda reply: None,
         )
         if world.admits is not None:
             self.session.tree.admits = world.admits(self.session)
@@ -178,11 +178,11 @@ class Run:
             self._pass(crossed=now.crossing and left == 0)
         if not now.late_frames:
             self._arrive()
-        chosen = drawn(self.session, now.budget)
+        chosen = select_drawn(self.session, now.budget, ANY_CANDIDATES)
         if now.waits and max(chosen.path_log_probs, default=0.0) > HOPE:
             self._pass()
             self._arrive()
-            chosen = drawn(self.session, now.budget)
+            chosen = select_drawn(self.session, now.budget, ANY_CANDIDATES)
         self._hear()
         if now.reopens:
             self._open()
@@ -251,7 +251,7 @@ class Run:
             assert isinstance(candidates, types_pb2.Candidates), candidates
             if candidates.session == self._number:
                 tree = self.session.tree
-                tree.graft(read(candidates, self._number, len(self._world.target(())), tree.limits))
+                tree.graft(read_frame(candidates, self._number, len(self._world.target(())), tree.limits))
         self._frames.clear()
 
 

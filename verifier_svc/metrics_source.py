@@ -10,10 +10,9 @@ from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, Values, spans_of
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import verifier_pb2
-from verifier_svc.execution.executor import KVBlocks
 from verifier_svc.observer import RoundResult, StepObserver, StepReport
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 
 
 class StepStats(StepObserver):
@@ -60,19 +59,18 @@ class StepStats(StepObserver):
 def metrics_collector(
     scheduler: Scheduler,
     stats: StepStats,
-    kv: KVBlocks,
-    drafters: DrafterPool,
+    sources: CandidateSources,
     gateway_bytes: ByteCounter,
     server: Server,
     tracing: Tracing | None,
 ) -> MetricsCollector:
-    admission = scheduler.kv_admission
+    admission, kv = scheduler.kv_admission, scheduler.executor.kv
     return MetricsCollector(
         "verifier",
         {
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
-            metrics.LINK_BYTES: lambda: gateway_bytes.told("gateway") | drafters.traffic.told("drafter"),
+            metrics.LINK_BYTES: lambda: gateway_bytes.told("gateway") | sources.traffic.told("drafter"),
             metrics.VERIFIER_SESSIONS: lambda: len(scheduler),
             metrics.VERIFIER_WAITING: lambda: admission.waiting,
             metrics.KV_TOTAL: lambda: kv.blocks_total,
@@ -89,7 +87,7 @@ def metrics_collector(
             metrics.DEPTH_ACCEPTED: lambda: _labelled(stats.accepted),
             metrics.ROLLED_BACK: lambda: stats.rejected,
             metrics.ROLLED_BACK_SECONDS: lambda: stats.rejected_s,
-            metrics.DROPPED: lambda: _labelled(drafters.dropped),
+            metrics.DROPPED: lambda: _labelled(sources.dropped),
         },
     )
 

@@ -87,8 +87,8 @@ class StepObserver:
     def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         """`message` is about to be sent to the session's gateway. Called while the next step runs."""
 
-    def drafter_opened(self, session: Session, source: int, drafter: str, request: drafter_pb2.DraftOpen) -> None:
-        """`request` is about to be sent to a drafter, whose candidates will carry the number `source`."""
+    def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
+        """`request` is about to be sent to a drafter, which the session's gateway calls `drafter`."""
 
     def drafter_informed(self, session: Session, source: int, length: int, now: float) -> None:
         """A drafter is sent the session's first `length` committed tokens, or what was committed up to there."""

@@ -66,7 +66,7 @@ class VerifierTracing(StepObserver):
         if trace is not None:
             message.ended_unix_nano = trace.emit_round(result)
 
-    def drafter_opened(self, session: Session, source: int, drafter: str, request: drafter_pb2.DraftOpen) -> None:
+    def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
         trace = self.traces.get(session)
         if trace is not None:
             request.trace.CopyFrom(trace.trace.context(drafter))

@@ -34,10 +34,11 @@ from slipstream.speculation.selection import Selection
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import opening
 from tests.hostile_drafter import frame
-from verifier_svc.execution.embedded import ScheduledSequence
-from verifier_svc.scheduling.planner import Planner, StepLimits, StepLoad
+from verifier_svc.execution.executor import ScheduledSequence
+from verifier_svc.observer import StepTiming
+from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.sources.candidate_sources import MAX_DRAFTERS, CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
-from verifier_svc.sources.drafter_pool import MAX_DRAFTERS, DrafterPool
 
 SESSIONS, TOKENS = 2, 50
 WORLD = World(delay_s=0.004)
@@ -109,8 +110,8 @@ async def decoded(shadow: Any = None, *, serving: bool = True) -> list[verifier_
     """All rounds, in order. `shadow`: how often it is right, or how it is bad; None: there is none. `serving`: whether
     anybody else drafts."""
     async with system(WORLD) as running:
-        gateway, pool, task = running.gateway(), running.service.drafters, None
-        known = pool._drafter(SHADOW, []) if shadow is not None else None
+        gateway, pool, task = running.gateway(), running.service.sources, None
+        known = pool._link(SHADOW.address, []) if shadow is not None else None
         if isinstance(shadow, float) and known is not None:
             task = await honest(running, known, shadow)
         elif known is not None:
@@ -200,7 +201,7 @@ def test_a_shadow_under_a_ratio_rule_is_refused() -> None:
 def test_a_shadow_s_link_is_given_up_for_a_drafter_that_serves() -> None:
     async def full() -> tuple[int, bool]:
         async with system(WORLD) as running:
-            gateway, pool = running.gateway(), running.service.drafters
+            gateway, pool = running.gateway(), running.service.sources
             request = open_request(0, TOKENS, 8, running.drafter)
             shadows = [replace_address(f"shadow:{number}") for number in range(1, 16)]
             request.commands[0].open.drafters.extend(shadows)
@@ -208,9 +209,9 @@ def test_a_shadow_s_link_is_given_up_for_a_drafter_that_serves() -> None:
             for number in range(1, 60):  # each session serves with a drafter of its own
                 own = verifier_pb2.DrafterAddress(address=f"own:{number}", name="own")
                 gateway.receive(open_request(number, TOKENS, 8, own))
-            serving = [place for place, known in pool._drafters.items() if known.serves]
+            serving = [place for place, known in pool._links.items() if known.serves]
             await asyncio.sleep(1.0)
-            return len(pool._drafters), len(serving) == 60
+            return len(pool._links), len(serving) == 60
 
     assert run(full()) == (MAX_DRAFTERS, True)
 
@@ -222,12 +223,13 @@ def replace_address(address: str) -> verifier_pb2.DrafterAddress:
 @pytest.mark.parametrize("candidates", [[0, 0, 0], [8, 0, 1], [20, 30, 14]])
 def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> None:
     """And whoever brings more has more of it, at least a like share of what the step takes without candidates."""
-    pool = DrafterPool(types_pb2.ModelInfo(), 0.02)
+    pool = CandidateSources(types_pb2.ModelInfo(), 0.02)
     planner = Planner(pool, StepLimits(512, 256, 0.25), _curve(LinearCost(0.02, 0.001, 0.0, 4)))
-    turns = [ScheduledSequence(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
-    load = StepLoad(3, 3 + sum(candidates))
-    seconds = planner._curve.seconds(load.tokens, 3) * 1.1
-    parts = [planner.cost_s(turn, load, seconds) for turn in turns]
+    step = [ScheduledSequence(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
+    tokens = 3 + sum(candidates)
+    seconds = planner._curve.seconds(tokens, 3) * 1.1
+    timing = StepTiming(0.0, seconds, 0.0, 3, tokens)
+    parts = [planner.cost_s(each, timing) for each in step]
     assert sum(parts) == pytest.approx(seconds)
     assert sorted(parts) == [part for _, part in sorted(zip(candidates, parts, strict=True))]
     assert min(parts) >= 0.99 * planner._curve.seconds(3, 3) / 3
@@ -237,19 +239,20 @@ def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> Non
 def test_nobody_is_woken_for_a_shadow_and_no_pace_is_learned_from_it(answer: Any) -> None:
     async def woken() -> tuple[int, float]:
         async with system(WORLD) as running:
-            gateway, pool = running.gateway(), running.service.drafters
-            known, calls = pool._drafter(SHADOW, []), 0
+            gateway, pool = running.gateway(), running.service.sources
+            known, calls = pool._link(SHADOW.address, []), 0
             known._link = Wild(known, answer)  # type: ignore[assignment]
 
             def arrived() -> None:
                 nonlocal calls
                 calls += 1
 
-            pool.arrived = arrived
+            pool.on_candidates(arrived)
             gateway.receive(open_request(0, 10, 8, SHADOW))
             while not any(isinstance(reply, verifier_pb2.SessionEnd) for reply in await gateway.outbox.take()):
                 pass
             assert known._link.commands > 1
-            return calls, sum(sum(delays._came) for delays in (known.pace.first, known.pace.few, known.pace.enough))
+            times = known.arrival_times
+            return calls, sum(sum(delays._came) for delays in (times.first, times.few, times.enough))
 
     assert run(woken()) == (0, 0.0)

@@ -24,7 +24,7 @@ from tests.simulation import parties
 from tests.simulation.storm import Storm, honest_storm, restarts, storm
 from tests.simulation.world import Size
 from verifier_svc.service import GatewayStream
-from verifier_svc.sources import frame_reader
+from verifier_svc.sources import flow_control
 
 
 def _ungated(self: VerifierSession, done: verifier_pb2.Round) -> None:
@@ -83,7 +83,7 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
         _without(OutputStream, "follow", lambda self, offset=0, characters=None, revision=None: _FOLLOW(self)),
     ],
     "a stream's end ends its sessions": [_without(GatewayStream, "leave", lambda self: None)],
-    "candidates are checked": [_without(frame_reader, "check", lambda frame, vocabulary_size, limits: frame)],
+    "candidates are checked": [_without(flow_control, "check", lambda frame, vocabulary_size, limits: frame)],
     "a record counts its rollbacks": [_without(RequestValidator, "revise", _revise_uncounted)],
     "a stale text is not resumed": [_without(SessionRegistry, "_current", _yes)],
     "an owner that is fenced off follows the log": [_without(OutputSource, "begin", _run_only)],

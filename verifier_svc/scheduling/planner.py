@@ -19,10 +19,11 @@ from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, S
 from verifier_svc.observer import StepTiming
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.session import CandidateChoice, Session
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
 NO_CANDIDATES = Selection()
+ANY_CANDIDATES = ExecutorLimits()
 NO_CHOICE = CandidateChoice(-1, 0, NO_CANDIDATES, [])
 
 
@@ -33,7 +34,7 @@ class StepLimits:
     prefill_tokens: int
     """Most prompt tokens of one step in which other sessions decode."""
     max_wait_s: float
-    executor: ExecutorLimits = ExecutorLimits()
+    executor: ExecutorLimits = ANY_CANDIDATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,18 @@ class Planner:
     """Reads sessions and changes none, except for its own cache in them (`Session.choice`)."""
 
     def __init__(
-        self, drafters: DrafterPool, limits: StepLimits, curve: CostCurve, clock: Callable[[], float] = time.monotonic
+        self,
+        sources: CandidateSources,
+        limits: StepLimits,
+        curve: CostCurve,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._drafters = drafters
+        self._sources = sources
         self._limits = limits
         self._curve = curve
         self._clock = clock
         self._calibration = Calibration(clock)
-        self._wait_policy = WaitPolicy[Session](drafters.threshold, limits.max_wait_s, curve.seconds)
+        self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
 
     # Planning.
 
@@ -139,7 +144,7 @@ class Planner:
             return 0.0
         now = self._clock()
         gains = {each.session: self._expected_gain(each, plan) for each in plan.step if each.session.draft_limit}
-        return self._wait_policy.pause(plan, gains, lambda session: self._drafters.awaited(session, now), waited_s)
+        return self._wait_policy.pause(plan, gains, lambda session: self._sources.awaited(session, now), waited_s)
 
     def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan) -> ExpectedGain:
         session, chosen = scheduled.session, scheduled.selection
@@ -159,7 +164,7 @@ class Planner:
         if plan.decoding:
             self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
             if self._wait_policy.observe_step(plan, timing.tokens, timing.seconds + timing.waited):
-                self._drafters.demand(self._wait_policy.threshold)
+                self._sources.set_threshold(self._wait_policy.threshold)
         if timing.tokens <= timing.sessions:
             return 0.0
         pairs = zip(plan.step, outcomes, strict=True)

@@ -24,7 +24,7 @@ from verifier_svc.observer import RoundResult, StepObserver, StepReport, StepTim
 from verifier_svc.scheduling.kv_admission import KVAdmission
 from verifier_svc.scheduling.planner import Planner, StepPlan
 from verifier_svc.session import Session
-from verifier_svc.sources.drafter_pool import DrafterPool
+from verifier_svc.sources.candidate_sources import CandidateSources
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +34,17 @@ class Scheduler:
         self,
         executor: StepExecutor,
         thread: ModelThread,
-        drafters: DrafterPool,
+        sources: CandidateSources,
         planner: Planner,
         clock: Callable[[], float] = time.monotonic,
         observers: Sequence[StepObserver] = (),
     ) -> None:
-        self._executor = executor
+        self.executor = executor
         self._thread = thread
-        self._drafters = drafters
+        self._sources = sources
         self._planner = planner
         self._clock = clock
-        self.observers = drafters.observers = tuple(observers)
+        self.observers = tuple(observers)
         self._sessions: dict[Session, None] = {}
         self.kv_admission = KVAdmission(executor.kv)
         self._arrivals = 0
@@ -60,12 +60,26 @@ class Scheduler:
         self.steps = 0
         self.tokens = 0
         """Committed tokens of all sessions."""
-        drafters.arrived = self.wake
+        sources.on_candidates(self.wake)
+        sources.observe_with(self.observers)
 
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def open_session(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
+        """Opens the session on its sources of candidates, and decodes it from the next step on."""
+        for observer in self.observers:
+            observer.session_opened(session, request)
+        try:
+            self._sources.attach_session(session, request.drafters)
+        except BaseException:  # half attached, it would be opened again with every link that comes back
+            self._sources.detach_session(session)
+            self._ended.append(session)
+            raise
+        self.add_session(session)
+
     def add_session(self, session: Session) -> None:
+        """Decodes the session from the next step on."""
         session.idle_since = self._clock()
         self._arrivals += 1
         session.arrival = self._arrivals
@@ -85,7 +99,7 @@ class Scheduler:
             return
         session.closed = True
         self._sessions.pop(session, None)
-        self._drafters.detach(session)
+        self._sources.detach_session(session)
         self._closing.append(session)
         failure = None if error is None else proto_conversion.failure_to_wire(error)
         session.send(
@@ -155,8 +169,8 @@ class Scheduler:
         """On the model's thread. A step that fails as a whole fails its sessions; only a lost executor ends the
         verifier, and its sessions go on elsewhere."""
         try:
-            return self._executor.execute(step)
-        except self._executor.fatal_errors:
+            return self.executor.execute(step)
+        except self.executor.fatal_errors:
             raise
         except Exception as error:
             log.error("a verifier step failed", exc_info=error)
@@ -182,17 +196,17 @@ class Scheduler:
         path = [scheduled.selection.token_ids[node] for node in result.path]
         token_ids, reason = session.clip([*path, result.next_token])
         miss, idle_s = self._miss(session), timing.started - session.idle_since
-        self._unreported_rounds.append(
-            RoundResult(scheduled, result, token_ids, timing, self.steps, miss, idle_s)
-        )
+        self._unreported_rounds.append(RoundResult(scheduled, result, token_ids, timing, self.steps, miss, idle_s))
         session.commit(token_ids, scheduled.base + len(path))
         session.idle_since = timing.ended
-        self._drafters.moved(session)
+        self._sources.root_moved(session)
         self.tokens += len(token_ids)
         if reason is not None or result.dishonest:
             self._report()
         if result.dishonest:
-            self._drafters.disbelieve(session, InvalidArgument("a draft token lay outside its own distribution."))
+            self._sources.quarantine_session(
+                session, InvalidArgument("a draft token lay outside its own distribution.")
+            )
         if reason is not None:
             self.end_session(session, reason)
 
@@ -200,9 +214,9 @@ class Scheduler:
         """Why no candidate was there when the session's previous round ended."""
         if not session.miss or not session.max_draft_tokens:
             return verifier_pb2.MISS_CAUSE_UNSPECIFIED
-        if not self._drafters.wanted:
+        if not self._sources.wanted:
             return verifier_pb2.MISS_CAUSE_NOT_WANTED
-        return session.miss if self._drafters.working(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
+        return session.miss if self._sources.has_source(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
 
     # Reporting.
 
@@ -228,7 +242,7 @@ class Scheduler:
     def _report_round(self, result: RoundResult) -> None:
         scheduled = result.scheduled
         session = scheduled.session
-        self._drafters.commit(session, scheduled.base, result.token_ids)
+        self._sources.committed(session, scheduled.base, result.token_ids)
         message = _round_message(result, self._planner.cost_s(scheduled, result.timing))
         for observer in self.observers:
             observer.round_reported(result, message)

@@ -1,27 +1,37 @@
-"""How much work a drafter may cause.
+"""What a remote drafter may send, which is untrusted: how much of it, and in what form.
 
-Nodes are counted against commands: a drafter earns with everything that it is told, and what it sends is paid from
-that. An honest one answers a command with at most a tree of nodes, so it never runs out, however slow it is and
-however late its answers come. Frames are counted against time, for one costs the event loop some 80 us whatever is in
-it: a drafter sends at most one for each of its steps.
+Nodes are counted against commands: a drafter earns with every command it is sent, and pays for what it sends from that.
+An honest one answers a command with at most a tree of nodes, so it never runs out, however slow it is and however late
+its answers come. Frames are counted against time, because each costs the event loop some 80 us whatever is in it: a
+drafter sends at most one for each of its steps. Sizes are checked before anything is copied: a message of 4 MiB can
+claim a million nodes, and the event loop must not pay for them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slipstream.errors import InvalidArgument
+from slipstream.rpc import proto_conversion
+from slipstream.speculation import draft_distribution
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.frame import Frame, TreeLimits, check
+from slipstream.v1 import types_pb2
 
 AHEAD = 16
 """Nodes that a drafter may be ahead by, for each that a step may take: in verification, after it, and replacements."""
 UNITS_PER_NODE = 2
 """A node, and an entry of a frame for itself. Checking a unit takes microseconds."""
 COMMANDS = 16
-"""So many commits a drafter may be behind, and still answer every one of them with a whole tree."""
+"""Commits that a drafter may be behind, and still answer every one of them with a whole tree."""
 BYTES = 1024
-"""Of a frame make a unit of the link's."""
+"""Bytes of a frame that cost the link one unit."""
 FRAMES_PER_S = 2000.0
-"""Of one link; as many may come at once. No model and no index takes more steps than that for long."""
+"""Frames a second of one link; as many may come at once. No model and no index takes more steps for long."""
 
 
 class WorkAllowance:
-    """Of one session's drafter, or of a whole link."""
+    """Units of work that one session's drafter, or a whole link, may still cause."""
 
     __slots__ = ("_left",)
 
@@ -29,20 +39,20 @@ class WorkAllowance:
         self._left = 0
 
     def earn(self, nodes: int, sessions: int = 1) -> None:
-        """One command was said to the drafter, which it may answer with so many nodes. What it does not use is saved,
-        up to the worth of COMMANDS such commands for each of its `sessions`; a command never takes anything away."""
+        """One command was sent to the drafter, which it may answer with `nodes` nodes. What it does not use is saved,
+        up to COMMANDS such commands for each of its `sessions`; a command never takes anything away."""
         earned = UNITS_PER_NODE * nodes
         self._left = max(self._left, min(COMMANDS * sessions * earned, self._left + earned))
 
     def spend(self, work: int) -> bool:
-        """Whether that much work is still paid for; once it is not, nothing is left."""
+        """Whether `work` units are still paid for; once they are not, nothing is left."""
         paid = work <= self._left
         self._left = self._left - work if paid else 0
         return paid
 
 
 class FrameRate:
-    """Of a link's frames; times are monotonic seconds."""
+    """Token bucket for the frames of a link; times are monotonic seconds."""
 
     __slots__ = ("_at", "_left")
 
@@ -50,11 +60,44 @@ class FrameRate:
         self._left, self._at = FRAMES_PER_S, now
 
     def admit(self, now: float) -> bool:
-        """Whether one more frame is in time. One that is not costs all that was left, so a flood is not taken up again
-        at once."""
+        """Whether one more frame is within the rate. One that is not costs all that was left, so that a flood is not
+        taken up again at once."""
         self._left = min(FRAMES_PER_S, self._left + FRAMES_PER_S * (now - self._at)) - 1.0
         self._at = now
         if self._left >= 0.0:
             return True
         self._left = -FRAMES_PER_S
         return False
+
+
+def read_frame(candidates: types_pb2.Candidates, source: int, vocabulary_size: int, limits: TreeLimits) -> Frame:
+    """Raises InvalidArgument for what no correct drafter sends."""
+    # Every access to a field makes an object: frames of one node come by the thousand.
+    token_ids, parents, confidences = candidates.token_ids, candidates.parents, candidates.confidences
+    distributions = candidates.distributions
+    if max(len(token_ids), len(parents), len(confidences), len(distributions)) > limits.frame_nodes:
+        raise InvalidArgument(f"a frame holds more than {limits.frame_nodes} nodes; send fewer.")
+    unchecked = Frame(
+        base_length=candidates.base_length,
+        generation=candidates.generation,
+        first_node=candidates.first_node,
+        token_ids=tuple(token_ids),
+        log_probs=proto_conversion.confidences_from_wire(confidences),
+        parents=tuple(parents),
+        distributions=_distributions(distributions) if distributions else (),
+        source=source,
+    )
+    frame = check(unchecked, vocabulary_size, limits)
+    for distribution in frame.distributions:
+        if distribution is not None:
+            draft_distribution.check(distribution, vocabulary_size)
+    return frame
+
+
+def _distributions(distributions: Iterable[types_pb2.Distribution]) -> tuple[DraftDistribution, ...]:
+    read: list[DraftDistribution] = []
+    for q in distributions:
+        if max(len(q.token_ids), len(q.weights)) > draft_distribution.MAX_TOKENS:
+            raise InvalidArgument(f"a distribution has at most {draft_distribution.MAX_TOKENS} tokens.")
+        read.append(DraftDistribution(tuple(q.token_ids), tuple(q.weights)))
+    return tuple(read)

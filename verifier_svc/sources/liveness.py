@@ -1,12 +1,13 @@
-"""Tells a drafter that hangs from one that has nothing to say, without knowing how it guesses.
+"""Distinguishes a drafter that hangs from one that has no candidates to send, whatever its method.
 
-Silence proves nothing: an index without a match says nothing for minutes, a full tree asks for nothing, a long prompt
-takes its time. But whatever the method, an Open, and a Commit that left the drafter's tree, make a live drafter take at
-least one *step* or frame, because nothing that was told hangs below the new root. So a step is owed from such a command
-on, and there are two signs of life: a frame, and growth of the step counter that the drafter's WorkerService tells,
-which is asked for only when frames stay away. A drafter without either for `patience_s` is silent: stopped, deadlocked,
-in an endless loop. One that steps but never guesses is not: it costs nothing. Both count for the whole link, for a busy
-drafter may well keep one session waiting. Where this process itself stood still, the patience begins anew.
+Silence alone proves nothing: an index without a match sends nothing for minutes, a full tree asks for nothing, a long
+prompt takes its time. But whatever the method, an Open, and a Commit that left the drafter's tree, make a live drafter
+take at least one *step* or send a frame, because nothing that it sent hangs below the new root. So a step is owed from
+such a command on, and there are two signs of life: a frame, and growth of the step counter that the drafter's
+WorkerService reports, which is read only when frames stay away. A drafter without either for `silence_s` is silent:
+stopped, deadlocked, in an endless loop. One that steps but never proposes is not: it costs nothing. Both signs count
+for the whole link, because a busy drafter may well keep one session waiting. Where this process itself stood still, the
+time begins anew.
 """
 
 from __future__ import annotations
@@ -22,27 +23,28 @@ from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import parsed
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
-LOOKS = 6
-"""How often in `patience_s` it is looked whether something is owed; also the time an answer may take."""
+CHECKS = 6
+"""Checks in `silence_s` whether a step is owed; a check's share of it is also the timeout of a request."""
 UNLIMITED = 2**62
 
 
 class LivenessMonitor:
-    """Over one drafter. `run` calls `tick` at every look, and `silent` when the drafter gave no sign of life."""
+    """Watches one drafter. `run` calls `tick` at every check, and `silent` when the drafter gave no sign of life."""
 
-    def __init__(self, patience_s: float, clock: Callable[[], float], channel: grpc.aio.Channel) -> None:
+    def __init__(self, silence_s: float, clock: Callable[[], float], channel: grpc.aio.Channel) -> None:
         self.max_length = UNLIMITED
-        """Tokens of the drafter's longest session, once it said so: for a longer one it rightly takes no step."""
-        self._patience_s = patience_s
+        """Tokens of the drafter's longest session, once it reported them: for a longer one it rightly takes no step."""
+        self._silence_s = silence_s
         self._clock = clock
         self._worker = worker_pb2_grpc.WorkerServiceStub(channel)
         self.sign_at = -math.inf
-        """When the last sign of life came; what was owed before is not owed any more."""
+        """Monotonic seconds of the last sign of life; what was owed before is not owed any more."""
         self.awake_since = -math.inf
-        """When this process last ran on after it had stood still: nothing could be heard before."""
+        """Monotonic seconds at which this process last ran on after it had stood still."""
         self._steps: int | None = None
 
     def alive(self) -> None:
+        """Records a sign of life."""
         self.sign_at = self._clock()
 
     def restarted(self) -> None:
@@ -52,16 +54,16 @@ class LivenessMonitor:
         self.max_length = UNLIMITED
 
     async def run(self, tick: Callable[[], None], owed: Callable[[], float], silent: Callable[[], None]) -> NoReturn:
-        """`owed` says since when a step is owed; infinity when none is."""
-        pause = self._patience_s / LOOKS
+        """`owed` returns the monotonic seconds since which a step is owed; infinity when none is."""
+        pause = self._silence_s / CHECKS
         while True:
             await self._noting_stalls(asyncio.sleep(pause), 2 * pause)
             tick()
             if self._clock() - owed() < pause:
                 continue
-            await self._noting_stalls(self._ask(pause), 3 * pause)
-            if self._clock() - max(owed(), self.awake_since) >= self._patience_s:
-                self.alive()  # whoever is attached from now on begins anew
+            await self._noting_stalls(self._read_steps(pause), 3 * pause)
+            if self._clock() - max(owed(), self.awake_since) >= self._silence_s:
+                self.alive()  # sessions attached from now on begin anew
                 silent()
 
     async def _noting_stalls(self, work: Awaitable[None], longest_s: float) -> None:
@@ -70,7 +72,8 @@ class LivenessMonitor:
         if self._clock() - began > longest_s:
             self.awake_since = self._clock()
 
-    async def _ask(self, timeout_s: float) -> None:
+    async def _read_steps(self, timeout_s: float) -> None:
+        """Records a sign of life if the drafter's step counter grew."""
         try:
             if self._steps is None:
                 answer = parsed(await self._worker.GetModel(worker_pb2.GetModelRequest(), timeout=timeout_s))
@@ -80,7 +83,7 @@ class LivenessMonitor:
                 load = parsed(await call.read())
             finally:
                 call.cancel()
-        except (grpc.RpcError, SlipstreamError):  # no answer in time, or none of a worker: frames must tell
+        except (grpc.RpcError, SlipstreamError):  # no answer in time, or none of a worker: only frames count then
             return
         if load is not grpc.aio.EOF and load.steps != self._steps:
             self._steps = load.steps

@@ -118,9 +118,7 @@ class WaitPolicy(Generic[Key]):
             self._gain_ratio.start_wait(expected)
         return pause
 
-    def expected_gain(
-        self, version: int, paths: Sequence[float], parents: Sequence[int], limit: int
-    ) -> ExpectedGain:
+    def expected_gain(self, version: int, paths: Sequence[float], parents: Sequence[int], limit: int) -> ExpectedGain:
         """What one more candidate below the likeliest leaf is worth to a session. `paths`: path probabilities of its
         best candidates, of which the step takes the first; `parents`: those candidates' parents, by index; `limit`:
         most that a step takes; `version`: of its tree."""

@@ -14,14 +14,14 @@ from benchmarks.virtual import VirtualLoop, run
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.v1 import types_pb2, verifier_pb2, worker_pb2
+from slipstream.v1 import types_pb2, worker_pb2
 from verifier_svc.session import Session
+from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
-from verifier_svc.sources.drafter_pool import DrafterPool
-from verifier_svc.sources.liveness import LOOKS, LivenessMonitor
+from verifier_svc.sources.liveness import CHECKS, LivenessMonitor
 
 PATIENCE_S = 6.0
-PAUSE_S = PATIENCE_S / LOOKS
+PAUSE_S = PATIENCE_S / CHECKS
 
 
 def stand_still(seconds: float) -> None:
@@ -133,8 +133,8 @@ def test_where_this_process_stands_still_the_patience_begins_anew(before_s: floa
 
 def attached_to_nobody() -> tuple[DrafterLink, list[str]]:
     """A drafter whose link is down, and what the gateway of its session is told."""
-    pool = DrafterPool(types_pb2.ModelInfo(), 0.0, asyncio.get_running_loop().time, silence_s=PATIENCE_S)
-    drafter, told = pool._drafter(verifier_pb2.DrafterAddress(address="nobody:1"), []), list[str]()
+    pool = CandidateSources(types_pb2.ModelInfo(), 0.0, asyncio.get_running_loop().time, silence_s=PATIENCE_S)
+    drafter, told = pool._link("nobody:1", []), list[str]()
     session = Session(
         id="s",
         number=1,
@@ -148,16 +148,18 @@ def attached_to_nobody() -> tuple[DrafterLink, list[str]]:
         credit=None,
         tree=CandidateTree([1, 2]),
         history=TokenHistory([1, 2]),
-        say=lambda reply: told.append(reply.failure.reason),  # type: ignore[union-attr]
+        send=lambda reply: told.append(reply.failure.reason),  # type: ignore[union-attr]
     )
-    drafter.attach(session, "model")
+    drafter.open(session, "model")
     return drafter, told
 
 
 def test_a_link_that_could_not_come_up_while_this_process_stood_still_is_not_yet_lost() -> None:
     async def main() -> None:
         drafter, told = attached_to_nobody()
-        vigil = asyncio.create_task(drafter._vigil.run(drafter._unreached, drafter._owed, drafter._silent))
+        vigil = asyncio.create_task(
+            drafter._liveness.run(drafter._report_unreached, drafter._owed_since, drafter._give_up_silent)
+        )
         await asyncio.sleep(0.5)
         stand_still(10 * PATIENCE_S)
         await asyncio.sleep(PATIENCE_S - PAUSE_S)

@@ -1,0 +1,183 @@
+"""The interface of a source of candidates, and what the verifier keeps for each session that a source serves."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slipstream.errors import LINK_LOST, SlipstreamError
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.channel import Dial, channel
+from slipstream.rpc.send_queue import ByteCounter
+from slipstream.speculation.frame import Frame
+from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.observer import StepObserver
+from verifier_svc.session import Session
+from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
+from verifier_svc.wait_policy.draft_threshold import PAUSE
+
+
+class CandidateSource(Protocol):
+    """A remote drafter or a local proposer. It grafts candidates on the trees of its sessions; no call blocks, and none
+    raises for what the source itself does wrong: that costs a session its source, and the gateway is informed."""
+
+    address: str
+    """What gateways name it by: HOST:PORT, or `verifier:NAME` for a local proposer."""
+
+    @property
+    def up(self) -> bool:
+        """Whether it can send candidates now."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether no session has it."""
+        ...
+
+    @property
+    def serves(self) -> bool:
+        """Whether steps take its candidates for any session; shadows' candidates are in no step."""
+        ...
+
+    async def run(self) -> None:
+        """Keeps the source working until it is cancelled."""
+        ...
+
+    def open(self, session: Session, name: str) -> None:
+        """Propose for the session from now on, under the name that its gateway gives to this source."""
+        ...
+
+    def close(self, session: Session) -> None:
+        """Stop proposing for the session; candidates that only this source proposed leave its tree."""
+        ...
+
+    def root_moved(self, session: Session) -> None:
+        """The session's root moved; `committed` follows while the next step runs."""
+        ...
+
+    def committed(self, session: Session, base: int, token_ids: list[int]) -> None:
+        """`token_ids` were committed after `base` tokens."""
+        ...
+
+    def collect(self) -> None:
+        """A step is about to be planned: candidates that can be had at once join the trees now."""
+        ...
+
+    def awaited(self, session: Session) -> Attachment | None:
+        """The attachment whose candidates are on their way; None when none are expected."""
+        ...
+
+    def threshold_changed(self, session: Session) -> None:
+        """Candidates need another path probability now (`SourceContext.threshold`)."""
+        ...
+
+    def quarantine(self, session: Session, error: SlipstreamError) -> None:
+        """Take no more candidates of this source for the session, until its gateway attaches it again."""
+        ...
+
+    def dismiss(self) -> None:
+        """Close all sessions: the source's place is given to another one."""
+        ...
+
+
+@dataclass(slots=True)
+class SourceContext:
+    """What all sources of one verifier share."""
+
+    target: types_pb2.ModelInfo
+    threshold: float
+    """Path probability that candidates must have; `PAUSE`: none are wanted."""
+    give_up: Callable[[Session, CandidateSource], None]
+    """The source is not asked again for the session."""
+    clock: Callable[[], float] = time.monotonic
+    silence_s: float = 3.0
+    """Seconds without a sign of life after which a drafter that owes a step is given up."""
+    dial: Dial = channel
+    candidates_arrived: Callable[[], None] = lambda: None
+    """Called when candidates came that a step may take."""
+    traffic: ByteCounter = field(default_factory=ByteCounter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Candidates that came and were not taken, by reason."""
+    observers: Sequence[StepObserver] = ()
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """Numbers for attachments, none of which is used twice."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any candidate pays for its place in a step now."""
+        return self.threshold < PAUSE
+
+    def graft(self, session: Session, frame: Frame) -> int:
+        """Adds a checked frame to the session's tree; returns how many of its nodes are new there."""
+        grafted = session.tree.graft(frame)
+        if grafted.dropped and session.served:
+            self.dropped.update(grafted.dropped)
+        return grafted.added
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """One session on one source. Each `open` gets a number of its own, which names the source in the session's tree, so
+    that late frames of an earlier attachment, which stand on another prefix, name nothing."""
+
+    session: Session
+    arrival_times: ArrivalTimes
+    name: str
+    """The gateway's name of the source; another gateway may use another one."""
+    number: int
+    since: float
+    """Monotonic seconds at which the last commit was sent to the source, or its last candidates came."""
+    fresh: bool = True
+    """Whether no candidates came since the source's tree was left."""
+    delays: DelayDistribution = field(init=False)
+    """Delay distribution of the candidates that are awaited now."""
+
+    def __post_init__(self) -> None:
+        self.delays = self.arrival_times.first
+
+    def root_moved(self, now: float, *, awaited: bool) -> None:
+        """A commit goes to the source; with its tree left or used up, candidates on the new root are to come.
+        `awaited`: candidates were expected until now."""
+        if awaited:
+            self.delays.missed(now - self.since)
+        self.fresh = self.fresh or self.session.tree.empty
+        self._await_next(now)
+
+    def candidates_came(self, now: float) -> None:
+        """New candidates joined the session's tree."""
+        self.delays.came(now - self.since)
+        self.fresh = False
+        self._await_next(now)
+
+    def _await_next(self, now: float) -> None:
+        self.since = now
+        if self.fresh:
+            self.delays = self.arrival_times.first
+        else:
+            enough = self.session.tree.holds(self.session.max_draft_tokens)
+            self.delays = self.arrival_times.enough if enough else self.arrival_times.few
+
+    def report_working(self) -> None:
+        """Informs the gateway that the source works for the session."""
+        report(self.session, self.name, None)
+
+    def report_unlinked(self, error: SlipstreamError) -> None:
+        """Informs the gateway that the source is out of reach for now."""
+        failure = proto_conversion.failure_to_wire(error)
+        failure.reason = LINK_LOST
+        report(self.session, self.name, failure)
+
+    def report_given_up(self, error: SlipstreamError) -> None:
+        """Informs the gateway that the source is not used again, unless the gateway attaches it again."""
+        report(self.session, self.name, proto_conversion.failure_to_wire(error))
+
+
+def report(session: Session, drafter: str, failure: types_pb2.Failure | None) -> None:
+    """Sends the session's gateway an event: the drafter failed, or (None) works."""
+    session.send(
+        verifier_pb2.DrafterEvent(session=session.number, epoch=session.epoch, drafter=drafter, failure=failure)
+    )
