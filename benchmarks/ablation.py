@@ -21,14 +21,12 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-import torch
-
 from benchmarks.processes import ANYWHERE, MODELS
 from benchmarks.prompts import request, without_loops
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role
 from slipstream.client.load_generator import run_load
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.segment import Segment
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.target import open_target
@@ -53,13 +51,13 @@ def stretched(config: VerifierConfig) -> Engine:
     engine = open_target(config)
     forward = engine.forward
 
-    def slow(segments: list[Segment]) -> torch.Tensor:
+    def slow(segments: list[Segment]) -> ModelOutput:
         end = time.perf_counter() + PASS_S
-        logits = forward(segments)
+        output = forward(segments)
         time.sleep(max(0.0, end - time.perf_counter()))
-        return logits
+        return output
 
-    engine.forward = slow  # type: ignore[method-assign]
+    engine.forward = slow  # type: ignore[method-assign, assignment]
     return engine
 
 

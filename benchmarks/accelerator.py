@@ -25,9 +25,9 @@ import torch
 from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.flex import BLOCK_SIZE, FlexKernel, width
 from slipstream.engine.cuda_graphs.graphs import Acceleration, CudaRecorder
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import activate, find_device
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
@@ -99,7 +99,7 @@ def step_s(engine: TorchEngine, segments: list[Segment], repeats: int) -> tuple[
     whole: list[float] = []
     for _ in range(3 + repeats):
         begun = time.perf_counter()
-        logits = engine.forward(segments)
+        logits = engine.forward(segments).logits
         host.append(time.perf_counter() - begun)
         logits[0, 0].item()
         whole.append(time.perf_counter() - begun)
@@ -152,7 +152,7 @@ class Writer:
         while len(text) < len(prompt) + tokens:
             guesses = self._guess(draft, text)
             segment = Segment(target, text[target.length :], guesses, list(range(-1, len(guesses) - 1)))
-            said = coupled_sampling.likeliest(self.target.forward([segment]))
+            said = coupled_sampling.likeliest(self.target.forward([segment]).logits)
             right = next((at for at, guess in enumerate(guesses) if said[at] != guess), len(guesses))
             self.target.keep(segment, list(range(right)))
             text += said[: right + 1]
@@ -171,7 +171,7 @@ class Writer:
 
     @staticmethod
     def _likeliest(engine: TorchEngine, segment: Segment, guesses: list[int]) -> list[int]:
-        token = coupled_sampling.likeliest(engine.forward([segment]))
+        token = coupled_sampling.likeliest(engine.forward([segment]).logits)
         engine.keep(segment, [])
         guesses += token
         return token

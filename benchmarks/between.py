@@ -21,10 +21,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import torch
-
 from benchmarks.records import Row, write
 from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.engine import ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.model_thread import ModelThread
 from slipstream.engine.segment import Segment
@@ -79,7 +78,7 @@ class Between:
         """CPU inside the passes."""
         self.engine = engine
         self._forward = engine.forward
-        engine.forward = self.forward  # type: ignore[method-assign]
+        engine.forward = self.forward  # type: ignore[method-assign, assignment]
         self._nodes = nodes
         self._random = random.Random(7)
         self._texts: dict[Session, list[int]] = {}
@@ -88,13 +87,13 @@ class Between:
             self._texts[session] = [*session.tokens, *engine.text(session.tokens, LENGTH)]
             self.scheduler.add_session(session)
 
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
+    def forward(self, segments: list[Segment]) -> ModelOutput:
         self.began.append(time.perf_counter())
         before = time.thread_time()
-        logits = self._forward(segments)
+        output = self._forward(segments)
         self.busy_s += time.thread_time() - before
         self.ended.append(time.perf_counter())
-        return logits
+        return output
 
     def feed(self) -> None:
         """A frame for every session: a chain that is mostly right, and another guess at each of its places."""
@@ -158,15 +157,15 @@ async def calls(sessions: int, nodes: int, steps: int = 50) -> float:
     profile = cProfile.Profile()
     forward = between.forward
 
-    def pausing(segments: list[Segment]) -> torch.Tensor:
+    def pausing(segments: list[Segment]) -> ModelOutput:
         profile.disable()
         if nodes:
             between.feed()
-        logits = forward(segments)
+        output = forward(segments)
         profile.enable()
-        return logits
+        return output
 
-    between.engine.forward = pausing  # type: ignore[method-assign]
+    between.engine.forward = pausing  # type: ignore[method-assign, assignment]
     async with running(between):
         await asyncio.sleep(0)
         while len(between.began) < steps:

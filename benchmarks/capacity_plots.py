@@ -17,9 +17,8 @@ from pathlib import Path
 from benchmarks.plots import draw
 from benchmarks.records import Row, write
 from capacity.day import day, grown, price_per_million
-from capacity.mode import Mode, colocated, disaggregated, plain
 from capacity.scenario import Scenario, read
-from capacity.sizing import most_rate, plan
+from capacity.sizing import Mode, colocated, disaggregated, most_rate, plain, plan
 from capacity.stationary import Cells
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.runtime_tuning import tune

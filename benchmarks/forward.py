@@ -34,7 +34,7 @@ from slipstream.engine.attention.plan import Read, visible
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.linear import Linear
+from slipstream.engine.models.lean_decoder import Linear
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.tokenizer.vocabulary import load_tokenizer
@@ -146,7 +146,7 @@ def read(engine: TorchEngine, text: list[int], together: int) -> torch.Tensor:
     for at in range(len(text) - LENGTH, len(text), together):
         nodes = text[at + 1 : at + together]
         segment = Segment(sequence, [text[at]], nodes, list(range(-1, len(nodes) - 1)))
-        found.append(engine.forward([segment]))
+        found.append(engine.forward([segment]).logits)
         engine.keep(segment, list(range(len(nodes))))
     engine.close(sequence)
     return torch.cat(found)

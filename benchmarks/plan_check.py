@@ -24,7 +24,7 @@ from benchmarks.virtual import VOCABULARY, System, World, run, system
 from capacity.cell import Cell, Outcome, Simulation, way_s
 from capacity.drafting import DraftSettings
 from capacity.guessing import Acceptance
-from capacity.step import Verifying
+from capacity.verifying import Verifying
 from slipstream.client.client import complete
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.rpc.channel import channel

@@ -57,7 +57,7 @@ def write_texts(engine: TorchEngine, prompts: list[list[int]], greedy: bool) -> 
     pending, texts = prompts, [Text(prompt, [], greedy, seed) for seed, prompt in enumerate(prompts)]
     for _ in range(TOKENS):
         segments = [Segment(sequence, tokens) for sequence, tokens in zip(sequences, pending, strict=True)]
-        logits = engine.forward(segments)
+        logits = engine.forward(segments).logits
         places = [len(text.prompt) + len(text.tokens) for text in texts]
         tokens, _ = coupled_sampling.choose(logits, [greedy] * len(texts), [text.seed for text in texts], places)
         pending = [[token] for token in tokens.tolist()]
@@ -94,7 +94,7 @@ def guesses(engine: TorchEngine, text: Text) -> list[int]:
     for at in range(0, TOKENS, WALK):
         nodes = text.tokens[at : at + WALK - 1]
         segment = Segment(sequence, [last], nodes, list(range(-1, len(nodes) - 1)))
-        logits = engine.forward([segment])
+        logits = engine.forward([segment]).logits
         places = [len(text.prompt) + at + row for row in range(len(logits))]
         best, _ = coupled_sampling.rank(logits, [text.greedy] * len(places), [text.seed] * len(places), places, 1)
         found += best[:, 0].tolist()

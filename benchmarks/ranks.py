@@ -19,11 +19,11 @@ import torch
 from benchmarks.processes import MODELS
 from benchmarks.records import Row, write
 from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.spread import Spread
 from slipstream.engine.segment import Segment
 from slipstream.engine.tensor_parallel.broadcast import MAGIC, BroadcastStep, Kind, encode_step
 from slipstream.engine.tensor_parallel.group import LEADER, Rank
 from slipstream.engine.tensor_parallel.parallel import FollowingEngine, GroupTimeouts, LeadingEngine, Line, join
-from slipstream.engine.tensor_parallel.spread import Spread
 from slipstream.engine.torch_engine import TorchEngine
 
 REPEATS = 30

@@ -78,7 +78,7 @@ class Walk:
             cases.append(VerifyInput(chosen, row, self._samplings[number], len(tokens)))
             row += segments[-1].logit_rows
         verdicts: list[AcceptanceResult] = []
-        for outcome in judge(cases, self._engine.forward(segments)):
+        for outcome in judge(cases, self._engine.forward(segments).logits):
             if isinstance(outcome, BrokenNumbers):
                 raise RuntimeError("the target's numbers are broken; use a sound checkpoint.")
             verdicts.append(outcome)

@@ -16,13 +16,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import torch
-
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS
 from benchmarks.prompts import held_out, request
 from slipstream.cli.serve import Role
 from slipstream.client.load_generator import run_load
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.segment import Segment
 from slipstream.runtime_tuning import tune
 from verifier_svc.config import VerifierConfig
@@ -40,9 +38,9 @@ class Meter:
     def __init__(self, engine: Engine) -> None:
         self.cpu_s = 0.0
         self._forward = engine.forward
-        engine.forward = self.forward  # type: ignore[method-assign]
+        engine.forward = self.forward  # type: ignore[method-assign, assignment]
 
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
+    def forward(self, segments: list[Segment]) -> ModelOutput:
         started = time.thread_time()
         try:
             return self._forward(segments)

@@ -91,7 +91,7 @@ def _continued(target: Engine, prompt: list[int], sampling: SamplingParams, coun
     tokens, pending = list(prompt), list(prompt)
     for _ in range(count):
         segment = Segment(sequence, pending)
-        output = target.forward([segment]) / (sampling.temperature or 1.0)
+        output = target.forward([segment]).logits / (sampling.temperature or 1.0)
         target.keep(segment, [])
         choice, _ = coupled_sampling.choose(output, [sampling.greedy], [sampling.seed], [len(tokens)])
         pending = choice.tolist()

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from capacity.agenda import Agenda
-from capacity.drafting import DraftSettings, SimulatedDrafter
+from capacity.drafting import Agenda, DraftSettings, SimulatedDrafter, SimulatedSession
 from capacity.guessing import SimulatedTree
-from capacity.session import SimulatedSession
-from capacity.step import Verifying
-from capacity.verifying import SimulatedVerifier
+from capacity.verifying import SimulatedVerifier, Verifying
 
 Request = tuple[float, int, int]
 """(seconds since the one before, prompt tokens, output tokens)"""

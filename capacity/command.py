@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from capacity import report
-from capacity.measuring import measured
+from capacity.cost import measured
 from capacity.scenario import Scenario, Slo, read
 from capacity.sizing import compare
 from slipstream.cli.options import explained

@@ -1,4 +1,4 @@
-"""What a pass costs: a measured table over tokens and sessions, or the straight line of an emulated engine."""
+"""Seconds of a pass: a line, or a table that a model was measured to."""
 
 from __future__ import annotations
 
@@ -71,3 +71,24 @@ def read_cost(value: Mapping[str, object]) -> Cost:
             "a cost has base_s, per_token_s, per_session_s and free_tokens, or is a table of tokens, sessions and "
             f"seconds: {error}."
         ) from error
+
+
+STEP_TOKENS = 512
+
+
+def measured(model: str, dtype: str, quantisation: str, device: str, seconds: float) -> Mapping[str, Sequence[object]]:
+    """What `Table` is made of; `model` as `slipstream.engine.factory` names it, a target or a draft model."""
+    # Loads torch, which a plan does without.
+    from slipstream.engine.factory import open_engine
+    from slipstream.engine.models.spread import Spread
+    from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+    from verifier_svc.estimators.cost_measurement import SESSIONS, measure
+
+    curve = CostCurve()
+    engine = open_engine(model, dtype, quantisation=quantisation, spread=Spread(device=device))
+    measure(curve, engine, STEP_TOKENS, seconds)
+    return {
+        "tokens": BUCKETS,
+        "sessions": SESSIONS,
+        "seconds": [[round(curve.seconds(tokens, sessions), 7) for tokens in BUCKETS] for sessions in SESSIONS],
+    }

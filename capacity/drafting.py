@@ -2,15 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from capacity.agenda import Agenda
 from capacity.cost import Cost
-from capacity.guessing import SimulatedGuess
-from capacity.session import SimulatedSession
+from capacity.guessing import SimulatedGuess, SimulatedTree
 from verifier_svc.sources.flow_control import AHEAD
+from verifier_svc.wait_policy.arrival_times import DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import PAUSE
+
+
+class Agenda:
+    """Events in order of time; those of one moment in the order in which they were put down."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (max(time, self.now), self._count, event))
+
+    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
+        """To that time, or until `done` after an event."""
+        while self._events and self._events[0][0] <= until and not done():
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedSession:
+    arrived: float
+    prompt: int
+    output: int
+    tree: SimulatedTree
+    drafter: SimulatedDrafter | None = None
+    rank: int = 0
+    """Order of arrival at its verifier."""
+    priority: int = 0
+    pending: int = 0
+    """Tokens of the prompt that the verifier has not read."""
+    reading: int = 0
+    """The same of its drafter, and what was committed since its last pass; the last token is read in every pass."""
+    tokens: int = 0
+    """Output so far."""
+    first: float = math.nan
+    """When the first token came."""
+    ended: float = math.nan
+    idle_since: float = 0.0
+    rounds: int = 0
+    version: int = 0
+    """Of the candidates that have arrived."""
+    since: float = 0.0
+    """When candidates began to be awaited (`verifier_svc.sources.source`)."""
+    fresh: bool = True
+    delays: DelayDistribution = field(default_factory=DelayDistribution)
+
+    def __post_init__(self) -> None:
+        self.pending = self.reading = self.prompt
+
+    @property
+    def left(self) -> int:
+        return self.output - self.tokens
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first - self.arrived
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds of each token after the first one; NaN where there is one only."""
+        return (self.ended - self.first) / (self.output - 1) if self.output > 1 else math.nan
+
 
 ROUND, PROMPTS, PASS_NODES = 16, 4, 64
 """See `drafter_svc.scheduler`, which a plan does not import; a test compares them."""

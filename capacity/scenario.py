@@ -19,7 +19,7 @@ from capacity.cell import Request
 from capacity.cost import Cost, read_cost
 from capacity.drafting import DraftSettings
 from capacity.guessing import Acceptance
-from capacity.step import Verifying
+from capacity.verifying import Verifying
 from slipstream.engine.emulated.model import ALTERNATIVES
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.experiments.comparison import Prices

@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from capacity.cell import Cell, Simulation
-from capacity.colocated import Serial
 from capacity.scenario import Traffic
+from capacity.verifying import Serial
 
 ENDLESS = 1 << 40
 SESSION_ROUNDS, LEAST_ROUNDS, WARM_ROUNDS = 3000, 30, 15

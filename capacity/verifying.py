@@ -8,22 +8,170 @@ is no calibration.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from capacity.agenda import Agenda
-from capacity.attachments import Attachments
-from capacity.colocated import Serial
-from capacity.cost import over
-from capacity.drafting import SimulatedDrafter
-from capacity.guessing import SimulatedGuess
-from capacity.session import SimulatedSession
-from capacity.step import SimulatedStep, Verifying
+from capacity.cost import Cost, over
+from capacity.drafting import Agenda, SimulatedDrafter, SimulatedSession
+from capacity.guessing import Acceptance, SimulatedGuess, SimulatedTree
 from slipstream.speculation.selection import ROOT
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
-from verifier_svc.wait_policy.arrival_times import DelayDistribution
+from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """The settings of a verifier."""
+
+    cost: Cost
+    acceptance: Acceptance
+    host_s: float = 0.0
+    """Seconds between two passes in which the device waits: planning, committing, talking."""
+    host_session_s: float = 0.0
+    """What each session in the step adds to that."""
+    sessions: int = 1024
+    kv_tokens: int = 1 << 40
+    max_draft_tokens: int = 8
+    step_tokens: int = 512
+    prefill_tokens: int = 256
+    max_wait_s: float = 0.25
+    draft: Cost | None = None
+    """Co-located speculation: what a pass of the draft model costs on this device, between the target's passes."""
+    expand: int = 4
+
+    def limit(self, session: SimulatedSession) -> int:
+        """Most candidates of the session in one step."""
+        if session.drafter is None and self.draft is None:
+            return 0
+        return max(0, min(self.max_draft_tokens, session.left - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    decoding: list[SimulatedSession]
+    chosen: list[list[SimulatedGuess]]
+    """Candidates of each of them."""
+    paths: list[list[float]]
+    """Path probabilities of each one's best candidates, of which the first are chosen."""
+    reading: dict[SimulatedSession, int]
+    tokens: float
+    """Expected to be committed."""
+    seconds: float
+
+    @property
+    def sessions(self) -> int:
+        """That decode."""
+        return len(self.decoding)
+
+    @property
+    def size(self) -> int:
+        return len(self.decoding) + sum(map(len, self.chosen)) + sum(self.reading.values())
+
+
+MOST_NODES = 128
+"""Of a tree."""
+
+
+class Serial:
+    """As many draft passes before each step as give the most tokens a second for its number of sessions, none included:
+    what an ideal co-located engine would choose."""
+
+    def __init__(self, settings: Verifying) -> None:
+        self._settings = settings
+        self._passes: dict[int, int] = {}
+
+    def grow(self, decoding: Sequence[SimulatedSession], now: float) -> None:
+        """The trees of those that decode."""
+        for session in decoding:
+            for _ in range(self.passes(len(decoding))):
+                _pass(session.tree, self._settings.expand)
+            session.tree.tell(MOST_NODES, now)
+
+    def seconds(self, sessions: int) -> float:
+        """Of all passes before a step."""
+        return sum(self._pass_s(sessions, number) for number in range(self.passes(sessions)))
+
+    def reading_s(self, tokens: int, prompts: int) -> float:
+        """The draft model reads prompts too."""
+        return self._settings.draft(tokens, prompts) if self._settings.draft is not None and tokens else 0.0
+
+    def passes(self, sessions: int) -> int:
+        if self._settings.draft is None or not sessions:
+            return 0
+        best = self._passes.get(sessions)
+        if best is None:
+            best = self._passes[sessions] = self._best(sessions)
+        return best
+
+    def _best(self, sessions: int) -> int:
+        """From trees that begin with nothing."""
+        settings, tree = self._settings, SimulatedTree(self._settings.acceptance)
+        seconds = settings.host_s + settings.host_session_s * sessions
+        rates: list[float] = []
+        for number in range(settings.max_draft_tokens + 1):
+            tree.tell(MOST_NODES, 0.0)
+            offer = Offer(tree.offer(0.0, settings.max_draft_tokens)[1], settings.max_draft_tokens)
+            step = allot([offer] * sessions, over(settings.cost, sessions), settings.step_tokens - sessions)
+            rates.append(step.tokens / (step.seconds + seconds))
+            seconds += self._pass_s(sessions, number)
+            _pass(tree, settings.expand)
+        return rates.index(max(rates))
+
+    def _pass_s(self, sessions: int, number: int) -> float:
+        """Each pass computes the committed tokens and what the ones before it guessed on."""
+        draft = self._settings.draft
+        return draft(sessions * (1 + self._settings.expand * number), sessions) if draft is not None else 0.0
+
+
+def _pass(tree: SimulatedTree, expand: int) -> None:
+    for start in tree.frontier(expand, MOST_NODES):
+        start.expanded = True
+        tree.grow(start)
+
+
+class Attachments:
+    """Of one verifier's sessions, which have a drafter."""
+
+    def __init__(self, agenda: Agenda, max_draft_tokens: int) -> None:
+        self._agenda = agenda
+        self._max_draft_tokens = max_draft_tokens
+        self._paces: dict[SimulatedDrafter, ArrivalTimes] = {}
+
+    def opened(self, session: SimulatedSession) -> None:
+        self._await(session)
+
+    def arrived(self, session: SimulatedSession) -> None:
+        """Candidates came."""
+        session.delays.came(self._agenda.now - session.since)
+        session.fresh = False
+        session.version += 1
+        self._await(session)
+
+    def committed(self, session: SimulatedSession, *, answering: bool) -> None:
+        """Candidates on a new root are awaited. `answering`: the drafter was to send some until now."""
+        if answering:
+            session.delays.missed(self._agenda.now - session.since)
+        session.fresh = session.fresh or not session.tree.holds(1, self._agenda.now)
+        self._await(session)
+
+    def awaited(self, session: SimulatedSession) -> tuple[DelayDistribution, float]:
+        """How long its next candidates take, and for how many seconds they have been awaited."""
+        return session.delays, self._agenda.now - session.since
+
+    def _await(self, session: SimulatedSession) -> None:
+        assert session.drafter is not None
+        if session.drafter not in self._paces:
+            self._paces[session.drafter] = ArrivalTimes()
+        pace = self._paces[session.drafter]
+        session.since = self._agenda.now
+        if session.fresh:
+            session.delays = pace.first
+        else:
+            enough = session.tree.holds(self._max_draft_tokens, self._agenda.now)
+            session.delays = pace.enough if enough else pace.few
 
 
 class SimulatedVerifier:

@@ -20,7 +20,7 @@ from slipstream.rpc import multiplexed_stream, proto_conversion
 from slipstream.rpc.send_queue import ByteCounter, SendQueue, check_count
 from slipstream.telemetry.logs import session_of
 from slipstream.telemetry.tracing import Tracing
-from slipstream.tokenizer.pairing import share_vocabulary
+from slipstream.tokenizer.vocabulary import share_vocabulary
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ from drafter_svc.tree import DraftNode, DraftTree
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.errors import OutOfRange
 from slipstream.speculation import noise
-from slipstream.speculation.common_prefix import common_prefix
 from slipstream.speculation.frame import TreeLimits
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Cursor, Grammar
 from slipstream.tokenizer.structured_output import StructuredOutput
+from slipstream.tokenizer.vocabulary import common_prefix
 
 NEVER = 1e-9
 """A path probability below which nothing is worth a guess, whatever the policy says."""

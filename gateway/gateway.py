@@ -77,7 +77,7 @@ class GatewayServer:
     async def ready(self) -> None:
         """Wait until some verifier can serve, then tell health checks."""
         while not any(verifier.ready for verifier in self.router.verifiers):
-            await self.router.news()
+            await self.router.changes.wait()
         for model in [verifier.model for verifier in self.router.verifiers if verifier.model is not None]:
             await self.tokenizer.prepare(model)
         await self.server.serving(True)

@@ -10,13 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
 from drafter_svc.proposers.model import ModelProposer
 from slipstream.engine.emulated.engine import EmulatedEngine
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.rpc import proto_conversion
@@ -76,7 +74,7 @@ def slowed(engine: Engine, seconds: float = 0.03) -> Engine:
     """A target that costs several guesses, on whatever machine: so slow as to be worth guessing for."""
     forward = engine.forward
 
-    def slow(segments: list[Segment]) -> torch.Tensor:
+    def slow(segments: list[Segment]) -> ModelOutput:
         time.sleep(seconds)
         return forward(segments)
 

@@ -12,7 +12,7 @@ def greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
     text, pending = list[int](), prompt
     for _ in range(count):
         segment = Segment(sequence, pending)
-        pending = [int(engine.forward([segment])[0].argmax())]
+        pending = [int(engine.forward([segment]).logits[0].argmax())]
         engine.keep(segment, [])
         text += pending
     engine.close(sequence)

@@ -77,7 +77,7 @@ def prompt(length: int, seed: int) -> list[int]:
 
 def worst(pair: Pair, sessions: list[Session]) -> float:
     """Runs the sessions' segments in one step; the largest difference from plain forward passes."""
-    logits = pair.engine.forward([session.step for session in sessions])
+    logits = pair.engine.forward([session.step for session in sessions]).logits
     texts = [text for session in sessions for text in session.paths()]
     assert logits.shape == (len(texts), VOCABULARY) and logits.dtype == torch.float32
     if not texts:
@@ -137,7 +137,7 @@ def check_greedy_text(pair: Pair) -> None:
     pending, text = tokens, list(tokens)
     for _ in range(14):
         segment = Segment(sequence, pending)
-        pending = [int(pair.engine.forward([segment])[0].argmax())]
+        pending = [int(pair.engine.forward([segment]).logits[0].argmax())]
         pair.engine.keep(segment, [])
         text += pending
     pair.engine.close(sequence)

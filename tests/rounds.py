@@ -152,8 +152,7 @@ class Run:
             history=TokenHistory(PROMPT),
             send=lambda reply: None,
         )
-        if world.admits is not None:
-            self.session.tree.admits = world.admits(self.session)
+        self.session.tree = self._tree()
         self._loop = scheduler.DraftScheduler(Table(world, chances), NO_THREAD, 512, world.expand)
         model = types_pb2.ModelInfo(vocabulary_size=len(world.target(())), max_length=LIMIT)
         self._peer = VerifierStream(self._loop, ServiceLimits(model, 4, world.max_nodes))
@@ -162,6 +161,12 @@ class Run:
         self._commands: list[drafter_pb2.DraftCommand] = []
         self._number = 0
         self._open()
+
+    def _tree(self) -> CandidateTree:
+        tree = CandidateTree(self.session.tokens)
+        if self._world.admits is not None:
+            tree.admits = self._world.admits(self.session)
+        return tree
 
     def text(self) -> Path:
         """All rounds happen, for where the text is cut must not depend on how much of it was accepted."""
@@ -192,7 +197,9 @@ class Run:
         self._judge(chosen)
         if now.rolls_back_to is not None:
             length = min(len(PROMPT) + now.rolls_back_to, len(self.session.tokens))
-            self.session.roll_back(self.session.epoch + 1, length)
+            del self.session.tokens[length:]
+            self.session.epoch += 1
+            self.session.tree = self._tree()
             self._hear()
             self._open()
 

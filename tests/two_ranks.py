@@ -17,10 +17,10 @@ from slipstream.engine.models.quantisation import hush
 hush()
 
 from slipstream.engine.models.checkpoint import load_checkpoint  # noqa: E402
+from slipstream.engine.models.spread import Spread  # noqa: E402
 from slipstream.engine.segment import Segment  # noqa: E402
 from slipstream.engine.tensor_parallel.group import LEADER, Group, GroupLost, Rank  # noqa: E402
 from slipstream.engine.tensor_parallel.parallel import FollowingEngine, LeadingEngine  # noqa: E402
-from slipstream.engine.tensor_parallel.spread import Spread  # noqa: E402
 from slipstream.engine.torch_engine import TorchEngine  # noqa: E402
 from slipstream.errors import FailedPrecondition  # noqa: E402
 from tests.checkpoints import VOCABULARY  # noqa: E402
@@ -51,7 +51,7 @@ def compare(whole: TorchEngine, cut: LeadingEngine) -> float:
             [Segment(pair[side], text[:length], text[length:], TREE) for pair, text in zip(pairs, tokens, strict=True)]
             for side in (0, 1)
         ]
-        logits = whole.forward(steps[0]), cut.forward(steps[1])
+        logits = whole.forward(steps[0]).logits, cut.forward(steps[1]).logits
         worst = max(worst, float((logits[0] - logits[1]).abs().max()))
         for engine, segments in zip((whole, cut), steps, strict=True):
             for segment in segments:

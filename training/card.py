@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.checkpoint import Position
 from training.corpus import TrainingCorpus
 from training.evaluate import Evaluation
 from training.settings import Settings, TrainingStage
+from training.trainer import Position
 
 CARD = """\
 # A small trained pair

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from training.windows import Windows
+from training.corpus import Windows
 
 COUPLED_SAMPLE = 2048
 

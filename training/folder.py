@@ -6,6 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from training.corpus import save_vocabulary
 
 
 @contextmanager
@@ -22,3 +27,11 @@ def replacing(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(Path(scratch) / "old")
         fresh.rename(folder)
+
+
+def save_model(model: Any, tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """Write config, bf16 safetensors and tokenizer to `folder`, which is replaced."""
+    with replacing(folder) as fresh:
+        model.config._name_or_path = ""
+        model.save_pretrained(fresh)
+        save_vocabulary(tokenizer, fresh, context)

@@ -12,17 +12,13 @@ from tokenizers import Tokenizer
 
 from slipstream.errors import InvalidArgument
 from training.card import TrainingRecord, write_card
-from training.checkpoint import Position
-from training.corpus import TrainingCorpus
+from training.corpus import TrainingCorpus, encode_stream, train_vocabulary
 from training.evaluate import evaluate
-from training.growth import grow
+from training.folder import save_model
 from training.loss import Teacher, head_loss
-from training.network import Network, build_llama
-from training.pair import save_model
+from training.network import Network, build_llama, grow
 from training.settings import Settings, TrainingStage
-from training.trainer import Keeping, LossFunction, Trainer
-from training.vocabulary import train_vocabulary
-from training.windows import encode_stream
+from training.trainer import Keeping, LossFunction, Position, Trainer
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.rpc import proto_conversion
-from slipstream.speculation.logprobs import MOST_TOP
-from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.speculation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.sources.address_allowlist import AddressAllowlist
 
@@ -32,8 +31,8 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
         raise InvalidArgument(f"a session has at most {MAX_STOP_TOKENS} stop tokens.")
     _check_tokens(request, model)
     _check_end(request, model)
-    if request.top_logprobs > MOST_TOP:
-        raise InvalidArgument(f"top_logprobs is at most {MOST_TOP}.")
+    if request.top_logprobs > MAX_TOP_LOGPROBS:
+        raise InvalidArgument(f"top_logprobs is at most {MAX_TOP_LOGPROBS}.")
 
 
 def _check_end(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) -> None:

@@ -31,7 +31,7 @@ class VerifierConfig:
     device: str = "auto"
     """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     device_map: str = ""
-    """For a target larger than one device, in one process: `slipstream.engine.tensor_parallel.spread`. Empty under
+    """For a target larger than one device, in one process: `slipstream.engine.models.spread`. Empty under
     `torchrun`."""
     device_memory: tuple[str, ...] = ()
     """For an automatic `device_map`: the most weights a device may get, as `0=20GiB,cpu=60GiB`."""

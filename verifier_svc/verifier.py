@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.model_thread import ModelThread
-from slipstream.engine.tensor_parallel.heartbeat import leading
+from slipstream.engine.tensor_parallel.group import leading
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import dialling
 from slipstream.rpc.role_authorization import DRAFTER, between_roles

@@ -57,7 +57,7 @@ class ModelProposer:
             except SlipstreamError as error:
                 answers[index] = error
         if segments:
-            output = self._engine.forward(list(segments.values()))
+            output = self._engine.forward(list(segments.values())).logits
             for segment in segments.values():
                 self._engine.keep(segment, [])
             self._guess(turns, segments, output, answers)

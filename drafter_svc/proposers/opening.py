@@ -55,7 +55,7 @@ def _model(config: DrafterConfig) -> tuple[types_pb2.ModelInfo, Proposer]:
     # Imported here: lookups need no torch.
     from drafter_svc.proposers.model import ModelProposer
     from slipstream.engine.factory import open_engine
-    from slipstream.engine.tensor_parallel.spread import Spread
+    from slipstream.engine.models.spread import Spread
 
     spread = Spread(device=config.device)
     engine = open_engine(config.model, config.dtype, config.kv_tokens, config.quantisation, config.lean, spread)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from drafter_svc.proposers.growth import GrownNode as Grown
-from slipstream.speculation.common_prefix import common_prefix
+from slipstream.tokenizer.vocabulary import common_prefix
 
 GRAM = 4
 """Tokens by which a place is found anywhere; so many as expected in a row are also what a place is trusted for."""

@@ -23,7 +23,7 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
 from slipstream.errors import ResourceExhausted, SlipstreamError
-from slipstream.speculation.common_prefix import common_prefix
+from slipstream.tokenizer.vocabulary import common_prefix
 
 HEALED = 2
 """Last draft tokens of a place that may turn out to be spelled otherwise."""
@@ -181,7 +181,7 @@ class TranslatedProposer(ModelProposer):
             assert sequence is not None
             self._engine.rollback(sequence, one.start)
             segments.append(one.segment(sequence))
-        output = self._engine.forward(segments)
+        output = self._engine.forward(segments).logits
         row = 0
         for one, segment in zip(passes.values(), segments, strict=True):
             self._engine.keep(segment, [])

@@ -25,7 +25,7 @@ from slipstream.errors import InvalidArgument, Unauthenticated
 from slipstream.rpc.role_authorization import service_of
 from slipstream.rpc.server import HEALTH
 from slipstream.rpc.status_interceptor import Context
-from slipstream.telemetry.log_once import LogOnce
+from slipstream.telemetry.logs import LogOnce
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +83,9 @@ class ApiKeys:
             if stamp != self._stamp:
                 self._read(stamp)
                 log.info("the API keys changed; there are %d", len(self._keys))
-            self._complaint.over("the file of API keys can be read again")
+            self._complaint.log_recovery("the file of API keys can be read again")
         except InvalidArgument as error:
-            self._complaint.say(f"the former API keys stay: {error.message}")
+            self._complaint.log_problem(f"the former API keys stay: {error.message}")
 
     def _stamped(self) -> Stamp:
         try:

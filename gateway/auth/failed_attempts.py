@@ -8,7 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from gateway.auth.rate_limit import TokenBucket
+from gateway.auth.tenant import MINUTE_S
+from slipstream.concurrency import TokenBucket
 from slipstream.errors import ResourceExhausted
 
 log = logging.getLogger(__name__)
@@ -30,15 +31,15 @@ class FailedAttempts:
     def fail(self, peer: str) -> None:
         """One more. Raises ResourceExhausted, with the time until the next one is answered, for one too many."""
         origin, now = origin_of(peer), self._clock()
-        bucket = self._buckets.setdefault(origin, TokenBucket(self._per_minute, now))
+        bucket = self._buckets.setdefault(origin, TokenBucket(self._per_minute, MINUTE_S, now))
         self._buckets.move_to_end(origin)
         if len(self._buckets) > MOST_ORIGINS:
             self._buckets.popitem(last=False)
-        if wait := bucket.wait(1, now):
+        if wait := bucket.wait_s(1, now):
             message = f"too many wrong API keys came from your address; retry in {wait:.1f} s."
             raise ResourceExhausted(message, reason="KEY_ATTEMPTS", retry_s=wait)
         bucket.take(1)
-        if bucket.wait(1, now):
+        if bucket.wait_s(1, now):
             log.warning("too many wrong API keys from %s", origin)
 
 

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from gateway.auth.rate_limit import TokenBucket
 from gateway.store.record import SessionRecord, refusal
+from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2
 
+MINUTE_S = 60.0
 SESSION_RETRY_S = 1.0
 """When a session ends nobody knows beforehand."""
 
@@ -48,8 +49,8 @@ class Tenant:
         self.name = name
         self.limits = limits
         self._clock = clock
-        self._requests = TokenBucket(limits.requests_per_minute, clock())
-        self._tokens = TokenBucket(limits.tokens_per_minute, clock())
+        self._requests = TokenBucket(limits.requests_per_minute, MINUTE_S, clock())
+        self._tokens = TokenBucket(limits.tokens_per_minute, MINUTE_S, clock())
         self.sessions = 0
 
     def change(self, limits: TenantLimits) -> None:
@@ -60,7 +61,7 @@ class Tenant:
 
     def arrive(self) -> None:
         """A request came."""
-        if wait := self._requests.wait(1, self._clock()):
+        if wait := self._requests.wait_s(1, self._clock()):
             raise _exhausted(f"key {self.name} has used up its requests of this minute", "KEY_REQUESTS", wait)
         self._requests.take(1)
 
@@ -95,7 +96,7 @@ class Tenant:
                 "a minute; ask for less.",
                 reason="KEY_TOKENS",
             )
-        if wait := self._tokens.wait(tokens, self._clock()):
+        if wait := self._tokens.wait_s(tokens, self._clock()):
             raise _exhausted(f"key {self.name} has too few tokens left for this request", "KEY_TOKENS", wait)
         self._tokens.take(tokens)
         self.sessions += 1

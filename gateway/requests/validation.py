@@ -15,8 +15,7 @@ from gateway.routing.router import DrafterRequirements, Router
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
 from slipstream.rpc import proto_conversion
-from slipstream.speculation.logprobs import MOST_TOP
-from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.speculation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
@@ -249,8 +248,8 @@ class RequestValidator:
 
 
 def _top_logprobs(request: gateway_pb2.GenerateRequest) -> int | None:
-    if request.top_logprobs > MOST_TOP:
-        raise InvalidArgument(f"top_logprobs is {request.top_logprobs}; ask for at most {MOST_TOP}.")
+    if request.top_logprobs > MAX_TOP_LOGPROBS:
+        raise InvalidArgument(f"top_logprobs is {request.top_logprobs}; ask for at most {MAX_TOP_LOGPROBS}.")
     if request.top_logprobs and not request.logprobs:
         raise InvalidArgument("top_logprobs without logprobs; set logprobs too.")
     return request.top_logprobs if request.logprobs else None

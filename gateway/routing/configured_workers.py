@@ -43,11 +43,11 @@ class ConfiguredWorkers:
 
         def made(address: str) -> VerifierWorker:
             failed = self.meters.drafter_failed
-            return VerifierWorker(address, dial, self.fingerprint, router.changed, self.traffic, failed)
+            return VerifierWorker(address, dial, self.fingerprint, router.changes.notify_all, self.traffic, failed)
 
         for target in self.config.verifiers:
             if by_name(target):
-                router.discoveries.append(Discovery(target, made, router.verifiers, router.changed))
+                router.discoveries.append(Discovery(target, made, router.verifiers, router.changes.notify_all))
             else:
                 router.verifiers.append(made(target))
 
@@ -61,7 +61,7 @@ class ConfiguredWorkers:
         def made(name: str, address: str) -> DrafterWorker:
             pool = pool_of(name)
             drafter = DrafterWorker(
-                name, address, pool in config.trusted_drafters, dial(address), router.changed, tolerance
+                name, address, pool in config.trusted_drafters, dial(address), router.changes.notify_all, tolerance
             )
             drafter.reserved = pool in reserved
             return drafter
@@ -74,7 +74,7 @@ class ConfiguredWorkers:
         for entry in config.entries:
             if by_name(entry.target):
                 found = partial(replicated, entry.name)
-                router.discoveries.append(Discovery(entry.target, found, router.drafters, router.changed))
+                router.discoveries.append(Discovery(entry.target, found, router.drafters, router.changes.notify_all))
             else:
                 make = replicated if names.count(entry.name) > 1 else made
                 router.drafters.append(make(entry.name, entry.target))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 from slipstream.errors import InvalidArgument
-from slipstream.telemetry.log_once import LogOnce
+from slipstream.telemetry.logs import LogOnce
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +80,9 @@ class Discovery(Generic[W]):
                 while True:
                     try:
                         self._update(set(await resolve(self._host)), tasks)
-                        self._complaint.over()
+                        self._complaint.log_recovery()
                     except (OSError, UnicodeError) as error:
-                        self._complaint.say(f"{self._host} cannot be resolved: {error}")
+                        self._complaint.log_problem(f"{self._host} cannot be resolved: {error}")
                     await asyncio.sleep(period_s)
         finally:
             for worker, _ in self._known.values():

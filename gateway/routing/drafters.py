@@ -8,7 +8,7 @@ import grpc
 
 from gateway.routing.breaker import BreakerSettings, CircuitBreaker
 from gateway.routing.worker_watch import WorkerWatch
-from slipstream.tokenizer.pairing import share_vocabulary
+from slipstream.tokenizer.vocabulary import share_vocabulary
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 REPLICA = "@"

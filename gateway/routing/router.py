@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from gateway.routing.discovery import Discovery
 from gateway.routing.drafters import DrafterWorker, unreached_yet
 from gateway.routing.prefix_affinity import PrefixAffinity
 from gateway.routing.verifiers import VerifierWorker
+from slipstream.concurrency import Broadcast
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2
 
@@ -37,7 +37,7 @@ class DrafterRequirements:
 
 
 class Router:
-    """Knows every worker; workers call `changed` when a choice might now be another one."""
+    """Knows every worker; workers notify `changes` when a choice might now be another one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -48,20 +48,12 @@ class Router:
         self.pools: dict[str, bool] = {}
         """Names of drafters, which may be there later, and whether they are trusted."""
         self.affinity: PrefixAffinity[VerifierWorker] = PrefixAffinity()
-        self._news = asyncio.Event()
+        self.changes = Broadcast()
+        """Notified whenever a worker came, went or changed its load."""
 
     @property
     def workers(self) -> list[VerifierWorker | DrafterWorker]:
         return [*self.verifiers, *self.drafters]
-
-    def changed(self) -> None:
-        """Wake everybody who waits in `news`."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def news(self) -> None:
-        """Wait until some worker came, went or changed its load."""
-        await self._news.wait()
 
     def models(self) -> dict[str, types_pb2.ModelInfo]:
         """By name. Raises Unavailable while no verifier is known."""

@@ -13,7 +13,7 @@ from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unav
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import MultiplexedStream
 from slipstream.rpc.send_queue import ByteCounter
-from slipstream.telemetry.log_once import LogOnce
+from slipstream.telemetry.logs import LogOnce
 from slipstream.tokenizer.vocabulary import EMULATED
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 
@@ -149,9 +149,9 @@ class VerifierWorker:
 
     def _introduced(self) -> None:
         if self.mismatch:
-            self._complaint.say(self.mismatch)
+            self._complaint.log_problem(self.mismatch)
         else:
-            self._complaint.over(f"verifier {self.address} fits now")
+            self._complaint.log_recovery(f"verifier {self.address} fits now")
         self._changed()
 
     def _send(self, command: verifier_pb2.DecodeCommand) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections.abc import Callable
 
 import grpc
 
+from slipstream.concurrency import Backoff
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
-from slipstream.telemetry.log_once import LogOnce
+from slipstream.telemetry.logs import LogOnce
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 INTRODUCTION_TIMEOUT_S = 5.0
-MAX_BACKOFF_S = 2.0
 
 
 class WorkerWatch:
@@ -35,7 +33,7 @@ class WorkerWatch:
 
     async def run(self) -> None:
         """Ask and watch, and again with jittered backoff after every loss, until cancelled."""
-        failures = 0
+        backoff = Backoff()
         while True:
             try:
                 await self._introduce()
@@ -43,8 +41,8 @@ class WorkerWatch:
                 try:
                     async for load in watch:
                         self.load = parsed(load)
-                        failures = 0
-                        self._complaint.over()
+                        backoff.reset()
+                        self._complaint.log_recovery()
                         self._changed()
                 finally:
                     watch.cancel()
@@ -53,10 +51,9 @@ class WorkerWatch:
                 self._complain(known, aloud=known.reason == HANDSHAKE)
             except SlipstreamError as error:
                 self._complain(error, aloud=True)
-            failures += 1
             self.present = False
             self._changed()
-            await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.05 * 2 ** min(failures, 8)))
+            await backoff.wait()
 
     async def _introduce(self) -> None:
         # A worker that came back may be another one: ask again before every watch.
@@ -68,4 +65,4 @@ class WorkerWatch:
         """Aloud, and once, of what only an operator can mend."""
         log.debug("%s does not answer: %s", self._address, error.message)
         if aloud:
-            self._complaint.say(f"{self._address} cannot be used: {error.message}")
+            self._complaint.log_problem(f"{self._address} cannot be used: {error.message}")

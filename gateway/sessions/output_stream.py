@@ -3,11 +3,11 @@ the same text for all of them."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from gateway.sessions.outcome import rolled_back
 from gateway.text.transcript import Transcript
+from slipstream.concurrency import Broadcast
 from slipstream.errors import OutOfRange, SlipstreamError
 from slipstream.v1 import gateway_pb2, types_pb2
 
@@ -43,7 +43,7 @@ class OutputStream:
         self._finished: gateway_pb2.Finished | None = None
         self._failure: SlipstreamError | None = None
         self._clients = 0
-        self._news = asyncio.Event()
+        self._changed = Broadcast()
 
     @property
     def over(self) -> bool:
@@ -89,7 +89,7 @@ class OutputStream:
             self._check(revision)
             yield self.started
             while True:
-                news = self._news
+                changed = self._changed.next_change()
                 self._take(min(offset, len(self.tokens)))  # the client may be ahead of what is told here
                 while offset < self._shown:
                     until = min(self._shown, offset + MOST_TOKENS, self._bare if offset < self._bare else self._shown)
@@ -100,7 +100,7 @@ class OutputStream:
                     break
                 if self._failure is not None:
                     raise self._failure
-                await news.wait()
+                await changed.wait()
             if offset > len(self.tokens):
                 raise OutOfRange(f"The session has {len(self.tokens)} output tokens, not {offset}.", reason="NO_OFFSET")
             if tail := self._since(offset, characters):
@@ -120,7 +120,7 @@ class OutputStream:
     async def lags(self, tokens: int, over: Callable[[], bool] = lambda: False) -> None:
         """Waits until `lag` is below so many tokens, or it is over."""
         while self.lag >= tokens and self._clients and not over():
-            await self._news.wait()
+            await self._changed.wait()
 
     def _check(self, revision: int | None) -> None:
         if revision not in (None, self.started.revision):
@@ -157,5 +157,4 @@ class OutputStream:
 
     def wake(self) -> None:
         """Whoever waits here looks again."""
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.notify_all()

@@ -76,7 +76,7 @@ class SessionRun:
             self._seat.close()
             self._seat.end(SessionEnded(FINISH_REASON_CANCELLED))
         self._story.wake()
-        self._router.changed()
+        self._router.changes.notify_all()
 
     async def renew(self) -> None:
         """Keeps the lease, however long nothing is written. A session that another owner took ends here. Gives up when
@@ -161,7 +161,7 @@ class SessionRun:
                     while (verifier := self._place(known)) is None or self._cancelled:
                         if self._cancelled:
                             return None
-                        await self._router.news()
+                        await self._router.changes.wait()
         except TimeoutError as error:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
         seat = verifier.seat()

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from slipstream.concurrency import StallWatch
 from slipstream.errors import Aborted, SlipstreamError, Unavailable
 from slipstream.rpc import proto_conversion
 from slipstream.v1 import verifier_pb2
@@ -15,8 +16,6 @@ from slipstream.v1.verifier_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH
 Send = Callable[[verifier_pb2.DecodeCommand], None]
 
 MOST_EVENTS = 64
-LOOKS = 6
-"""How often within its patience a session looks whether the verifier takes steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +88,18 @@ class VerifierSession:
     async def listen(self, steps: Callable[[], int], stall_s: float) -> Received:
         """As `take`. A verifier whose `steps` stand still for so long, while it is not the client that it waits for, is
         stuck: the seat ends. Where this process itself stood still, nothing could be heard: the time begins anew."""
-        clock, look_s, idle = asyncio.get_running_loop().time, stall_s / LOOKS, 0
-        while idle < LOOKS:
+        if self._filled.is_set():
+            return await self.take()
+        clock = asyncio.get_running_loop().time
+        watch = StallWatch(stall_s, clock)
+        while not watch.stalled():
             began, known = clock(), steps()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(look_s):
+                async with asyncio.timeout(watch.check_s):
                     return await self.take()
-            excused = self.spent or steps() != known or clock() - began > 2 * look_s
-            idle = 0 if excused else idle + 1
+            watch.note_check(began, 2 * watch.check_s)
+            if self.spent or steps() != known:
+                watch.note_progress()
         self.end(SessionEnded(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
         return await self.take()
 

@@ -13,7 +13,7 @@ from gateway.store import SessionStore
 from gateway.store.record import SessionRecord
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.telemetry import metrics
-from slipstream.telemetry.labels import BoundedLabels
+from slipstream.telemetry.metrics_collector import BoundedLabels
 
 MOST_REASONS = 64
 NOBODY = "nobody"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from slipstream.concurrency import Broadcast
 from slipstream.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class WriteBehindQueue:
         self._marked: dict[SessionLog, float] = {}
         """Since when they have been waiting."""
         self._filled = asyncio.Event()
-        self._news = asyncio.Event()
+        self._progress = Broadcast()
 
     def mark(self, log: SessionLog) -> None:
         self._marked.setdefault(log, self._clock())
@@ -42,7 +43,7 @@ class WriteBehindQueue:
         try:
             async with asyncio.timeout(grace_s):
                 while any(log.done < asked for log, asked in due.items()):
-                    await self._news.wait()
+                    await self._progress.wait()
         except TimeoutError as error:
             raise away() from error
 
@@ -64,8 +65,7 @@ class WriteBehindQueue:
             del self._marked[log]
         elif taken:  # what is left came meanwhile
             self._marked[log] = self._clock()
-        self._news.set()
-        self._news = asyncio.Event()
+        self._progress.notify_all()
         return taken
 
 

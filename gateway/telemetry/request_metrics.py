@@ -16,8 +16,8 @@ from gateway.routing.drafters import pool_of
 from gateway.telemetry.round_counters import MOST_DRAFTERS, RoundCounters
 from slipstream.errors import UNSERVED, Aborted, Internal, SlipstreamError
 from slipstream.telemetry import metrics
-from slipstream.telemetry.current_trace import exemplar
-from slipstream.telemetry.labels import BoundedLabels
+from slipstream.telemetry.metrics_collector import BoundedLabels
+from slipstream.telemetry.tracing import exemplar
 
 if TYPE_CHECKING:
     from gateway.telemetry.request_stats import RequestStats

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gateway.routing.drafters import pool_of
-from slipstream.telemetry.labels import OTHER
+from slipstream.telemetry.metrics_collector import OTHER
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 MISSES = {

@@ -1,4 +1,4 @@
-"""The `slipstream` command: one file for each subcommand."""
+"""The `slipstream` command: one file for each group of subcommands. Imports the library and no service."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.bench import bench
-from slipstream.cli.compare import compare_arms
-from slipstream.cli.doctor import doctor
-from slipstream.cli.generate import generate
-from slipstream.cli.inflate import inflate
-from slipstream.cli.key import key
-from slipstream.cli.plan import SETTINGS, plan
+from slipstream.cli.generate import cancel_session, generate, resume_session, roll_back_session
+from slipstream.cli.measurements import PLAN_SETTINGS, bench, compare_arms, plan
+from slipstream.cli.models import inflate, train
+from slipstream.cli.operations import doctor, key, status
 from slipstream.cli.serve import serve
-from slipstream.cli.session import cancel_session, resume_session, roll_back_session
-from slipstream.cli.status import status
 from slipstream.cli.trace import trace
-from slipstream.cli.train import train
 
 ABOUT = "Distributed speculative decoding: cheap GPUs guess, one expensive GPU decides."
 
@@ -29,10 +23,10 @@ app.command("resume")(resume_session)
 app.command("rollback")(roll_back_session)
 app.command("cancel")(cancel_session)
 app.command("compare")(compare_arms)
-app.command("plan", context_settings=SETTINGS)(plan)
+app.command("plan", context_settings=PLAN_SETTINGS)(plan)
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(metadata.version("slipstream-serve"))
         raise typer.Exit
@@ -41,7 +35,7 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def about(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """For options that belong to no command."""
+    """Options of `slipstream` itself."""

@@ -1,26 +1,36 @@
-"""Options that several commands have."""
+"""What several commands share: options, the connection to gateways, and how an error ends a command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import Annotated, TypeVar
 
+import grpc
 import typer
 
+from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.errors import SlipstreamError
+from slipstream.rpc.channel import error_of
 
+T = TypeVar("T")
 LOCAL = "127.0.0.1:50051"
 Server = Annotated[str, typer.Option(help="HOST:PORT of the gateway.")]
 Servers = Annotated[
     list[str] | None,
-    typer.Option("--server", help="HOST:PORT of a gateway; may be given again, to go on where one fails."),
+    typer.Option("--server", help="HOST:PORT of a gateway; repeat it to continue on another one if the first fails."),
 ]
 ApiKey = Annotated[
-    str, typer.Option(envvar="SLIPSTREAM_API_KEY", help="Opens a gateway that has keys; others see options in `ps`.")
+    str,
+    typer.Option(envvar="SLIPSTREAM_API_KEY", help="API key; prefer the variable, options are visible in `ps`."),
 ]
-Tls = Annotated[bool, typer.Option("--tls", help="The gateway speaks TLS, with a certificate the system trusts.")]
-Ca = Annotated[str, typer.Option(envvar="SLIPSTREAM_CA", help="PEM file of the CA that its certificate is of.")]
+Tls = Annotated[bool, typer.Option("--tls", help="Connect with TLS; the system must trust the gateway's certificate.")]
+Ca = Annotated[
+    str, typer.Option(envvar="SLIPSTREAM_CA", help="PEM file of the CA that signed the gateway's certificate.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Workload = Annotated[str, typer.Option(help="Kind of request: acceptance is measured and rules apply for each kind.")]
+MaxDraftTokens = Annotated[int | None, typer.Option(help="Most candidate tokens in one round.", min=0)]
 
 
 @contextmanager
@@ -31,3 +41,22 @@ def explained(command: str) -> Iterator[None]:
     except SlipstreamError as error:
         typer.echo(f"slipstream {command}: {error.message} [{error.reason}]", err=True)
         raise typer.Exit(1) from error
+
+
+def endpoints(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -> list[GatewayEndpoint]:
+    """The gateways that the options name; the local one by default."""
+    return [GatewayEndpoint(server, api_key, tls, ca) for server in servers or [LOCAL]]
+
+
+async def with_channels(
+    command: str, gateways: Sequence[GatewayEndpoint], call: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]
+) -> T:
+    """What `call` returns, given a channel to each gateway. An error of a gateway ends the process with one
+    sentence."""
+    with explained(command):
+        async with AsyncExitStack() as stack:
+            channels = [await stack.enter_async_context(gateway.channel()) for gateway in gateways]
+            try:
+                return await call(channels)
+            except grpc.aio.AioRpcError as error:
+                raise error_of(error) from error

@@ -21,7 +21,7 @@ from slipstream.rpc.channel import dialling, parsed
 from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.runtime_tuning import ALLOCATOR
-from slipstream.tokenizer.pairing import share_vocabulary
+from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -224,11 +224,6 @@ async def run(fleet: Fleet, listen: str, store: str) -> None:
         await fleet.stop()
 
 
-def shipped(name: str) -> str:
-    """The trained pair that comes with the repository."""
-    return str(Path(__file__).resolve().parents[2] / "models" / name)
-
-
 def default_threads() -> int:
     """Of the verifier: the cores this process may use, less one for the other roles. Too many is ruinous."""
     return max(1, available_cores() - 1)
@@ -260,9 +255,11 @@ def serve(
     if "none" in kinds and set(kinds) != {"none"}:
         raise typer.BadParameter("`--drafter none` is plain decoding; give it alone.")
     kinds = [kind for kind in dict.fromkeys(kinds) if kind != "none"]
+    with explained("serve"):
+        target, draft = target or shipped_model("target"), draft or shipped_model("draft")
     fleet = Fleet(
-        target or shipped("target"),
-        draft or shipped("draft"),
+        target,
+        draft,
         kinds,
         dtype,
         threads or default_threads(),

@@ -1,4 +1,4 @@
-"""`slipstream trace`: where the time of one request went, from files of traces or from Jaeger."""
+"""`slipstream trace`: how the time of one request was spent, from files of traces or from Jaeger."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.options import explained
-from slipstream.telemetry.trace_reader import ReadSpan, from_folder, from_jaeger_at, to_jaeger
+from slipstream.telemetry.trace_reader import ReadSpan, read_spans, trace_from_folder, trace_from_jaeger
 
 
 def trace(
-    what: Annotated[list[str], typer.Argument(metavar="[export] ID", help="`slipstream generate --trace` tells it.")],
+    what: Annotated[
+        list[str], typer.Argument(metavar="[export] ID", help="Trace id, as `slipstream generate --trace` printed it.")
+    ],
     traces: Annotated[Path, typer.Option(help="Folder that `slipstream serve --traces` writes to.")] = Path("traces"),
-    jaeger: Annotated[str, typer.Option(help="Ask a Jaeger instead, at http://HOST:16686.")] = "",
-    rounds: Annotated[str, typer.Option(help="Only these, as FIRST-LAST or one number.")] = "",
+    jaeger: Annotated[str, typer.Option(help="Read from Jaeger at http://HOST:16686 instead.")] = "",
+    rounds: Annotated[str, typer.Option(help="Rounds to show, as FIRST-LAST or one number.")] = "",
 ) -> None:
-    """Print the trace's waterfall; with `export` its JSON, for the upload tab of Jaeger's search page."""
+    """Print the trace as a waterfall; with `export` as OTLP JSON, which Jaeger's search page loads."""
     *words, trace_id = what
     if words not in ([], ["export"]) or not re.fullmatch("[0-9a-f]{32}", trace_id):
         raise typer.BadParameter("write `slipstream trace ID` or `slipstream trace export ID`, with 32 digits 0-f.")
@@ -28,8 +30,8 @@ def trace(
     if words and chosen is not None:
         raise typer.BadParameter("an export holds the whole trace; --rounds is for the waterfall.")
     with explained("trace"):
-        spans = from_jaeger_at(jaeger, trace_id) if jaeger else from_folder(traces, trace_id)
-        typer.echo(json.dumps(to_jaeger(spans))) if words else show(spans, chosen)
+        document = trace_from_jaeger(jaeger, trace_id) if jaeger else trace_from_folder(traces, trace_id)
+        typer.echo(json.dumps(document)) if words else show(list(read_spans(document)), chosen)
 
 
 def show(spans: list[ReadSpan], rounds: range | None) -> None:
@@ -43,7 +45,7 @@ def show(spans: list[ReadSpan], rounds: range | None) -> None:
 
 
 def parse_rounds(text: str) -> range | None:
-    """`3-5` -> 3, 4, 5; nothing: all."""
+    """`3-5` -> range(3, 6); an empty text -> None, which is every round."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     if match is None and text:
         raise typer.BadParameter(f"{text!r} is no range of rounds; write for example 3-5.")

@@ -11,13 +11,14 @@ from typing import Any
 import grpc
 
 from slipstream.client.completion import TRACE_ID, Completion
+from slipstream.concurrency import Backoff
 from slipstream.errors import Aborted, NotFound, SlipstreamError, Unavailable
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 Echo = Callable[[str], None]
-PAUSE_S = 0.2
-"""Before another gateway is asked."""
+MOST_PAUSE_S = 1.0
+"""Between two tries."""
 Call = Any
 """A Generate or Resume call, whose type gRPC does not name."""
 
@@ -52,7 +53,7 @@ async def complete(
     """
     patience, hearing = patience or RetrySettings(), _Hearing(echo)
     completion = completion or Completion()
-    lines, lost_at = [line, *others], None
+    lines, lost_at, backoff = [line, *others], None, Backoff(0.05, MOST_PAUSE_S)
     while True:
         try:
             await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(lines[0]).Generate(request), hearing, patience)
@@ -62,7 +63,7 @@ async def complete(
                 # Only a session that is begun again may look for a gateway that is there.
                 if lost_at is None or _now() - lost_at > patience.resume_s:
                     raise _explained(error) from error
-                await asyncio.sleep(PAUSE_S)
+                await backoff.wait()
             elif await _resumed(lines, completion, hearing, patience, error):
                 return completion
             else:
@@ -130,17 +131,18 @@ async def resume(
     """Go on with a completion of which the session's name is known, and whatever else of it was seen, on one gateway
     after the other. `error` interrupted it on the first one. Raises what `complete` raises."""
     patience = patience or RetrySettings()
-    progress, seen, pause_s, asked = _now(), len(completion.token_ids), 0.0, 0
+    progress, seen, asked, backoff = _now(), len(completion.token_ids), 0, Backoff(0.05, MOST_PAUSE_S)
     for line in itertools.cycle(lines if error is None else [*lines[1:], lines[0]]):
         if error is not None:
             if not isinstance(error, Unavailable):
                 raise error
             if len(completion.token_ids) > seen:
-                progress, seen, pause_s, asked = _now(), len(completion.token_ids), 0.0, 0
+                progress, seen, asked = _now(), len(completion.token_ids), 0
+                backoff.reset()
             if asked >= len(lines) and _now() - progress > patience.resume_s:
                 raise _broken_off(completion, error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(1.0, 2 * pause_s + 0.05)
+            if asked:
+                await backoff.wait()
         asked += 1
         request = gateway_pb2.ResumeRequest(
             session_id=completion.started.session_id,

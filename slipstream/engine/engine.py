@@ -1,24 +1,73 @@
-"""The engine: what drafter and verifier ask of a model. `PackedEngine` runs one, `EmulatedEngine` pretends to.
+"""The engine's interface: what drafters and verifiers ask of a model, and what a forward pass returns.
 
-The life of a step; the forward pass belongs to the model's own thread, the rest is bookkeeping and may be done by
-whoever knows that no pass is running:
+`TorchEngine` runs a model, `EmulatedEngine` only takes its time. The life of a step; the forward pass belongs to the
+model's own thread, everything else is bookkeeping and may run on any thread while no pass runs:
 
     engine.grow(sequence, tokens)           # KV for what the step writes
-    logits = engine.forward(segments)       # rows for pending tokens and candidate nodes, nothing committed yet
+    output = engine.forward(segments)       # rows for pending tokens and candidate nodes, nothing committed yet
     for segment, path in ...:
         engine.keep(segment, path)          # the accepted nodes become part of the sequence, the others vanish
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The description of a model that its worker reports."""
+
+    name: str
+    """The folder's name or the hub id."""
+    revision: str
+    """The hub commit, or `local-` and a digest over configuration and weight files' names and sizes."""
+    vocabulary_size: int
+    """Columns of the logits; padded models have more than their tokenizer has tokens."""
+    fingerprint: str
+    """The tokenizer's (`slipstream.tokenizer.vocabulary`); models with equal fingerprints share token ids."""
+    max_length: int
+    """Tokens of prompt and output together."""
+    dtype: str
+    parameters: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRequest:
+    """The hidden states that a forward pass returns besides its logits: always the last one, which Medusa and EAGLE-1
+    read, and those of `layers`, which EAGLE-3 reads."""
+
+    layers: tuple[int, ...] = ()
+    """Number i is the residual stream that enters layer i: `hidden_states[i]` in transformers, the numbering of
+    `eagle_aux_hidden_state_layer_ids`. 0 is the embeddings. Formats that count layer outputs mean i + 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """Rows of all tokens of a step, whether they got logits or not: per segment its pending tokens, then its nodes."""
+
+    last: torch.Tensor
+    """[tokens, hidden], behind the final norm, in the model's dtype: what the output head reads."""
+    layers: Mapping[int, torch.Tensor]
+    """[tokens, hidden] by the layer's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    logits: torch.Tensor
+    """[rows, vocabulary]: per segment that wants logits, in order, the row of its last pending token, then one row per
+    node."""
+    hidden: HiddenStates | None = None
+    """None unless they were requested."""
 
 
 class Engine(Protocol):
@@ -41,8 +90,8 @@ class Engine(Protocol):
         ...
 
     def begin(self, token_ids: Tokens[int], salt: str) -> Sequence:
-        """A sequence that starts with as much of `token_ids` as is known under this salt: whole blocks, the last token
-        never. It reserves nothing; `grow` does."""
+        """A sequence that starts with as much of `token_ids` as the cache holds under this salt: whole blocks, never
+        the last token. It reserves nothing; `grow` does."""
         ...
 
     def missing(self, sequence: Sequence, count: int) -> int:
@@ -50,18 +99,17 @@ class Engine(Protocol):
         ...
 
     def grow(self, sequence: Sequence, count: int) -> None:
-        """Room to write `count` more tokens. Raises ResourceExhausted, changing nothing, when too few blocks are
-        free."""
+        """Reserves room to write `count` more tokens. Raises ResourceExhausted, changing nothing, when too few blocks
+        are free."""
         ...
 
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
-        """One packed pass. Returns fp32 [rows, vocabulary]: per segment that wants logits, in order, the row of its
-        last pending token, then one row per node. Lengths do not advance; call `keep` for each segment to go on.
-        A segment that is not kept is simply forgotten: its next forward writes over the rows.
+    def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+        """One packed pass; the logits are fp32. Lengths do not advance; call `keep` for each segment to go on. The
+        next forward of a segment that is not kept writes over its rows. Without a request no hidden state is kept.
 
-        Raises InvalidArgument for a malformed segment, OutOfRange beyond the reserved capacity or, for
-        committed tokens, the model's maximum length. Nodes beyond that length get rows that mean nothing. An error
-        leaves every sequence as it was.
+        Raises InvalidArgument for a malformed segment or a layer that does not exist, FailedPrecondition for hidden
+        states of an engine that has none, OutOfRange beyond the reserved capacity or, for committed tokens, the model's
+        maximum length. Nodes beyond that length get rows that mean nothing. An error leaves every sequence as it was.
         """
         ...
 
@@ -73,16 +121,16 @@ class Engine(Protocol):
         ...
 
     def owned(self, sequence: Sequence) -> int:
-        """Blocks that are free at least once the sequence is closed."""
+        """The least number of blocks that closing the sequence would free."""
         ...
 
     def disown(self, sequence: Sequence) -> None:
-        """What the sequence holds is broken: nobody finds it any more."""
+        """Takes the sequence's blocks, whose contents are broken, out of the prefix cache."""
         ...
 
     def rollback(self, sequence: Sequence, length: int) -> None:
-        """Forgets everything from slot `length` on; a sequence that began gives its blocks behind back, so it must grow
-        again. Raises OutOfRange for a length the sequence does not have."""
+        """Drops all slots from `length` on; a sequence that began gives its blocks behind back, so it must grow again.
+        Raises OutOfRange for a length the sequence does not have."""
         ...
 
     def close(self, sequence: Sequence) -> None:

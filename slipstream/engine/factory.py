@@ -10,7 +10,7 @@ from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.tensor_parallel.spread import ONE_DEVICE, Spread
+from slipstream.engine.models.spread import ONE_DEVICE, Spread
 from slipstream.errors import InvalidArgument
 
 EMULATED = "emulated:"

@@ -7,6 +7,7 @@ import torch
 from slipstream.engine.attention.plan import AttentionPlan
 from slipstream.engine.cuda_graphs.graphs import Acceleration, GraphedSteps
 from slipstream.engine.cuda_graphs.inputs import Inputs, Pool
+from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.store import KVStore
@@ -52,22 +53,25 @@ class TorchEngine(KVCacheManager):
             self._steps.capture()
 
     @torch.inference_mode()
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
+    def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
         self._begin(segments)
         self._check_tokens(segments)
-        logits = self._pass(segments)
+        layers = len(self._checkpoint.layers)
+        if hidden is not None and not all(0 <= layer < layers for layer in hidden.layers):
+            raise InvalidArgument(f"hidden states of layers {hidden.layers} of a model with {layers} layers")
+        output = self._pass(segments, hidden)
         for segment in segments:
             segment.sequence.ahead = segment.tokens
-        return logits
+        return output
 
-    def _pass(self, segments: list[Segment]) -> torch.Tensor:
-        """The part of `forward` that all ranks of a group take."""
+    def _pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+        """The part of `forward` that all ranks of a group take. Padded steps keep no hidden states."""
         self._store.settle()
-        logits = self._steps.run(segments) if self._steps is not None else None
-        if logits is None:
-            plan = AttentionPlan(segments, self._store, self._checkpoint.device, self._max_length)
-            logits = self._checkpoint.forward(plan).float()
-        return logits
+        if self._steps is not None and hidden is None and (logits := self._steps.run(segments)) is not None:
+            return ModelOutput(logits)
+        plan = AttentionPlan(segments, self._store, self._checkpoint.device, self._max_length)
+        output = self._checkpoint.forward(plan, hidden)
+        return ModelOutput(output.logits.float(), output.hidden)
 
     def _check_tokens(self, segments: list[Segment]) -> None:
         size = self.model.vocabulary_size

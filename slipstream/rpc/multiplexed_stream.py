@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from slipstream.concurrency import Backoff
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError, Unavailable
 from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
 from slipstream.rpc.send_queue import ByteCounter, SendQueue, SizedMessage, frames
@@ -30,9 +30,6 @@ Response = TypeVar("Response")
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Response_co = TypeVar("Response_co", covariant=True)
 Frame_contra = TypeVar("Frame_contra", contravariant=True)
-
-_MOST_DOUBLINGS = 16
-"""Of the backoff; it has reached any sensible bound long before."""
 
 
 class StreamListener(Protocol[Frame_contra]):
@@ -76,7 +73,7 @@ class MultiplexedStream(Generic[Item, Request, Response]):
         self._connect = connect
         self._pack = pack
         self._listener = listener
-        self._max_backoff_s = max_backoff_s
+        self._backoff = Backoff(most_s=max_backoff_s)
         self._traffic = traffic or ByteCounter()
         self._outbox: SendQueue[Item] | None = None
         self._call: StreamCall[Request, Response] | None = None
@@ -101,19 +98,18 @@ class MultiplexedStream(Generic[Item, Request, Response]):
 
         The backoff grows with every stream that did not last, so a peer that ends them at once is not dialled forever.
         """
-        failures = 0
-        clock = asyncio.get_running_loop().time
+        backoff, clock = self._backoff, asyncio.get_running_loop().time
         while True:
             began = clock()
             error = await self._converse()
-            failures = 0 if self.up and clock() - began > self._max_backoff_s else failures + 1
+            if self.up and clock() - began > backoff.most_s:
+                backoff.reset()
             if self._outbox is not None:
                 self._outbox = None
                 self._report_lost(error)
-            elif error.reason == HANDSHAKE and failures == 1:
+            elif error.reason == HANDSHAKE and not backoff.failures:
                 log.error("a stream cannot be opened: %s", error.message)
-            backoff = min(self._max_backoff_s, 0.05 * 2 ** min(failures, _MOST_DOUBLINGS))
-            await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
+            await backoff.wait()
 
     def _report_lost(self, error: SlipstreamError) -> None:
         try:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
-from slipstream.speculation.logprobs import TokenLogprobs
-from slipstream.speculation.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from slipstream.speculation.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams, TokenLogprobs
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import types_pb2
 

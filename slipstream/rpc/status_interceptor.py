@@ -25,7 +25,7 @@ from slipstream.errors import (
     code_number,
 )
 from slipstream.rpc.channel import error_of
-from slipstream.telemetry.labels import BoundedLabels
+from slipstream.telemetry.metrics_collector import BoundedLabels
 
 log = logging.getLogger(__name__)
 

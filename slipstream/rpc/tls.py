@@ -19,7 +19,7 @@ import grpc
 
 from slipstream.config import from_env
 from slipstream.errors import InvalidArgument
-from slipstream.telemetry.log_once import LogOnce
+from slipstream.telemetry.logs import LogOnce
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +73,9 @@ class Certificates:
                     if self._stamped() == stamp:  # else they are being replaced just now: next time
                         self._stamp, self._material = stamp, material
                         log.info("the certificates in %s changed and are in use", folder)
-                self._complaint.over(f"the certificates in {folder} can be read again")
+                self._complaint.log_recovery(f"the certificates in {folder} can be read again")
             except (OSError, ValueError) as error:
-                self._complaint.say(f"the certificates in {folder} cannot be read, the former stay: {error}")
+                self._complaint.log_problem(f"the certificates in {folder} cannot be read, the former stay: {error}")
             return self._material
 
     def _stamped(self) -> Stamp:

@@ -19,10 +19,15 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
-from slipstream.speculation import node_choice
 from slipstream.speculation.frame import Frame, Grafted, TreeLimits
 from slipstream.speculation.node import Node
-from slipstream.speculation.selection import Selection
+from slipstream.speculation.selection import (
+    Selection,
+    select_first_children,
+    select_first_created,
+    select_likeliest,
+    select_likeliest_chain,
+)
 
 
 class _Source:
@@ -164,20 +169,20 @@ class CandidateTree:
             self._unname(source, gone)
 
     def select(self, budget: int) -> Selection:
-        """The likeliest: see `node_choice.likeliest`."""
-        return node_choice.likeliest(self._root, budget)
+        """The likeliest nodes, as the `coupled` rule takes them."""
+        return select_likeliest(self._root, budget)
 
     def select_likeliest_chain(self, budget: int) -> Selection:
-        """The likeliest path: see `node_choice.likeliest_chain`."""
-        return node_choice.likeliest_chain(self._root, budget)
+        """The likeliest path, for engines that verify chains only."""
+        return select_likeliest_chain(self._root, budget)
 
     def select_chain(self, budget: int) -> Selection:
-        """One after the other, as a ratio rule needs them: see `node_choice.first_children`."""
-        return node_choice.first_children(self._root, budget)
+        """One chain, chosen without a look at its tokens, as a ratio rule needs it."""
+        return select_first_children(self._root, budget)
 
     def select_drawn(self, budget: int) -> Selection:
-        """In the order of drawing, as a ratio rule needs them: see `node_choice.first_created`."""
-        return node_choice.first_created(self._root, budget)
+        """Nodes in the order of drawing, siblings included, as a ratio rule needs them."""
+        return select_first_created(self._root, budget)
 
     @property
     def _root(self) -> Node:

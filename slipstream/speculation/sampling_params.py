@@ -1,4 +1,4 @@
-"""How tokens are to be drawn: the resolved sampling parameters of one session.
+"""How tokens are to be drawn, the resolved sampling parameters of one session; and the log-probabilities of what was.
 
 Every worker that holds the session holds the same `SamplingParams`; with the seed it fixes the text, because randomness
 belongs to the position. The processing order is penalties, bias, temperature, top-k, top-p, min-p.
@@ -16,6 +16,8 @@ from slipstream.errors import InvalidArgument
 ACCEPTANCE_RULES = ("coupled", "rejection", "block", "recursive")
 """`coupled` believes nobody; the others, the ratio rules, are exact iff the drafter's q is honest."""
 MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_TOP_LOGPROBS = 20
+"""Likeliest tokens that a request can ask for at each position."""
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -72,6 +74,17 @@ class SamplingParams:
     def penalised(self) -> bool:
         """Whether the distribution depends on the tokens before it by more than the model does."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one output token: log-softmax in float32 of the target's raw logits, before a grammar's
+    mask, penalties, bias, temperature and cuts."""
+
+    logprob: float
+    """Natural logarithm; -inf for a token that the model itself excludes."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability) of the likeliest tokens at this position, best first; equal ones by lowest id."""
 
 
 def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

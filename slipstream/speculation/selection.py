@@ -1,11 +1,17 @@
-"""What a verifier step takes from a session's candidate tree: a connected piece of it, packed into arrays."""
+"""What one verifier step takes from a session's candidate tree: a connected piece of it, packed into arrays.
+
+The planner gives each session a budget of nodes, and one of the three rules at the end of this file picks them. The
+engine then computes the picked nodes in one pass, and the acceptance rule walks them from the root.
+"""
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from functools import cached_property
 
 from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.node import Node
 
 ROOT = -1
 """The index that stands for the last committed token."""
@@ -21,12 +27,12 @@ class Selection:
     depths: tuple[int, ...] = ()
     """1 for a child of the root."""
     log_probs: tuple[float, ...] = ()
-    """Of each node given its parent."""
+    """Drafter's log-probability of each node given its parent."""
     path_log_probs: tuple[float, ...] = ()
     """Sum of log_probs from the root; never rises along a best-first selection."""
     distributions: tuple[DraftDistribution | None, ...] = ()
     sources: tuple[tuple[int, ...], ...] = ()
-    """Of each node the drafters that sent it: the frames' `source`."""
+    """For each node, the drafters that sent it, by `Frame.source`."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -51,7 +57,7 @@ class Selection:
         return 0 if index == ROOT else self.depths[index]
 
     def head(self, size: int) -> Selection:
-        """The first `size` nodes: connected too, and of a best-first selection the best."""
+        """The first `size` nodes. They are connected, and of a best-first selection they are the best."""
         if size >= len(self):
             return self
         return Selection(
@@ -74,3 +80,74 @@ class Selection:
         for index, parent in enumerate(self.parents):
             first.setdefault(parent, index)
         return first
+
+
+def select_likeliest(root: Node, budget: int) -> Selection:
+    """The `budget` nodes of highest path probability, best first; ties go to the earlier node."""
+    picked: list[Node] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    frontier: list[tuple[float, int, Node, int]] = []
+    node, score, index = root, 0.0, ROOT
+    while len(picked) < budget:
+        for child in node.children.values():
+            heapq.heappush(frontier, (-(score + child.log_prob), child.order, child, index))
+        if not frontier:
+            break
+        cost, _, node, parent = heapq.heappop(frontier)
+        score, index = -cost, len(picked)
+        picked.append(node)
+        parents.append(parent)
+        scores.append(score)
+    return _pack(root, picked, parents, scores)
+
+
+def select_likeliest_chain(root: Node, length: int) -> Selection:
+    """The likeliest child of each node from the root down, for engines that verify chains only."""
+    picked: list[Node] = []
+    node = root
+    while len(picked) < length and node.children:
+        node = max(node.children.values(), key=lambda child: child.log_prob)
+        picked.append(node)
+    return _connect(root, picked)
+
+
+def select_first_children(root: Node, length: int) -> Selection:
+    """A chain of first-created children: this choice does not look at tokens, as ratio rules need it."""
+    picked: list[Node] = []
+    node = root
+    while len(picked) < length and node.children:
+        node = next(iter(node.children.values()))
+        picked.append(node)
+    return _connect(root, picked)
+
+
+def select_first_created(root: Node, budget: int) -> Selection:
+    """The `budget` nodes that were created first, as ratio rules over siblings need them.
+
+    In one drafter's tree these are a connected piece with siblings in the order of drawing, cut by count alone. So
+    whether a node is selected depends on what was created before it, never on its own token or on later nodes.
+    """
+    return _connect(root, sorted(root.descendants(), key=lambda node: node.order)[:budget])
+
+
+def _connect(root: Node, picked: list[Node]) -> Selection:
+    """Packs nodes that are already sorted with parents before children."""
+    index = {id(node): number for number, node in enumerate(picked)}
+    parents = [index.get(id(node.parent), ROOT) for node in picked]
+    scores: list[float] = []
+    for node, parent in zip(picked, parents, strict=True):
+        scores.append(node.log_prob + (scores[parent] if parent != ROOT else 0.0))
+    return _pack(root, picked, parents, scores)
+
+
+def _pack(root: Node, picked: list[Node], parents: list[int], scores: list[float]) -> Selection:
+    return Selection(
+        tuple([node.token for node in picked]),
+        tuple(parents),
+        tuple([node.length - root.length for node in picked]),
+        tuple([node.log_prob for node in picked]),
+        tuple(scores),
+        tuple([node.distribution for node in picked]),
+        tuple([node.sources for node in picked]),
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 import structlog
 
 from slipstream.errors import InvalidArgument
-from slipstream.telemetry.current_trace import trace_id
+from slipstream.telemetry.tracing import current_trace_id
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor, WrappedLogger
@@ -84,6 +84,27 @@ class _Place:
 
     def __call__(self, logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
         event["role"] = self._role
-        if found := trace_id():
+        if found := current_trace_id():
             event["trace_id"] = found
         return event
+
+
+class LogOnce:
+    """A problem that is checked again and again, for example by every call that it affects, and logged once."""
+
+    def __init__(self, log: logging.Logger, level: int) -> None:
+        self._log = log
+        self._level = level
+        self._logged = ""
+
+    def log_problem(self, sentence: str) -> None:
+        """Logs the sentence unless it was the last one and the problem has lasted since."""
+        if sentence != self._logged:
+            self._log.log(self._level, "%s", sentence)
+        self._logged = sentence
+
+    def log_recovery(self, sentence: str = "") -> None:
+        """Ends the problem; logs the sentence, if one is given, where there was a problem."""
+        if self._logged and sentence:
+            self._log.info("%s", sentence)
+        self._logged = ""

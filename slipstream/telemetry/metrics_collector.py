@@ -6,7 +6,7 @@ they are read when somebody scrapes. Histograms are prometheus_client's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -20,6 +20,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series fo
 Values = Mapping[tuple[str, ...], float]
 """By the values of the labels."""
 Source = Callable[[], float | Values] | Histogram
+OTHER = "other"
+"""The label of all values beyond the bound."""
+MAX_LABEL_CHARACTERS = 64
 
 
 def spans_of(tracing: Tracing | None) -> Source:
@@ -64,3 +67,28 @@ def _family(metric: metrics.Metric, values: Values) -> Metric:
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family
+
+
+class BoundedLabels:
+    """Label values that clients or peers choose, bounded in number so that a scrape stays small.
+
+    The first `most` distinct values keep their name and later ones become OTHER. With `known` values, only those keep
+    theirs, so that a client cannot use up the bound.
+    """
+
+    def __init__(self, most: int, known: Iterable[str] = ()) -> None:
+        self._known = {value: clean_label(value) for value in known}
+        self._most = len(self._known) or most
+
+    def __call__(self, value: str) -> str:
+        name = self._known.get(value)
+        if name is None:
+            if len(self._known) >= self._most:
+                return OTHER
+            name = self._known[value] = clean_label(value)
+        return name
+
+
+def clean_label(value: str) -> str:
+    """The value with unprintable characters replaced: some parsers of scrapes end at a NUL."""
+    return "".join(each if each.isprintable() else "?" for each in value[:MAX_LABEL_CHARACTERS])

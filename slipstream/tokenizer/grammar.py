@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
-from slipstream.rpc.proto_conversion import Model
-from slipstream.speculation.common_prefix import common_prefix
 from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
-from slipstream.tokenizer.vocabulary import EMULATED, fingerprint, load_tokenizer
+from slipstream.tokenizer.vocabulary import EMULATED, common_prefix, fingerprint, load_tokenizer
 
 Mask = npt.NDArray[np.uint8]
 """A bit for each token, the lowest bits first: 1 is allowed."""
@@ -48,6 +47,19 @@ def _limits() -> LLParserLimits:
     return LLParserLimits(initial_lexer_fuel=INITIAL_LEXER_FUEL, step_lexer_fuel=STEP_LEXER_FUEL, verbose_errors=False)
 
 
+class TokenizedModel(Protocol):
+    """What a grammar depends on of a model."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+
 class Grammars:
     """The grammars of one model, compiled one after the other on a thread of their own. Thread-safe.
 
@@ -66,8 +78,8 @@ class Grammars:
         self._known: OrderedDict[tuple[str, StructuredOutput], Grammar] = OrderedDict()
 
     @classmethod
-    def of(cls, name: str, model: Model) -> Grammars:
-        """Of a checkpoint's folder or hub id."""
+    def of(cls, name: str, model: TokenizedModel) -> Grammars:
+        """The grammars of a checkpoint, given by folder or hub id."""
         return cls(lambda: load_tokenizer(name), model.fingerprint, model.vocabulary_size, model.eos_token_ids)
 
     def prepare(self) -> Future[None]:

@@ -1,4 +1,4 @@
-"""Tokenizer files: loading, end-of-sequence ids, and the fingerprint that says whether two models share token ids.
+"""Tokenizer files: loading them, end-of-sequence ids, and fingerprints that show whether two models share token ids.
 
 No torch here: the gateway uses it too. A path that is a folder, or looks like one, never touches the network.
 """
@@ -13,7 +13,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from slipstream.errors import FailedPrecondition, NotFound
+from slipstream.v1 import types_pb2
 
+SHIPPED = Path(__file__).resolve().parents[1] / "models"
+"""The small trained pair that comes with the package; in a checkout a link to the folder `models`."""
 EMULATED = "emulated"
 """How the fingerprint of a model without a tokenizer begins: its token ids are just numbers."""
 
@@ -31,6 +34,17 @@ def model_folder(name: str) -> Path:
             f"There is no folder {name}; give the folder of a checkpoint or a hub id.", reason="MODEL_MISSING"
         )
     return folder
+
+
+def shipped_model(role: str) -> str:
+    """The folder of the shipped `target` or `draft` model. Raises NotFound in an installation without them."""
+    folder = (SHIPPED / role).resolve()
+    if not folder.is_dir():
+        raise NotFound(
+            f"this installation has no {role} model; name one with --{role}, as a folder or a hub id.",
+            reason="MODEL_MISSING",
+        )
+    return str(folder)
 
 
 def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
@@ -58,6 +72,20 @@ def fingerprint(tokenizer: Tokenizer) -> str:
         # JSON keeps tokens apart that a plain separator would join, lone surrogates included.
         digest.update(json.dumps([index, token]).encode())
     return digest.hexdigest()
+
+
+def share_vocabulary(draft: types_pb2.ModelInfo, target: types_pb2.ModelInfo) -> bool:
+    """Whether a token id means the same to both models. A lookup drafter has no vocabulary of its own and fits all."""
+    return draft.vocabulary_fingerprint in ("", target.vocabulary_fingerprint)
+
+
+def common_prefix(first: list[int], second: list[int]) -> int:
+    """The number of tokens with which both texts begin. Bisects: comparing slices is far faster than elements."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
+    return low
 
 
 def eos_token_ids(name: str, revision: str = "main") -> tuple[int, ...]:

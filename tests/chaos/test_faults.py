@@ -13,7 +13,7 @@ import pytest
 from slipstream.errors import NotFound
 from slipstream.rpc.channel import channel
 from slipstream.telemetry import spans as names
-from slipstream.telemetry.trace_reader import ReadSpan, from_folder
+from slipstream.telemetry.trace_reader import ReadSpan, read_spans, trace_from_folder
 from slipstream.v1 import gateway_pb2_grpc
 from tests.chaos.cluster import Cluster, asking
 from tests.chaos.faults import FAULTS, PAIRS
@@ -103,7 +103,7 @@ async def whole(folder: Path, trace_id: str) -> list[ReadSpan]:
     """Once the request's own span and a verifier's last one are written."""
     while True:
         with contextlib.suppress(NotFound):
-            spans = from_folder(folder, trace_id)
+            spans = list(read_spans(trace_from_folder(folder, trace_id)))
             ended = [span.ended_ns for span in spans if span.name == names.GENERATE]
             verified = {span.parent_id for span in spans if span.name == names.VERIFY}
             rounds = [span for span in spans if span.name == names.ROUND]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from slipstream.cli import app
 from slipstream.errors import NotFound
 from slipstream.telemetry import spans
-from slipstream.telemetry.trace_reader import ReadSpan, from_folder
+from slipstream.telemetry.trace_reader import ReadSpan, read_spans, trace_from_folder
 
 EVERY = set(spans.SPANS) - {spans.RESUME, spans.STEP}
 
@@ -29,7 +29,7 @@ def written(folder: Path, trace_id: str) -> list[ReadSpan]:
     until = time.monotonic() + 20.0
     while time.monotonic() < until:
         try:
-            trace = from_folder(folder, trace_id)
+            trace = list(read_spans(trace_from_folder(folder, trace_id)))
         except NotFound:
             trace = []
         if {span.name for span in trace} == EVERY:

@@ -25,6 +25,7 @@ from gateway.routing.router import DrafterRequirements
 from gateway.sessions import drafter_assignment
 from gateway.sessions.registry import ClockAndRandomness
 from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.rpc import proto_conversion
@@ -102,7 +103,7 @@ class Place:
         self.gateway = await self.stack.enter_async_context(running(config, world))
         await self.gateway.ready()
         while not all(known.present for known in self.gateway.router.drafters):
-            await self.gateway.router.news()
+            await self.gateway.router.changes.wait()
         line = await self.stack.enter_async_context(channel(self.gateway.address))
         self.stub = gateway_pb2_grpc.GatewayServiceStub(line)
 
@@ -242,8 +243,8 @@ async def test_the_only_drafter_is_used_again_after_its_restart(place: Place) ->
 class BrokenEngine(EmulatedEngine):
     """A draft model whose weights are NaN."""
 
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
-        return torch.full_like(super().forward(segments), torch.nan)
+    def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+        return ModelOutput(torch.full_like(super().forward(segments).logits, torch.nan))
 
 
 class StuckEngine(EmulatedEngine):
@@ -254,7 +255,7 @@ class StuckEngine(EmulatedEngine):
         self.go = threading.Event()
         self.go.set()
 
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
+    def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
         self.go.wait(60)
         return super().forward(segments)
 

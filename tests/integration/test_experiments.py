@@ -68,7 +68,7 @@ class Place:
         self.gateways.append(gateway)
         present = [known for known in gateway.router.drafters if known.address != "127.0.0.1:1"]
         while not all(known.present for known in present):
-            await gateway.router.news()
+            await gateway.router.changes.wait()
         return await self.stack.enter_async_context(channel(gateway.address))
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import typer
 
-from slipstream.cli.doctor import doctor
+from slipstream.cli.operations import doctor, status
 from slipstream.cli.serve import check_fit
-from slipstream.cli.status import status
 from slipstream.client.client import RetrySettings, complete, resume
 from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine

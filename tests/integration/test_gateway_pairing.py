@@ -20,7 +20,7 @@ async def test_drafters_are_paired_by_name_vocabulary_and_method(setting: Settin
         setting.verifier(), drafters=(f"good={good}", f"twin={twin}", f"ngram={ngram}", f"odd={odd}")
     )
     while any(not drafter.present for drafter in front.gateway.router.drafters):
-        await front.gateway.router.news()
+        await front.gateway.router.changes.wait()
     await front.generate(max_tokens=3)
     await front.generate(max_tokens=3, speculation=gateway_pb2.SpeculationOptions(drafters=["twin"]))
     await front.generate(max_tokens=3, speculation=gateway_pb2.SpeculationOptions(disabled=True))
@@ -38,7 +38,7 @@ async def test_drafters_are_paired_by_name_vocabulary_and_method(setting: Settin
 async def known(front: Front) -> None:
     """All drafters have introduced themselves."""
     while any(not drafter.present for drafter in front.gateway.router.drafters):
-        await front.gateway.router.news()
+        await front.gateway.router.changes.wait()
 
 
 async def test_a_prediction_brings_its_drafter_and_none_leaves_it_out(setting: Setting) -> None:

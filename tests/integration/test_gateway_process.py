@@ -71,7 +71,7 @@ async def test_a_gateway_that_lost_all_verifiers_goes_on_answering(setting: Sett
     whole = await front.generate()
     await front.servers[0].stop(0)
     while any(verifier.ready for verifier in front.gateway.router.verifiers):
-        await front.gateway.router.news()
+        await front.gateway.router.changes.wait()
     async with channel(front.gateway.address) as line:
         health = health_pb2_grpc.HealthStub(line)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING

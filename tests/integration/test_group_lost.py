@@ -6,9 +6,9 @@ import asyncio
 
 import grpc
 import pytest
-import torch
 
 from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.engine import ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.engine.tensor_parallel.group import GroupLost
@@ -22,7 +22,7 @@ def failing(error: Exception) -> EmulatedEngine:
     assert isinstance(engine, EmulatedEngine)
     forward, taken = engine.forward, 0
 
-    def fail(segments: list[Segment]) -> torch.Tensor:
+    def fail(segments: list[Segment]) -> ModelOutput:
         nonlocal taken
         taken += 1
         if taken == STEPS:

@@ -7,10 +7,10 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-import torch
 
 from benchmarks.virtual import VOCABULARY, System, World, run, system
 from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.engine import ModelOutput
 from slipstream.engine.segment import Segment
 from slipstream.v1 import types_pb2, verifier_pb2
 from tests.fleet import emulated_text
@@ -169,7 +169,7 @@ class Storm:
         self._forward = running.engine.forward
         running.engine.forward = self._faulty  # type: ignore[method-assign]
 
-    def _faulty(self, segments: list[Segment]) -> torch.Tensor:
+    def _faulty(self, segments: list[Segment]) -> ModelOutput:
         if self.dice.random() < 0.002:
             raise RuntimeError("a fault")
         return self._forward(segments)

@@ -87,7 +87,7 @@ async def system(**config: Any) -> AsyncIterator[System]:
         async with running(settings, GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits))) as gateway:
             await gateway.ready()
             while not all(known.present for known in gateway.router.drafters):
-                await gateway.router.news()
+                await gateway.router.changes.wait()
             servers = {"gateway": gateway.server, "verifier": deciding.server, "drafter": drafting.server}
             async with channel(gateway.address) as line:
                 yield System(line, {role: server.metrics_address for role, server in servers.items()})

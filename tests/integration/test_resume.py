@@ -351,7 +351,7 @@ async def test_drafters_that_nobody_serves_any_more_stop_no_session(
     others = {"drafters": (f"mine={await setting.drafter(**served)}",), **trusted} if served else {}
     beside = await setting.beside(front, store(memory, "b"), **others)
     while any(not known.present for known in beside.gateway.router.drafters):
-        await beside.gateway.router.news()
+        await beside.gateway.router.changes.wait()
     named = gateway_pb2.SpeculationOptions(drafters=["mine"])
     answer = await left_after(front, speculation=named, sampling=rejection)
     first.limit = None

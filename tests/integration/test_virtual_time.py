@@ -18,7 +18,7 @@ from benchmarks.virtual import Outcome, World, decode, open_request, run, system
 from capacity.cell import Cell, Simulation
 from capacity.drafting import DraftSettings
 from capacity.guessing import Acceptance
-from capacity.step import Verifying
+from capacity.verifying import Verifying
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.v1 import verifier_pb2
 from verifier_svc.scheduling.planner import Planner, StepPlan

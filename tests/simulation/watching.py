@@ -6,31 +6,46 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from drafter_svc.scheduler import DraftScheduler
+from gateway.routing.drafters import DrafterWorker
+from gateway.routing.verifiers import VerifierWorker
+from gateway.routing.worker_watch import WorkerWatch
+from gateway.sessions.registry import SessionRegistry
 from gateway.store.record import unpack
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.client.completion import Completion, Event
+from slipstream.rpc.multiplexed_stream import MultiplexedStream
+from slipstream.rpc.send_queue import SendQueue
 from slipstream.speculation.frame import TreeLimits
 from slipstream.v1.verifier_pb2 import FINISH_REASON_CANCELLED
+from tests.hostile_drafter import HostileDrafter
 from tests.simulation.clock import NumberedTask
 from tests.simulation.parties import DrafterParty, GatewayParty, VerifierParty
 from tests.simulation.text import Output, Text, words
+from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.sources.candidate_sources import CandidateSources
+from verifier_svc.sources.drafter_link import DrafterLink
+from verifier_svc.sources.liveness import LivenessMonitor
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LASTING = {
-    "Drafter.run": "a link or a watch of a drafter",
-    "Drafters.run": "the verifier's drafters",
-    "HostileDrafter.Draft": "a hostile stream",
-    "Link._write": "a link",
-    "Link.run": "a link",
-    "Outbox.overflow": "a link, either end",
-    "Presence.run": "a watch",
-    "Scheduler.run": "a worker's loop",
-    "Scribe.run": "a gateway",
+    DrafterWorker.run.__qualname__: "a watch of a drafter",
+    DrafterLink.run.__qualname__: "a link to a drafter",
+    CandidateSources.run.__qualname__: "the verifier's sources of candidates",
+    HostileDrafter.Draft.__qualname__: "a hostile stream",
+    MultiplexedStream._write.__qualname__: "a link",
+    MultiplexedStream.run.__qualname__: "a link",
+    SendQueue.overflow.__qualname__: "a link, either end",
+    WorkerWatch.run.__qualname__: "a watch",
+    DraftScheduler.run.__qualname__: "a drafter's loop",
+    Scheduler.run.__qualname__: "a verifier's loop",
+    WriteBehindQueue.run.__qualname__: "a gateway",
+    SessionRegistry.keep_leases.__qualname__: "a gateway",
+    VerifierWorker.run.__qualname__: "a gateway's verifier",
+    LivenessMonitor.run.__qualname__: "a verifier's drafter",
     "Serving._run": "a stream that lasts",
-    "Sessions.keep_leases": "a gateway",
-    "Verifier.run": "a gateway's verifier",
-    "Vigil.run": "a verifier's drafter",
     "serve.<locals>.write": "a stream that lasts",
 }
 """Tasks of a party at rest."""

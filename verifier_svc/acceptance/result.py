@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import SlipstreamError
-from slipstream.speculation.logprobs import TokenLogprobs
+from slipstream.speculation.sampling_params import TokenLogprobs
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -11,9 +11,8 @@ from itertools import islice
 
 import torch
 
-from slipstream.engine.engine import Engine
-from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.sampler.logprobs import logprobs
+from slipstream.engine.engine import Engine, ModelInfo
+from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
 from slipstream.engine.tensor_parallel.group import GroupLost
 from slipstream.errors import Internal
@@ -43,7 +42,7 @@ class EmbeddedExecutor:
     @torch.inference_mode()
     def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
         segments = [_segment(scheduled) for scheduled in step]
-        logits = self.kv.forward(segments)
+        logits = self.kv.forward(segments).logits
         inputs = _inputs(step, segments)
         results = dict(zip(inputs, judge(list(inputs.values()), logits), strict=True))
         results |= _with_logprobs(step, inputs, results, logits)

@@ -11,8 +11,8 @@ from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import EMULATED, open_engine
 from slipstream.engine.models.quantisation import for_target, hush
+from slipstream.engine.models.spread import Spread
 from slipstream.engine.tensor_parallel.group import Group, Rank
-from slipstream.engine.tensor_parallel.spread import Spread
 from slipstream.errors import InvalidArgument
 from verifier_svc.config import VerifierConfig
 

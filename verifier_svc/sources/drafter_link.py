@@ -150,7 +150,7 @@ class DrafterLink:
             self._report_unlinked(attachment, error)
 
     def receive(self, frame: drafter_pb2.DraftResponse) -> None:
-        self._liveness.alive()
+        self._liveness.note_progress()
         work = 1 + frame.ByteSize() // BYTES + len(frame.candidates) + len(frame.refusals)
         if not (self._rate.admit(self._context.clock()) and self._allowance.spend(work)):
             self._cut_off_flood()
@@ -227,7 +227,7 @@ class DrafterLink:
         """A link that does not come up is reported like one that broke."""
         latest = self._context.clock() - self._context.silence_s
         for each in self._by_session.values():
-            if not self._link.up and not each.reported and max(each.opened, self._liveness.awake_since) <= latest:
+            if not self._link.up and not each.reported and max(each.opened, self._liveness.resumed_at) <= latest:
                 self._report_unlinked(each, Unavailable("the drafter cannot be reached from the verifier."))
 
     def _report_unlinked(self, attachment: LinkedSession, error: SlipstreamError) -> None:
@@ -254,11 +254,11 @@ class DrafterLink:
 
     def _expect_step(self, attachment: LinkedSession) -> None:
         """A live drafter takes a step for what it is sent now, unless it has nothing to do for the session."""
-        if self._expected(attachment) and attachment.owed <= self._liveness.sign_at:
+        if self._expected(attachment) and attachment.owed <= self._liveness.progress_at:
             attachment.owed = self._context.clock()
 
     def _owed_since(self) -> float:
-        signed = self._liveness.sign_at
+        signed = self._liveness.progress_at
         return min((each.owed for each in self._by_session.values() if each.owed > signed), default=math.inf)
 
     def _forget(self, attachment: LinkedSession) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument
 from slipstream.rpc import proto_conversion
 from slipstream.speculation import draft_distribution
@@ -51,23 +52,22 @@ class WorkAllowance:
         return paid
 
 
-class FrameRate:
-    """Token bucket for the frames of a link; times are monotonic seconds."""
+class FrameRate(TokenBucket):
+    """The rate limit of a link's frames; times are monotonic seconds."""
 
-    __slots__ = ("_at", "_left")
+    __slots__ = ()
 
     def __init__(self, now: float) -> None:
-        self._left, self._at = FRAMES_PER_S, now
+        super().__init__(FRAMES_PER_S, 1.0, now)
 
     def admit(self, now: float) -> bool:
-        """Whether one more frame is within the rate. One that is not costs all that was left, so that a flood is not
-        taken up again at once."""
-        self._left = min(FRAMES_PER_S, self._left + FRAMES_PER_S * (now - self._at)) - 1.0
-        self._at = now
-        if self._left >= 0.0:
-            return True
-        self._left = -FRAMES_PER_S
-        return False
+        """Whether one more frame is within the rate. One above it costs all that was left and a second's worth more,
+        so that a flood is not taken up again at once."""
+        if self.wait_s(1, now):
+            self.drain(FRAMES_PER_S)
+            return False
+        self.take(1)
+        return True
 
 
 def read_frame(candidates: types_pb2.Candidates, source: int, vocabulary_size: int, limits: TreeLimits) -> Frame:

@@ -19,58 +19,46 @@ from typing import NoReturn
 
 import grpc
 
+from slipstream.concurrency import StallWatch
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import parsed
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
-CHECKS = 6
-"""Checks in `silence_s` whether a step is owed; a check's share of it is also the timeout of a request."""
 UNLIMITED = 2**62
 
 
-class LivenessMonitor:
+class LivenessMonitor(StallWatch):
     """Watches one drafter. `run` calls `tick` at every check, and `silent` when the drafter gave no sign of life."""
 
     def __init__(self, silence_s: float, clock: Callable[[], float], channel: grpc.aio.Channel) -> None:
+        super().__init__(silence_s, clock, progress_at=-math.inf)
         self.max_length = UNLIMITED
         """Tokens of the drafter's longest session, once it reported them: for a longer one it rightly takes no step."""
-        self._silence_s = silence_s
-        self._clock = clock
         self._worker = worker_pb2_grpc.WorkerServiceStub(channel)
-        self.sign_at = -math.inf
-        """Monotonic seconds of the last sign of life; what was owed before is not owed any more."""
-        self.awake_since = -math.inf
-        """Monotonic seconds at which this process last ran on after it had stood still."""
         self._steps: int | None = None
-
-    def alive(self) -> None:
-        """Records a sign of life."""
-        self.sign_at = self._clock()
 
     def restarted(self) -> None:
         """Another process may be at the other end."""
-        self.alive()
+        self.note_progress()
         self._steps = None
         self.max_length = UNLIMITED
 
     async def run(self, tick: Callable[[], None], owed: Callable[[], float], silent: Callable[[], None]) -> NoReturn:
         """`owed` returns the monotonic seconds since which a step is owed; infinity when none is."""
-        pause = self._silence_s / CHECKS
         while True:
-            await self._noting_stalls(asyncio.sleep(pause), 2 * pause)
+            await self._noting_pauses(asyncio.sleep(self.check_s), 2 * self.check_s)
             tick()
-            if self._clock() - owed() < pause:
+            if self._clock() - owed() < self.check_s:
                 continue
-            await self._noting_stalls(self._read_steps(pause), 3 * pause)
-            if self._clock() - max(owed(), self.awake_since) >= self._silence_s:
-                self.alive()  # sessions attached from now on begin anew
+            await self._noting_pauses(self._read_steps(self.check_s), 3 * self.check_s)
+            if self.stalled(owed()):
+                self.note_progress()  # sessions attached from now on begin anew
                 silent()
 
-    async def _noting_stalls(self, work: Awaitable[None], longest_s: float) -> None:
+    async def _noting_pauses(self, work: Awaitable[None], longest_s: float) -> None:
         began = self._clock()
         await work
-        if self._clock() - began > longest_s:
-            self.awake_since = self._clock()
+        self.note_check(began, longest_s)
 
     async def _read_steps(self, timeout_s: float) -> None:
         """Records a sign of life if the drafter's step counter grew."""
@@ -87,4 +75,4 @@ class LivenessMonitor:
             return
         if load is not grpc.aio.EOF and load.steps != self._steps:
             self._steps = load.steps
-            self.alive()
+            self.note_progress()

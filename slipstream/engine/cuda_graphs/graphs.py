@@ -16,9 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.engine.cuda_graphs.buckets import Bucket, Buckets
 from slipstream.engine.cuda_graphs.flex import FlexKernel, Kernel, unfit, width
-from slipstream.engine.cuda_graphs.inputs import Inputs
+from slipstream.engine.cuda_graphs.inputs import Bucket, Buckets, Inputs
 from slipstream.engine.cuda_graphs.paged import PagedPlan
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.models.checkpoint import Checkpoint
@@ -115,7 +114,7 @@ class GraphedSteps:
         self._inputs.fill([])  # it is run here already, and must write to no session's rows
 
         def body() -> None:
-            logits = self._forward(PagedPlan(self._inputs, bucket, self._store, self._kernel))
+            logits = self._forward(PagedPlan(self._inputs, bucket, self._store, self._kernel)).logits
             if self._logits is None:
                 self._logits = torch.empty(
                     self._inputs.most, logits.shape[1], dtype=torch.float32, device=logits.device

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from slipstream.engine.attention.packed import Attending, States
-from slipstream.engine.cuda_graphs.buckets import Bucket
 from slipstream.engine.cuda_graphs.flex import QUERY_BLOCK, Call, Kernel
-from slipstream.engine.cuda_graphs.inputs import Inputs
+from slipstream.engine.cuda_graphs.inputs import Bucket, Inputs
 from slipstream.engine.kvcache.store import KVStore
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

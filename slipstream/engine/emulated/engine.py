@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 
 from slipstream.engine.emulated.model import ALTERNATIVES
+from slipstream.engine.engine import HiddenRequest, ModelInfo, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
-from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment
-from slipstream.errors import InvalidArgument
+from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.noise import GOLDEN, mix, mix_all
 
 PEAK = 60.0
@@ -78,7 +78,9 @@ class EmulatedEngine(KVCacheManager):
             eos_token_ids=model.eos_token_ids,
         )
 
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
+    def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+        if hidden is not None:
+            raise FailedPrecondition("an emulated model has no hidden states", reason="HIDDEN_STATES_MISSING")
         start = self._clock()
         self._begin(segments)
         for segment in segments:
@@ -90,7 +92,7 @@ class EmulatedEngine(KVCacheManager):
         end = start + self._cost(sum(segment.tokens for segment in segments), len(segments))
         if (left := end - self._clock()) > 0:
             self._sleep(left)
-        return logits
+        return ModelOutput(logits)
 
     def _next(self, segments: list[Segment]) -> npt.NDArray[np.int64]:
         """The token behind each of the segments' rows."""

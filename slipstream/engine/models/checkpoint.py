@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
 from slipstream.engine.attention.packed import NAME, register
-from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.engine import ModelInfo
 from slipstream.engine.models.attention_layers import AttentionLayer, probe_layers
 from slipstream.engine.models.forward import Forward, LibraryForward
 from slipstream.engine.models.lean_selection import fits, lean_forward
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
-from slipstream.engine.tensor_parallel.spread import ONE_DEVICE, Spread, spread_options
+from slipstream.engine.models.spread import ONE_DEVICE, Spread, spread_options
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
 

@@ -1,4 +1,4 @@
-"""A model's forward pass as the engine sees it: the step plan in, logits out."""
+"""A model's forward pass as the engine sees it: the step plan in, logits and hidden states out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 
 from slipstream.engine.attention.packed import Attender
+from slipstream.engine.engine import HiddenRequest, HiddenStates, ModelOutput
+from slipstream.errors import FailedPrecondition
 
 
 class ForwardStep(Attender, Protocol):
@@ -33,8 +35,8 @@ class Forward(Protocol):
         """Positions below `length` may be asked for from now on."""
         ...
 
-    def __call__(self, step: ForwardStep) -> torch.Tensor:
-        """Logits [R, V] of the wanted rows, in the model's dtype."""
+    def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
+        """Logits [R, V] of the wanted rows and the requested hidden states of all rows, in the model's dtype."""
         ...
 
 
@@ -49,7 +51,8 @@ class LibraryForward:
     def reserve(self, length: int) -> None:
         pass
 
-    def __call__(self, step: ForwardStep) -> torch.Tensor:
+    def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
+        count = 0 if hidden is None else self.model.config.get_text_config(decoder=True).num_hidden_layers
         output = self.model(
             input_ids=step.tokens,
             position_ids=step.positions,
@@ -57,6 +60,18 @@ class LibraryForward:
             # The library picks these rows wherever the last layer left them; only a list serves on any device.
             logits_to_keep=step.wanted.tolist() if self._mapped else step.wanted,
             plan=step,
+            output_hidden_states=False if hidden is None else [*hidden.layers, count],
         )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        if hidden is None:
+            return ModelOutput(output.logits[0])
+        states = output.hidden_states
+        # Gemma 3n has several residual streams.
+        if states is None or len(states) != count + 1 or any(states[at].dim() != 3 for at in (*hidden.layers, count)):
+            raise FailedPrecondition(
+                f"{type(self.model).__name__} does not return one hidden state for each layer; "
+                "choose a method that reads none.",
+                reason="HIDDEN_STATES_MISSING",
+            )
+        device = step.tokens.device  # layers may lie on several
+        layers = {number: states[number][0].to(device) for number in hidden.layers}
+        return ModelOutput(output.logits[0], HiddenStates(states[count][0].to(device), layers))

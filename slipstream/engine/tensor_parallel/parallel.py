@@ -14,11 +14,13 @@ from typing import NoReturn, Protocol
 
 import torch
 
+from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.models.checkpoint import Checkpoint
 from slipstream.engine.segment import Segment
 from slipstream.engine.tensor_parallel.broadcast import BroadcastStep, Kind, decode_step, encode, encode_step, kind_of
 from slipstream.engine.tensor_parallel.group import Group, GroupLost, Rank
 from slipstream.engine.torch_engine import TorchEngine
+from slipstream.errors import FailedPrecondition
 
 
 class Line(Protocol):
@@ -44,7 +46,9 @@ class LeadingEngine(TorchEngine):
         self._told_at = clock()
         self.lost: GroupLost | None = None
 
-    def _pass(self, segments: list[Segment]) -> torch.Tensor:
+    def _pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+        if hidden is not None:
+            raise FailedPrecondition("several ranks return no hidden states", reason="HIDDEN_STATES_MISSING")
         self._tell(encode_step(BroadcastStep(self._store.moves, segments)))
         try:
             return super()._pass(segments)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.accelerator import Setting, Ways, steps, texts
 from benchmarks.processes import MODELS
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.graphs import Acceleration
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.torch_engine import TorchEngine
 from tests.tape import TapeRecorder, listed_attention

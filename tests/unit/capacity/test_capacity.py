@@ -21,7 +21,7 @@ from capacity.drafting import DraftSettings
 from capacity.guessing import NOWHERE, Acceptance, SimulatedTree
 from capacity.scenario import Lengths, Traffic
 from capacity.stationary import Cells, Rates
-from capacity.step import Verifying
+from capacity.verifying import Verifying
 from drafter_svc import scheduler, session
 from slipstream.engine.emulated.model import LinearCost
 

@@ -18,10 +18,9 @@ from capacity import sizing, stationary
 from capacity.command import plan
 from capacity.cost import Table, over
 from capacity.day import day, grown, price_per_million
-from capacity.mode import disaggregated, plain
 from capacity.report import row, sentence
 from capacity.scenario import Lengths, Region, Scenario, parse, read
-from capacity.sizing import OVERLOAD, fleet, most_rate
+from capacity.sizing import OVERLOAD, disaggregated, fleet, most_rate, plain
 from capacity.sizing import plan as plan_mode
 from capacity.stationary import Cells
 from slipstream.engine.emulated.model import LinearCost

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from slipstream.errors import FailedPrecondition
-from training.growth import grow, placed
-from training.network import build_llama
+from training.network import build_llama, grow, placed
 from training.settings import Shape
 
 SMALL = Shape(hidden=32, layers=2, heads=4, kv_heads=2, feed_forward=64, context=64)

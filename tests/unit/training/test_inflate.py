@@ -20,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from slipstream.cli.inflate import parse_count
+from slipstream.cli.models import parse_count
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from training.inflate.inflate import inflate
 from training.inflate.proportions import InflateRequest, Proportions, choose_proportions, layer_origins

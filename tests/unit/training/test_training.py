@@ -16,13 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.vocabulary import fingerprint
-from training.corpus import is_held_out, read_corpus
+from training.corpus import Windows, encode_stream, is_held_out, read_corpus, train_vocabulary
 from training.evaluate import coupled_acceptance
 from training.loss import Teacher, head_loss
 from training.session import TrainingFolders, TrainingSession
 from training.settings import Budget, Schedule, Settings, Shape, TrainingStage
-from training.vocabulary import train_vocabulary
-from training.windows import Windows, encode_stream
 
 MODELS = Path(__file__).parents[3] / "models"
 TINY = Shape(hidden=32, layers=1, heads=2, kv_heads=1, feed_forward=64, context=128)
@@ -64,7 +62,7 @@ def losses_of(session: TrainingSession, monkeypatch: pytest.MonkeyPatch) -> list
     def update(_: object, used: float, step: int, loss: float, seconds: float, tokens: int) -> None:
         seen.append(loss)
 
-    monkeypatch.setattr("training.progress.TrainingProgress.update", update)
+    monkeypatch.setattr("training.trainer.TrainingProgress.update", update)
     session.run("slipstream train")
     return seen
 
@@ -105,7 +103,7 @@ def interrupted_losses(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("training.progress.TrainingProgress.update", update)
+        patch.setattr("training.trainer.TrainingProgress.update", update)
         session = TrainingSession(replace(settings, checkpoint_minutes=0.0), read_corpus(folder), places)
         with pytest.raises(KeyboardInterrupt):
             session.run("")

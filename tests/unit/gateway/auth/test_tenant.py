@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.auth.api_keys import ApiKeys
-from gateway.auth.rate_limit import TokenBucket
 from gateway.auth.tenant import OPEN, Tenant, TenantLimits, asked_of, called_by, check_operator
 from gateway.store.record import SessionRecord
 from slipstream.errors import InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
@@ -22,36 +21,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@given(
-    per_minute=st.integers(1, 1000),
-    asks=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 1000)), max_size=40),
-)
-def test_no_window_ever_sees_more_than_a_minutes_worth_and_what_it_brought(
-    per_minute: int, asks: list[tuple[float, int]]
-) -> None:
-    now, taken = 0.0, 0
-    bucket = TokenBucket(per_minute, now)
-    for pause, amount in asks:
-        now += pause
-        if bucket.wait(amount, now) == 0.0:
-            bucket.take(amount)
-            taken += amount
-        assert taken <= per_minute + per_minute * now / 60.0 + 1e-6
-
-
-@given(per_minute=st.integers(1, 1000), data=st.data())
-def test_the_time_that_is_told_is_the_time_it_takes(per_minute: int, data: st.DataObject) -> None:
-    first, second = (data.draw(st.integers(1, per_minute)) for _ in range(2))
-    bucket = TokenBucket(per_minute, 0.0)
-    assert bucket.wait(first, 0.0) == 0.0
-    bucket.take(first)
-    wait = bucket.wait(second, 0.0)
-    assert wait == pytest.approx(max(0.0, (first + second - per_minute) * 60.0 / per_minute))
-    if wait > 0.0:
-        assert bucket.wait(second, wait * 0.99) > 0.0
-    assert bucket.wait(second, wait * 1.001 + 1e-6) == 0.0
 
 
 def test_requests_above_the_rate_are_told_when_to_come_again() -> None:

@@ -30,7 +30,7 @@ class Fleet:
 
     def add(self, number: int, *, pool: str = "model", sessions: int = 0, present: bool = True) -> DrafterWorker:
         address = f"10.0.0.{number}:1"
-        drafter = DrafterWorker(replica(pool, address), address, True, MagicMock(), self.router.changed)
+        drafter = DrafterWorker(replica(pool, address), address, True, MagicMock(), self.router.changes.notify_all)
         presence = drafter._presence
         presence.method, presence.present = pool, present
         presence.load = worker_pb2.WatchResponse(sessions=sessions)

@@ -18,7 +18,7 @@ def router(**methods: str) -> Router:
     """Drafters by name: a method, and a star for one that nobody vouches for; more sessions for those named later."""
     known = Router()
     for number, (name, method) in enumerate(methods.items()):
-        drafter = DrafterWorker(name, f"{name}:1", not method.endswith("*"), MagicMock(), known.changed)
+        drafter = DrafterWorker(name, f"{name}:1", not method.endswith("*"), MagicMock(), known.changes.notify_all)
         presence = drafter._presence
         presence.method, presence.present = method.rstrip("*"), True
         presence.load = worker_pb2.WatchResponse(sessions=number)

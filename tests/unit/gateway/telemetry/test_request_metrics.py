@@ -32,7 +32,7 @@ from slipstream.errors import (
     Unavailable,
 )
 from slipstream.rpc.send_queue import ByteCounter
-from slipstream.telemetry.labels import OTHER
+from slipstream.telemetry.metrics_collector import OTHER
 from slipstream.v1 import verifier_pb2
 
 CONFIG = GatewayConfig(verifiers=("v:1",), tokenizer="t", drafters=("model=d:1", "ngram=d:2"))

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.flex import Call, unfit, width
 from slipstream.engine.cuda_graphs.graphs import Acceleration, accelerate
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.cuda_graphs.paged import PagedPlan
+from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.models.attention_layers import AttentionLayer
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.models.forward import ForwardStep
@@ -119,7 +120,7 @@ def test_capturing_leaves_open_sessions_alone(pairs: Any, opened: Any, captured:
 def test_logits_stay_when_the_next_step_runs(pairs: Any, opened: Any, captured: Any) -> None:
     pair = pairs("llama", engine=captured)
     first, second = opened(pair, [20, 19])
-    logits = pair.engine.forward([first.segment()])
+    logits = pair.engine.forward([first.segment()]).logits
     kept = logits.clone()
     pair.engine.forward([second.segment()])
     assert torch.equal(logits, kept)
@@ -144,9 +145,9 @@ def test_what_cannot_be_captured_is_launched(
         class Looking:
             reserve = staticmethod(checkpoint.forward.reserve)
 
-            def __call__(self, step: ForwardStep) -> torch.Tensor:
+            def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
                 assert int(step.tokens.max()) >= 0
-                return checkpoint.forward(step)
+                return checkpoint.forward(step, hidden)
 
         return captured(replace(checkpoint, forward=Looking()))  # type: ignore[no-any-return]
 
@@ -181,7 +182,7 @@ def test_rows_of_one_bucket_do_not_depend_on_who_shares_it(pairs: Any, opened: A
         session.keep(pair, [])
     step = kept.segment(parents=TREE)
     rows = step.logit_rows
-    found = [pair.engine.forward([step, company.segment()])[:rows] for company in (one, other)]
+    found = [pair.engine.forward([step, company.segment()]).logits[:rows] for company in (one, other)]
     assert torch.equal(*found)
 
 

@@ -13,15 +13,15 @@ from benchmarks.processes import MODELS
 from drafter_svc.config import DrafterConfig
 from drafter_svc.proposers.opening import open_proposer
 from slipstream.config import from_env
-from slipstream.engine.cuda_graphs.buckets import Buckets
 from slipstream.engine.cuda_graphs.graphs import Acceleration
+from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import find_device
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.models.spread import Spread
 from slipstream.engine.sampler import coupled_sampling, draft_distribution
 from slipstream.engine.sampler.token_history import TokenHistory
-from slipstream.engine.tensor_parallel.spread import Spread
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -83,16 +83,16 @@ def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:
 def steps(engine: TorchEngine) -> list[torch.Tensor]:
     """Logits of a prefill, of trees, and of what comes after an accepted path."""
     first, second = (Session(engine.open(64), prompt(length, length)) for length in (20, 9))
-    logits = [engine.forward([first.segment(), second.segment()])]
+    logits = [engine.forward([first.segment(), second.segment()]).logits]
     for session in (first, second):
         engine.keep(session.step, [])
         session.tokens.append(5)
         session.written = session.sequence.length
-    logits.append(engine.forward([first.segment(parents=TREE), second.segment()]))
+    logits.append(engine.forward([first.segment(parents=TREE), second.segment()]).logits)
     engine.keep(first.step, [1, 4])
     first.tokens += [1, 2, 3]
     first.written = first.sequence.length
-    logits.append(engine.forward([first.segment()]))
+    logits.append(engine.forward([first.segment()]).logits)
     for session in (first, second):
         engine.close(session.sequence)
     return logits

@@ -51,20 +51,20 @@ def test_tree_rows_predict_their_own_depth() -> None:
     engine = build()
     text = greedy(engine, [7], 6)
     segment = Segment(engine.open(32), [7], [text[0], 99, text[1], 98, text[2]], [-1, -1, 0, 1, 2])
-    rows = engine.forward([segment]).argmax(dim=1).tolist()
+    rows = engine.forward([segment]).logits.argmax(dim=1).tolist()
     assert rows == [text[0], text[1], text[1], text[2], text[2], text[3]]
     engine.keep(segment, [0, 2, 4])
     after = Segment(segment.sequence, [text[3]])
-    assert engine.forward([after]).argmax(dim=1).tolist() == [text[4]]
+    assert engine.forward([after]).logits.argmax(dim=1).tolist() == [text[4]]
 
 
 def test_prefill_in_chunks_changes_nothing() -> None:
     engine = build()
     whole = Segment(engine.open(32), [7, 1, 2, 3, 4])
     parts = [Segment(engine.open(32), [7, 1], want_logits=False)]
-    assert engine.forward([parts[0]]).shape == (0, 256)
+    assert engine.forward([parts[0]]).logits.shape == (0, 256)
     engine.keep(parts[0], [])
-    assert torch.equal(engine.forward([Segment(parts[0].sequence, [2, 3, 4])]), engine.forward([whole]))
+    assert torch.equal(engine.forward([Segment(parts[0].sequence, [2, 3, 4])]).logits, engine.forward([whole]).logits)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 1.0])
@@ -79,7 +79,7 @@ def test_a_drafter_agrees_at_the_set_share_of_positions(acceptance: float) -> No
 
 
 def test_logits_are_peaked_far_beyond_any_noise() -> None:
-    logits = build().forward([Segment(build().open(8), [1])])
+    logits = build().forward([Segment(build().open(8), [1])]).logits
     assert logits.dtype == torch.float32
     assert float(logits.softmax(dim=1).max()) == 1.0
 
@@ -121,7 +121,7 @@ def test_where_a_drafter_is_wrong_the_truth_is_among_its_next_guesses_at_the_set
     rows = []
     for token in segment.pending:
         part = Segment(segment.sequence, [token])
-        rows.append(drafter.forward([part])[0])
+        rows.append(drafter.forward([part]).logits[0])
         drafter.keep(part, [])
     log_q = torch.stack(rows).log_softmax(dim=-1)
     places = (log_q.argsort(dim=-1, descending=True) == torch.tensor(truth)[:, None]).int().argmax(dim=-1)

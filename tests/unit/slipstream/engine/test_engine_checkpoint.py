@@ -157,14 +157,14 @@ def test_bad_steps_are_refused(engine: TorchEngine) -> None:
 
 def test_a_prefill_chunk_costs_no_logits(engine: TorchEngine) -> None:
     chunk = Segment(engine.open(16), [1, 2, 3], want_logits=False)
-    assert engine.forward([chunk]).shape == (0, VOCABULARY)
+    assert engine.forward([chunk]).logits.shape == (0, VOCABULARY)
 
 
 def test_a_step_that_was_not_kept_is_forgotten(engine: TorchEngine) -> None:
     sequence = engine.open(32)
     engine.forward([Segment(sequence, [9, 8, 7], [6, 5], [-1, 0])])
-    again = engine.forward([Segment(sequence, [1, 2])])
-    fresh = engine.forward([Segment(engine.open(8), [1, 2])])
+    again = engine.forward([Segment(sequence, [1, 2])]).logits
+    fresh = engine.forward([Segment(engine.open(8), [1, 2])]).logits
     assert torch.equal(again, fresh)
 
 
@@ -173,8 +173,8 @@ def test_committed_tokens_end_at_the_models_length(tmp_path: Path) -> None:
     engine = TorchEngine(load_checkpoint(str(tmp_path)), tokens=64, block_size=16)
     sequence = engine.open(16)
     last = Segment(sequence, list(range(8)), [3, 4], [-1, 0])
-    at_the_end = engine.forward([last])[0]
-    assert torch.allclose(at_the_end, engine.forward([Segment(sequence, list(range(8)))])[0], atol=1e-5)
+    at_the_end = engine.forward([last]).logits[0]
+    assert torch.allclose(at_the_end, engine.forward([Segment(sequence, list(range(8)))]).logits[0], atol=1e-5)
     with pytest.raises(OutOfRange, match="end the session"):
         engine.forward([Segment(sequence, list(range(9)))])
 
@@ -188,7 +188,7 @@ def read(engine: TorchEngine, tokens: list[int], salt: str = "") -> tuple[Sequen
 def go_on(engine: TorchEngine, sequence: Sequence, tokens: list[int]) -> torch.Tensor:
     engine.grow(sequence, len(tokens))
     segment = Segment(sequence, tokens)
-    logits = engine.forward([segment])[0]
+    logits = engine.forward([segment]).logits[0]
     engine.keep(segment, [])
     return logits
 

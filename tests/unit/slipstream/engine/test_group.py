@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from slipstream.engine.model_thread import ModelThread
-from slipstream.engine.tensor_parallel.group import GroupLost, Rank
-from slipstream.engine.tensor_parallel.heartbeat import leading
+from slipstream.engine.tensor_parallel.group import GroupLost, Rank, leading
 from slipstream.errors import InvalidArgument
 
 TOLD = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

@@ -13,12 +13,9 @@ import torch
 from slipstream.engine import factory
 from slipstream.engine.models import lean_decoder
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.equivalence import FAR, Rehearsal, same
 from slipstream.engine.models.forward import LibraryForward
-from slipstream.engine.models.lean_decoder import LeanDecoder
-from slipstream.engine.models.lean_selection import fits
-from slipstream.engine.models.linear import Linear
-from slipstream.engine.models.rotary import Rotary, Rotation
+from slipstream.engine.models.lean_decoder import LeanDecoder, Linear, Rotary, Rotation
+from slipstream.engine.models.lean_selection import FAR, Rehearsal, fits, same
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
@@ -93,7 +90,7 @@ def rows(engine: TorchEngine) -> torch.Tensor:
     starts = [
         Segment(sequence, prompt(length, length)) for sequence, length in zip(sequences, (5, 20, 31, 13), strict=True)
     ]
-    found = [engine.forward(starts)]
+    found = [engine.forward(starts).logits]
     for start in starts:
         engine.keep(start, [])
     shapes = ([], [-1, 0, 1], [-1, -1, 0, 0, 1], [-1, -1, -1, 2, 2])
@@ -101,7 +98,7 @@ def rows(engine: TorchEngine) -> torch.Tensor:
         Segment(sequence, [7], prompt(len(parents), 9), parents)
         for sequence, parents in zip(sequences, shapes, strict=True)
     ]
-    found += [engine.forward(step), engine.forward(step[:1])]
+    found += [engine.forward(step).logits, engine.forward(step[:1]).logits]
     return torch.cat(found)
 
 
@@ -126,15 +123,15 @@ def test_it_answers_as_the_library_does(variant: str, dtype: str, folder: Any) -
 def test_rows_do_not_depend_on_who_shares_the_step(dtype: str, folder: Any) -> None:
     engine = engines(folder("llama"), dtype)[0]
     starts = [Segment(engine.open(64), prompt(length, length)) for length in (20, 1, 14)]
-    together = engine.forward(starts)
-    assert torch.equal(together, torch.cat([engine.forward([start]) for start in starts]))
+    together = engine.forward(starts).logits
+    assert torch.equal(together, torch.cat([engine.forward([start]).logits for start in starts]))
     for start in starts:
         engine.keep(start, [])
     step = [
         Segment(start.sequence, [3], [5] * count, [-1] * count) for start, count in zip(starts, (0, 3, 1), strict=True)
     ]
-    together = engine.forward(step)
-    assert torch.equal(together, torch.cat([engine.forward([segment]) for segment in step]))
+    together = engine.forward(step).logits
+    assert torch.equal(together, torch.cat([engine.forward([segment]).logits for segment in step]))
 
 
 def test_no_weight_is_kept_twice(folder: Any) -> None:

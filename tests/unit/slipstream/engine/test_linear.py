@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.engine.models.linear import Linear, packs
+from slipstream.engine.models.lean_decoder import Linear, packs
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

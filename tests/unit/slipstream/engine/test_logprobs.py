@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.sampler.logprobs import logprobs
+from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.rpc import proto_conversion
-from slipstream.speculation.logprobs import TokenLogprobs
+from slipstream.speculation.sampling_params import TokenLogprobs
 
 VOCABULARY = 12
 CELLS = st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, float("-inf")])

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as flex_module
 
 from slipstream.engine import torch_engine as packed_module
-from slipstream.engine.attention.masks import inside_mask
-from slipstream.engine.cuda_graphs.buckets import Bucket, Buckets
+from slipstream.engine.attention.plan import inside_mask
 from slipstream.engine.cuda_graphs.flex import FlexKernel, Kernel
 from slipstream.engine.cuda_graphs.graphs import Acceleration
-from slipstream.engine.cuda_graphs.inputs import Inputs, Pool, walk
+from slipstream.engine.cuda_graphs.inputs import Bucket, Buckets, Inputs, Pool, walk
 from slipstream.engine.cuda_graphs.paged import PagedPlan
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint
@@ -161,7 +160,7 @@ def test_a_session_whose_own_keys_are_broken_shows_it(pairs: Any, opened: Any) -
         prefill(pair, session)
     keys, _ = pair.engine._store.read(1)
     keys[:, :, broken.sequence.first_row + 3] = torch.nan
-    logits = pair.engine.forward([broken.segment(), healthy.segment()])
+    logits = pair.engine.forward([broken.segment(), healthy.segment()]).logits
     assert logits[0].isnan().all() and logits[1].isfinite().all()
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.segment import Segment
 from slipstream.engine.tensor_parallel.broadcast import Kind, kind_of
 from slipstream.engine.tensor_parallel.group import GroupLost
 from slipstream.engine.tensor_parallel.parallel import FollowingEngine, LeadingEngine
-from slipstream.errors import Internal, InvalidArgument, OutOfRange
+from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, OutOfRange
 from tests.checkpoints import VOCABULARY, save_checkpoint
 
 TOKENS = 1024
@@ -50,9 +51,10 @@ class Recording(FollowingEngine):
         super().__init__(checkpoint, TOKENS, line)
         self.computed: list[torch.Tensor] = []
 
-    def _pass(self, segments: list[Segment]) -> torch.Tensor:
-        self.computed.append(super()._pass(segments))
-        return self.computed[-1]
+    def _pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+        output = super()._pass(segments, hidden)
+        self.computed.append(output.logits)
+        return output
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ class Life:
         segments = [self._segment(sequence) for sequence in chosen]
         for segment in segments:
             self._engine.grow(segment.sequence, segment.tokens)
-        logits = self._engine.forward(segments)
+        logits = self._engine.forward(segments).logits
         for segment in segments:
             self._engine.keep(segment, self._source.choice(PATHS))
         return logits
@@ -126,7 +128,15 @@ def test_what_cannot_be_computed_is_refused_before_anybody_hears_of_it(checkpoin
         with pytest.raises(error):
             leader.forward([segment])
     assert not tape.messages and leader.lost is None
-    assert leader.forward([Segment(sequence, [1])]).shape == (1, VOCABULARY)
+    assert leader.forward([Segment(sequence, [1])]).logits.shape == (1, VOCABULARY)
+
+
+def test_several_ranks_refuse_hidden_states_before_they_hear_of_it(checkpoint: Checkpoint) -> None:
+    tape = Tape()
+    leader = LeadingEngine(checkpoint, TOKENS, tape)
+    with pytest.raises(FailedPrecondition, match="no hidden states"):
+        leader.forward([Segment(leader.open(32), [1])], HiddenRequest())
+    assert leader.forward([Segment(leader.open(32), [1])]).hidden is None
 
 
 @pytest.mark.parametrize("fault", ["line", "pass"])

@@ -77,7 +77,7 @@ def library_model(folder: str, quantisation: str) -> Any:
 
 def last_logits(engine: TorchEngine, tokens: list[int]) -> torch.Tensor:
     sequence = engine.open(len(tokens))
-    logits = engine.forward([Segment(sequence, tokens)])[0]
+    logits = engine.forward([Segment(sequence, tokens)]).logits[0]
     engine.close(sequence)
     return logits
 
@@ -105,7 +105,7 @@ def test_only_targets_quantisers_keep_rows_apart(quantisation: str, opened: Any)
     tokens, other = prompt(20), prompt(37, seed=2)
     nodes = prompt(len(TREE), seed=3)
     sequence, neighbour = engine.open(64), engine.open(64)
-    logits = engine.forward([Segment(neighbour, other), Segment(sequence, tokens, nodes, TREE)])[1:]
+    logits = engine.forward([Segment(neighbour, other), Segment(sequence, tokens, nodes, TREE)]).logits[1:]
     texts = [tokens]
     for token, parent in zip(nodes, TREE, strict=True):
         texts.append([*texts[parent + 1], token])

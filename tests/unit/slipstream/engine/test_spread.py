@@ -14,8 +14,8 @@ from transformers import AutoConfig
 
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.spread import Spread, spread_options
 from slipstream.engine.segment import Segment
-from slipstream.engine.tensor_parallel.spread import Spread, spread_options
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from tests.checkpoints import save_checkpoint
@@ -52,7 +52,7 @@ def rounds(engine: TorchEngine) -> torch.Tensor:
             Segment(sequence, [start + at, 7, 8], [9, 10, 11, 12], [-1, 0, -1, 2])
             for at, sequence in enumerate(sequences)
         ]
-        found.append(engine.forward(segments))
+        found.append(engine.forward(segments).logits)
         for segment in segments:
             engine.keep(segment, [2, 3])
     return torch.cat(found)

@@ -313,7 +313,7 @@ async def test_failing_thousands_of_times_is_survived() -> None:
     """The backoff once overflowed a float after a thousand failures, which ended the process."""
     calls = [FakeCall(refuses=Unavailable("no")) for _ in range(1200)] + [FakeCall()]
     async with linked(calls, Recorder()) as link:
-        link._max_backoff_s = 0.0
+        link._backoff.most_s = 0.0
         await until(lambda: link.up)
 
 

@@ -15,6 +15,7 @@ from drafter_svc.proposers import DraftRequest
 from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.send_policy import join
 from drafter_svc.session import DraftPolicy, DraftSession
+from slipstream.engine.engine import ModelOutput
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
 from slipstream.engine.segment import Segment
@@ -100,8 +101,8 @@ class Saying:
     def rollback(self, sequence: Sequence, length: int) -> None:
         pass
 
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
-        return self._row.repeat(sum(segment.logit_rows for segment in segments), 1)
+    def forward(self, segments: list[Segment]) -> ModelOutput:
+        return ModelOutput(self._row.repeat(sum(segment.logit_rows for segment in segments), 1))
 
     def keep(self, segment: Segment, path: list[int]) -> None:
         pass

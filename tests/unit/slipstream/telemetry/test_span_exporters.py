@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from slipstream.errors import InvalidArgument
 from slipstream.telemetry import spans
 from slipstream.telemetry.span_exporters import tracing_from_env
-from slipstream.telemetry.trace_reader import from_folder
+from slipstream.telemetry.trace_reader import read_spans, trace_from_folder
 from slipstream.telemetry.tracing import CLOSE_S, Span, Trace, Tracing
 
 
@@ -83,7 +83,7 @@ async def test_files_hold_every_span_for_whoever_reads_them(monkeypatch: pytest.
         trace, other = begun(tracing), begun(tracing)
         for each in (trace, other):
             each.emit(Span(spans.VERIFY, 1.0, 1.5, {spans.DRAFTED: 3, spans.WIRE: 0.25}, links=[tracing.step(9)]))
-    [span] = from_folder(tmp_path, trace.id)
+    [span] = list(read_spans(trace_from_folder(tmp_path, trace.id)))
     assert (span.service, span.name, span.parent_id) == (
         "slipstream-verifier",
         spans.VERIFY,

@@ -26,10 +26,16 @@ from structlog.contextvars import bound_contextvars
 
 from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.telemetry import logs, metrics, metrics_server
-from slipstream.telemetry.current_trace import exemplar
-from slipstream.telemetry.labels import MOST_CHARACTERS, OTHER, BoundedLabels, clean
-from slipstream.telemetry.metrics_collector import MetricsCollector, Source
+from slipstream.telemetry.metrics_collector import (
+    MAX_LABEL_CHARACTERS,
+    OTHER,
+    BoundedLabels,
+    MetricsCollector,
+    Source,
+    clean_label,
+)
 from slipstream.telemetry.metrics_server import exposing
+from slipstream.telemetry.tracing import exemplar
 from tests.scraping import parse, scrape
 
 FREE = "127.0.0.1:0"
@@ -170,8 +176,8 @@ def test_only_the_first_values_of_a_label_keep_their_names() -> None:
 
 @given(st.text())
 def test_a_clean_label_is_short_and_printable(value: str) -> None:
-    assert len(clean(value)) <= MOST_CHARACTERS and clean(value).isprintable()
-    assert clean(clean(value)) == clean(value)
+    assert len(clean_label(value)) <= MAX_LABEL_CHARACTERS and clean_label(value).isprintable()
+    assert clean_label(clean_label(value)) == clean_label(value)
 
 
 async def test_hostile_labels_stay_labels() -> None:
@@ -185,7 +191,7 @@ async def test_hostile_labels_stay_labels() -> None:
             page = await scrape(address, accept)
             assert page.value("slipstream_rpc_errors_total") == sum(range(1, len(HOSTILE) + 1))
             assert {sample.labels["method"] for sample in page.samples("slipstream_rpc_errors_total")} == {
-                clean(value) for value in HOSTILE
+                clean_label(value) for value in HOSTILE
             }
     if promtool := shutil.which("promtool"):
         checked = subprocess.run([promtool, "check", "metrics"], input=page.text, text=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Traces read back: from files, from Jaeger, into what Jaeger reads, and on the terminal."""
+"""Traces read back: from files, from Jaeger, exported as OTLP JSON, and on the terminal."""
 
 from __future__ import annotations
 
@@ -11,59 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
 from slipstream.cli import app
 from slipstream.errors import InvalidArgument, NotFound, Unavailable
 from slipstream.telemetry import spans
-from slipstream.telemetry.trace_reader import (
-    Happened,
-    ReadSpan,
-    from_folder,
-    from_jaeger,
-    from_jaeger_at,
-    from_otlp,
-    to_jaeger,
-)
+from slipstream.telemetry.trace_reader import ReadEvent, ReadSpan, read_spans, trace_from_folder, trace_from_jaeger
 from slipstream.telemetry.waterfall import waterfall
 
 ID = "0123456789abcdef" * 2
 MS = 1_000_000
-values = st.one_of(st.text(max_size=5), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))
-attributes = st.dictionaries(st.text(min_size=1, max_size=5).filter(lambda key: key != "event"), values, max_size=3)
-moments = st.integers(0, 2**50).map(lambda us: us * 1000)
-names = st.text("0123456789abcdef", min_size=16, max_size=16)
-
-
-@st.composite
-def told(draw: st.DrawFn) -> ReadSpan:
-    began = draw(moments)
-    return ReadSpan(
-        trace_id=ID,
-        span_id=draw(names),
-        parent_id=draw(st.one_of(st.just(""), names)),
-        service=draw(st.sampled_from(spans.SERVICES)),
-        name=draw(st.sampled_from(sorted(spans.SPANS))),
-        began_ns=began,
-        ended_ns=began + draw(moments),
-        attributes=draw(attributes),
-        events=tuple(draw(st.lists(st.builds(Happened, st.text(max_size=4), moments, attributes), max_size=2))),
-        links=tuple(draw(st.lists(st.tuples(st.just(ID), names), max_size=2))),
-        error=draw(st.booleans()),
-        kind=draw(st.sampled_from(["server", "internal"])),
-    )
-
-
-@settings(max_examples=50)
-@given(st.lists(told(), min_size=1, max_size=4))
-def test_what_jaeger_is_given_says_all_that_there_was(trace: list[ReadSpan]) -> None:
-    document = to_jaeger(trace)
-    assert from_jaeger(json.loads(json.dumps(document))) == trace
-    processes = document["data"][0]["processes"]
-    assert {process["serviceName"] for process in processes.values()} == {span.service for span in trace}
 
 
 def span(name: str, number: int, parent: int, began: int, took: int, **told: Any) -> ReadSpan:
@@ -77,7 +35,7 @@ def span(name: str, number: int, parent: int, began: int, took: int, **told: Any
 TRACE = [
     span("verify", 5, 4, 40, 20, notes={"drafted": 4, "accepted": 2, "wire_s": 0.0031}),
     span("round", 4, 1, 35, 30, notes={"round": 1, "miss": "diverged"}),
-    span("generate", 1, 0, 0, 100, events=(Happened("drafter.lost", 0),)),
+    span("generate", 1, 0, 0, 100, events=(ReadEvent("drafter.lost", 0),)),
     span("draft", 6, 4, 36, 26, notes={"drafter": "ngram", "discarded": True}),
     span("round", 2, 1, 0, 40, notes={"round": 0}, error=True),
     span("verify", 7, 99, 90, 5),
@@ -163,10 +121,10 @@ def test_rounds_that_are_not_there_are_a_typed_error() -> None:
 
 
 def test_a_line_of_otlp_is_read() -> None:
-    [read] = from_otlp(OTLP)
+    [read] = read_spans(OTLP)
     assert (read.service, read.name, read.kind, read.error) == ("slipstream-gateway", "generate", "server", True)
     assert read.attributes == {"n": 7, "words": ["stop"]}
-    assert read.events == (Happened("lost", 2000),)
+    assert read.events == (ReadEvent("lost", 2000),)
 
 
 @pytest.fixture
@@ -180,7 +138,26 @@ def test_the_command_prints_and_exports(folder: Path) -> None:
     assert printed.exit_code == 0, printed.output
     assert "generate" in printed.output
     exported = CliRunner().invoke(app, ["trace", "export", ID, "--traces", str(folder)])
-    assert from_jaeger(json.loads(exported.output))[0].name == "generate"
+    assert json.loads(exported.output) == OTLP
+
+
+def test_an_export_holds_every_span_of_the_trace_and_of_no_other(tmp_path: Path) -> None:
+    def line(service: str, *spans: dict[str, str]) -> str:
+        resource = {"attributes": [{"key": "service.name", "value": {"stringValue": service}}]}
+        return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": list(spans)}]}]}) + "\n"
+
+    def one(trace: str, number: int) -> dict[str, str]:
+        times = {"startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+        return {"traceId": trace, "spanId": f"{number:016x}", "name": f"span {number}"} | times
+
+    other = "f" * 32
+    (tmp_path / "a.jsonl").write_text(line("gateway", one(ID, 1), one(other, 2)) + line("gateway", one(ID, 3)))
+    (tmp_path / "b.jsonl").write_text(
+        line("verifier", one(other, 4)) + line("verifier", one(ID, 5)) + "{half a line " + ID
+    )
+    exported = CliRunner().invoke(app, ["trace", "export", ID, "--traces", str(tmp_path)])
+    found = [(span.service, span.trace_id, span.name) for span in read_spans(json.loads(exported.output))]
+    assert found == [("gateway", ID, "span 1"), ("gateway", ID, "span 3"), ("verifier", ID, "span 5")]
 
 
 @pytest.mark.parametrize("what", [["print", ID], ["xyz"], [ID.upper()], [ID, "--rounds", "5-"]])
@@ -190,7 +167,7 @@ def test_the_command_says_how_it_is_used(what: list[str]) -> None:
 
 def test_a_trace_that_is_nowhere_is_not_found(folder: Path) -> None:
     with pytest.raises(NotFound, match="no trace"):
-        from_folder(folder, "f" * 32)
+        trace_from_folder(folder, "f" * 32)
     assert CliRunner().invoke(app, ["trace", "f" * 32, "--traces", str(folder)]).exit_code == 1
 
 
@@ -215,22 +192,33 @@ def answering(status: int, body: bytes) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_jaeger_is_asked_for_the_trace() -> None:
-    with answering(200, json.dumps(to_jaeger(TRACE)).encode()) as (url, asked):
-        assert from_jaeger_at(url, ID) == TRACE
-    assert asked == [f"/api/traces/{ID}"]
+    with answering(200, json.dumps({"result": OTLP}).encode()) as (url, asked):
+        assert trace_from_jaeger(url, ID) == OTLP
+    assert asked == [f"/api/v3/traces/{ID}"]
+
+
+def test_numbers_of_enumerators_are_read_as_their_names(folder: Path) -> None:
+    numbers = json.dumps(OTLP).replace('"SPAN_KIND_SERVER"', "2").replace('"STATUS_CODE_ERROR"', "2")
+    assert list(read_spans(json.loads(numbers))) == list(read_spans(OTLP))
 
 
 @pytest.mark.parametrize(
     ("status", "body", "error"),
-    [(404, b"", NotFound), (500, b"", Unavailable), (200, b"<html>", Unavailable), (200, b'{"data":[]}', Unavailable)],
+    [
+        (404, b"", NotFound),
+        (500, b"", Unavailable),
+        (200, b"<html>", Unavailable),
+        (200, b'{"data":[]}', Unavailable),
+        (200, b'{"result":[]}', Unavailable),
+    ],
 )
 def test_what_is_no_answer_of_jaegers_is_typed(status: int, body: bytes, error: type[Exception]) -> None:
     with answering(status, body) as (url, _), pytest.raises(error):
-        from_jaeger_at(url, ID)
+        trace_from_jaeger(url, ID)
 
 
 def test_nobody_at_the_address_is_typed() -> None:
     with pytest.raises(Unavailable):
-        from_jaeger_at("http://127.0.0.1:1", ID)
+        trace_from_jaeger("http://127.0.0.1:1", ID)
     with pytest.raises(InvalidArgument):
-        from_jaeger_at("file:///etc/passwd", ID)
+        trace_from_jaeger("file:///etc/passwd", ID)

@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from slipstream.errors import FailedPrecondition, NotFound
-from slipstream.tokenizer.vocabulary import as_ids, eos_token_ids, fingerprint, is_local, load_tokenizer
+from slipstream.tokenizer.vocabulary import as_ids, common_prefix, eos_token_ids, fingerprint, is_local, load_tokenizer
+
+TOKENS = st.lists(st.integers(0, 1), max_size=8)
 
 
 def tokenizer(words: list[str], added: list[str] | None = None) -> Tokenizer:
@@ -77,3 +81,11 @@ def test_names_that_are_folders() -> None:
     assert is_local("/models/x") and is_local("./x") and is_local("models/tiny/x")
     assert not is_local("owner/name") and not is_local("gpt2")
     assert as_ids(None) == () and as_ids(0) == (0,) and as_ids([1, 2]) == (1, 2)
+
+
+@given(TOKENS, TOKENS, TOKENS)
+def test_two_texts_share_what_they_begin_with_alike(same: list[int], one: list[int], other: list[int]) -> None:
+    some, others = same + one, same + other
+    length = common_prefix(some, others)
+    assert some[:length] == others[:length]
+    assert length in (len(some), len(others)) or some[length] != others[length]

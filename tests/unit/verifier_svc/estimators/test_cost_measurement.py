@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
 from slipstream.engine.emulated.model import LinearCost
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.segment import Segment
 from verifier_svc.estimators.cost_curve import CostCurve
@@ -43,7 +42,7 @@ class Machine:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
+    def forward(self, segments: list[Segment]) -> ModelOutput:
         self.now += self.lag(len(self.forwards))
         self.forwards.append(sum(segment.tokens for segment in segments))
         return self._forward(segments)

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from benchmarks.virtual import VirtualLoop, run
+from slipstream.concurrency import CHECKS
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
@@ -18,7 +19,7 @@ from slipstream.v1 import types_pb2, worker_pb2
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
-from verifier_svc.sources.liveness import CHECKS, LivenessMonitor
+from verifier_svc.sources.liveness import LivenessMonitor
 
 PATIENCE_S = 6.0
 PAUSE_S = PATIENCE_S / CHECKS
@@ -78,7 +79,7 @@ class Owing:
         self.task = asyncio.create_task(self.vigil.run(lambda: None, self._owed, self._silent))
 
     def _owed(self) -> float:
-        return 0.0 if self.vigil.sign_at < 0.0 else math.inf
+        return 0.0 if self.vigil.progress_at < 0.0 else math.inf
 
     def _silent(self) -> None:
         self.silent_at.append(self.clock())

@@ -1,0 +1,268 @@
+"""`slipstream status`, `doctor` and `key`: for those who run gateways and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Annotated
+
+import grpc
+import typer
+from google.protobuf.json_format import MessageToJson
+
+from slipstream.cli.options import ApiKey, AsJson, Ca, Servers, Tls, endpoints, with_channels
+from slipstream.client.api_key import KEY_NAME, digest, new_key
+from slipstream.client.client import complete
+from slipstream.client.completion import Completion
+from slipstream.client.gateway_endpoint import GatewayEndpoint
+from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.rpc.channel import dialling, error_of, parsed
+from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
+from slipstream.rpc.tls import Certificates, certificates_from_env
+from slipstream.tokenizer.vocabulary import share_vocabulary
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+ANSWER_S = 5.0
+"""Seconds within which a worker must answer."""
+PROBES = 9
+"""Calls whose median is a worker's round trip."""
+PROMPT, TOKENS = "The quick brown fox", 48
+TRIES = 4
+"""Requests before the doctor reports that no drafter drafts: the first session of a pair waits for their connection."""
+
+
+def status(
+    server: Servers = None,
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    ca: Ca = "",
+    as_json: AsJson = False,
+) -> None:
+    """Print the models that a gateway serves, how many verifiers have each, and its drafters."""
+
+    async def list_models(channels: Sequence[grpc.aio.Channel]) -> gateway_pb2.ListModelsResponse:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channels[0])
+        response: gateway_pb2.ListModelsResponse = parsed(await stub.ListModels(gateway_pb2.ListModelsRequest()))
+        return response
+
+    response = asyncio.run(with_channels("status", endpoints(server, api_key, tls, ca), list_models))
+    if as_json:
+        typer.echo(MessageToJson(response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+    else:
+        for line in _model_lines(response):
+            typer.echo(line)
+
+
+def _model_lines(response: gateway_pb2.ListModelsResponse) -> Iterator[str]:
+    for served in response.models:
+        noun = "verifier" if served.verifiers == 1 else "verifiers"
+        yield f"{served.model.name}: {served.verifiers} {noun}, texts of up to {served.model.max_length} tokens"
+        for drafter in served.drafters:
+            fits = f"DOES NOT FIT: {drafter.mismatch}" if drafter.mismatch else "drafts"
+            yield f"  {drafter.name} ({drafter.model.name or 'no model'}): {fits}"
+        if not served.drafters:
+            yield "  no drafter: plain decoding"
+
+
+def key(
+    name: Annotated[str, typer.Argument(help="Name of the key and its tenant: letters, digits, _ and -.")],
+    sessions: Annotated[int | None, typer.Option(help="Most sessions at once.", min=1)] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Most requests in a minute.", min=1)] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Most prompt and output tokens in a minute.", min=1)
+    ] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Most tokens of one prompt.", min=1)] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one output.", min=1)] = None,
+    least_priority: Annotated[int | None, typer.Option(help="Lowest priority value that a request may have.")] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="The key may also call what concerns all tenants.")
+    ] = False,
+) -> None:
+    """Create an API key. Prints a line for the file of GATEWAY_API_KEYS, and the key itself on standard error.
+
+    The key is stored nowhere; the line holds only its hash.
+    """
+    if not KEY_NAME.fullmatch(name):
+        raise typer.BadParameter("a name has 1 to 64 letters, digits, _ and -.")
+    created = new_key()
+    limits = {
+        "sessions": sessions,
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "prompt_tokens": prompt_tokens,
+        "max_tokens": max_tokens,
+        "least_priority": least_priority,
+        "operator": "true" if operator else None,
+    }
+    given = "".join(f", {limit} = {value}" for limit, value in limits.items() if value is not None)
+    typer.echo(f'{name} = {{ sha256 = "{digest(created).hex()}"{given} }}')
+    typer.echo(created, err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosedWorker:
+    """What one worker reported."""
+
+    address: str
+    identity: worker_pb2.GetModelResponse
+    load: worker_pb2.WatchResponse
+    round_trip_s: float
+
+    @property
+    def verifies(self) -> bool:
+        return self.identity.role == worker_pb2.ROLE_VERIFIER
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    ok: bool
+    text: str
+
+
+def doctor(
+    worker: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of a verifier or drafter; repeat it for more.")
+    ] = None,
+    server: Servers = None,
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    ca: Ca = "",
+) -> None:
+    """Check each --worker's model and load, and request one text from each gateway with and without speculation.
+
+    Certificates for workers come from SLIPSTREAM_TLS_FOLDER, as for the services. The exit status is 1 if anything is
+    wrong.
+    """
+    gateways = endpoints(server, api_key, tls, ca) if server or not worker else []
+    findings = asyncio.run(_diagnose(worker or [], gateways))
+    for finding in findings:
+        typer.echo(f"{'ok   ' if finding.ok else 'WRONG'} {finding.text}")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+async def _diagnose(addresses: Sequence[str], gateways: Sequence[GatewayEndpoint]) -> list[Finding]:
+    findings: list[Finding] = []
+    workers: list[DiagnosedWorker] = []
+    for address in addresses:
+        try:
+            workers.append(await _query_worker(address, certificates_from_env()))
+        except SlipstreamError as error:
+            findings.append(Finding(False, f"worker {address}: {error.message}"))
+    for worker in workers:
+        findings += _check_worker(worker)
+    findings += _check_pairs(workers)
+    for gateway in gateways:
+        findings += await _check_gateway(gateway)
+    return findings
+
+
+async def _query_worker(address: str, certificates: Certificates | None) -> DiagnosedWorker:
+    """Raises the SlipstreamError with which the worker cannot be reached."""
+    failure = SlipstreamError("the worker was not called.")
+    # With TLS only the certificate shows the role; in plaintext the first try succeeds for both roles.
+    for role in (VERIFIER, DRAFTER)[: 1 if certificates is None else 2]:
+        async with dialling(role, certificates)(address) as channel:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await _probe(address, worker_pb2_grpc.WorkerServiceStub(channel))
+            except grpc.aio.AioRpcError as error:
+                failure = error_of(error)
+            except SlipstreamError as error:
+                failure = error
+            except TimeoutError:
+                failure = Unavailable(f"no answer within {ANSWER_S:g} s.")
+    raise failure
+
+
+async def _probe(address: str, stub: worker_pb2_grpc.WorkerServiceStub) -> DiagnosedWorker:
+    identity = parsed(await stub.GetModel(worker_pb2.GetModelRequest()))
+    times = []
+    for _ in range(PROBES):
+        began = time.perf_counter()
+        await stub.GetModel(worker_pb2.GetModelRequest())
+        times.append(time.perf_counter() - began)
+    watching = stub.Watch(worker_pb2.WatchRequest())
+    load = parsed(await watching.read())
+    watching.cancel()
+    if load is grpc.aio.EOF:
+        raise Unavailable("it reports no load.")
+    return DiagnosedWorker(address, identity, load, statistics.median(times))
+
+
+def _check_worker(worker: DiagnosedWorker) -> Iterator[Finding]:
+    identity, load = worker.identity, worker.load
+    role = "verifier" if worker.verifies else f"drafter ({identity.method})"
+    share = load.kv_blocks_free / load.kv_blocks_total if load.kv_blocks_total else 1.0
+    yield Finding(
+        True,
+        f"{role} {worker.address}: {identity.model.name or 'no model'}, {load.sessions} sessions, {share:.0%} of KV "
+        f"free, round trip {1e3 * worker.round_trip_s:.1f} ms",
+    )
+    if load.draining:
+        yield Finding(False, f"{role} {worker.address} is draining: it receives no new sessions.")
+    if load.waiting:
+        yield Finding(False, f"{role} {worker.address}: {load.waiting} sessions wait for KV; add memory or verifiers.")
+
+
+def _check_pairs(workers: Sequence[DiagnosedWorker]) -> Iterator[Finding]:
+    """Checks that drafters have the verifiers' vocabularies."""
+    for verifier in (worker for worker in workers if worker.verifies):
+        target = verifier.identity.model
+        for drafter in (worker for worker in workers if not worker.verifies):
+            model = drafter.identity.model
+            if not share_vocabulary(model, target):
+                yield Finding(
+                    False,
+                    f"drafter {drafter.address} ({model.name}) has another vocabulary than verifier {verifier.address} "
+                    f"({target.name}): choose a pair with one tokenizer, or DRAFTER_TRANSLATE_FOR.",
+                )
+
+
+async def _check_gateway(gateway: GatewayEndpoint) -> list[Finding]:
+    """Generates one short text with and without speculation."""
+    try:
+        async with AsyncExitStack() as stack:
+            channel = await stack.enter_async_context(gateway.channel())
+            plain = await complete(channel, _request(speculate=False))
+            for _ in range(TRIES):
+                speculative = await complete(channel, _request(speculate=True))
+                if speculative.finished.statistics.drafted:
+                    break
+    except SlipstreamError as error:
+        return [Finding(False, f"gateway {gateway.address}: {error.message} [{error.reason}]")]
+    return list(_compare_texts(gateway.address, plain, speculative))
+
+
+def _compare_texts(address: str, plain: Completion, speculative: Completion) -> Iterator[Finding]:
+    seen, tokens = speculative.finished.statistics, len(speculative.token_ids)
+    model = plain.started.model
+    yield Finding(
+        True,
+        f"gateway {address}: {model}, {tokens} tokens in {seen.rounds} rounds, {seen.accepted} of {seen.drafted} "
+        f"candidates accepted; {_speed(plain)} without speculation, {_speed(speculative)} with it",
+    )
+    if not seen.drafted:
+        yield Finding(False, f"gateway {address}: no candidate was verified; check `slipstream status` and the rules.")
+    if plain.token_ids != speculative.token_ids:
+        yield Finding(
+            True, f"gateway {address}: the two texts differ; in fp32 they must not (elsewhere near-ties may)."
+        )
+
+
+def _speed(completion: Completion) -> str:
+    return f"{1e3 * (completion.tpot_s or 0.0):.1f} ms a token"
+
+
+def _request(speculate: bool) -> gateway_pb2.GenerateRequest:
+    return gateway_pb2.GenerateRequest(
+        prompt=PROMPT,
+        max_tokens=TOKENS,
+        ignore_eos=True,
+        sampling=gateway_pb2.SamplingOptions(temperature=0.0),
+        speculation=gateway_pb2.SpeculationOptions(disabled=not speculate),
+    )

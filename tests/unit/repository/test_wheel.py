@@ -1,0 +1,85 @@
+"""The wheel works without the repository beside it: its command, and the models that it brings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import NotFound
+from slipstream.tokenizer import vocabulary
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("slipstream", "gateway", "drafter_svc", "verifier_svc", "capacity", "training")
+RESOLVED = """
+import sys, slipstream
+from slipstream.tokenizer.vocabulary import eos_token_ids, fingerprint, load_tokenizer, shipped_model
+print(slipstream.__file__)
+for role in ("target", "draft"):
+    folder = shipped_model(role)
+    print(folder, fingerprint(load_tokenizer(folder)), *eos_token_ids(folder))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which the wheel is unpacked, which is what installing it does."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    for name in (*PACKAGES, "models"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    build = ["wheel", "-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", str(source / "wheels"), str(source)]
+    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *build], check=True)
+    [wheel] = (source / "wheels").iterdir()
+    zipfile.ZipFile(wheel).extractall(folder)
+    shutil.rmtree(source)
+    return folder
+
+
+def run(installed: Path, *command: str) -> str:
+    """What the command prints, run from a folder outside of the repository with the installed packages first."""
+    environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=installed, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_command_starts(installed: Path) -> None:
+    [entry_points] = installed.glob("*.dist-info/entry_points.txt")
+    assert "slipstream = slipstream.cli:app" in entry_points.read_text()
+    printed = run(installed, sys.executable, "-m", "slipstream", "serve", "--help")
+    assert "--target" in printed and "--draft" in printed
+
+
+def test_the_default_models_are_in_the_wheel(installed: Path) -> None:
+    package, target, draft = run(installed, sys.executable, "-c", RESOLVED).splitlines()
+    assert Path(package).is_relative_to(installed)
+    for line, role in ((target, "target"), (draft, "draft")):
+        folder, *told = line.split()
+        assert Path(folder) == installed / "slipstream" / "models" / role
+        ours = str(ROOT / "models" / role)
+        ends = map(str, vocabulary.eos_token_ids(ours))
+        assert told == [vocabulary.fingerprint(vocabulary.load_tokenizer(ours)), *ends]
+        for file in (ROOT / "models" / role).iterdir():
+            assert (Path(folder) / file.name).read_bytes() == file.read_bytes()
+
+
+def test_what_only_the_services_read_is_in_the_wheel(installed: Path) -> None:
+    missing = [
+        path.relative_to(ROOT)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".lua", ".typed") and not (installed / path.relative_to(ROOT)).is_file()
+    ]
+    assert missing == []
+
+
+def test_an_installation_without_models_asks_for_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(vocabulary, "SHIPPED", tmp_path / "models")
+    with pytest.raises(NotFound, match="--target") as caught:
+        vocabulary.shipped_model("target")
+    assert caught.value.reason == "MODEL_MISSING"
