@@ -27,8 +27,8 @@ from slipstream.engine.engine import ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.model_thread import ModelThread
 from slipstream.engine.segment import Segment
+from slipstream.process import tune_runtime
 from slipstream.rpc import proto_conversion
-from slipstream.runtime_tuning import tune
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
@@ -65,7 +65,7 @@ class Between:
     def __init__(self, thread: ModelThread | InlineThread, sessions: int, nodes: int, pass_s: float) -> None:
         engine = open_engine(f"emulated:vocabulary=4096&base_ms={1e3 * pass_s}", kv_tokens=sessions * LENGTH)
         assert isinstance(engine, EmulatedEngine)
-        drafters = CandidateSources(proto_conversion.model_to_wire(engine.model), 0.02)
+        drafters = CandidateSources(proto_conversion.model_to_proto(engine.model), 0.02)
         curve = CostCurve()
         for size in BUCKETS:
             curve.record(size, sessions, [PASS_S])
@@ -132,7 +132,7 @@ async def measure(sessions: int, nodes: int) -> Row:
     async with ModelThread() as thread:
         between = Between(thread, sessions, nodes, PASS_S)
         feeding = between.feed if nodes else lambda: None
-        tune()  # as `python -m verifier_svc` does
+        tune_runtime()  # as `python -m verifier_svc` does
         async with running(between):
             await between.steps(WARM_STEPS, feeding)
             first, tokens = len(between.ended), between.scheduler.tokens

@@ -21,7 +21,7 @@ from capacity.scenario import Scenario, read
 from capacity.sizing import Mode, colocated, disaggregated, most_rate, plain, plan
 from capacity.stationary import Cells
 from slipstream.engine.emulated.model import LinearCost
-from slipstream.runtime_tuning import tune
+from slipstream.process import tune_runtime
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "plan"
 RATIOS = ((1, 4), (1, 2), (1, 1), (2, 1))
@@ -179,6 +179,6 @@ KINDS: dict[str, Callable[[Scenario, str], None]] = {
 }
 
 if __name__ == "__main__":
-    tune()
+    tune_runtime()
     file = Path(sys.argv[2]) if sys.argv[2:] else EXAMPLES / "h100-l4.toml"
     KINDS[sys.argv[1]](read(file), file.stem)

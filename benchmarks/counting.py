@@ -17,13 +17,13 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from benchmarks.records import Row, write
-from drafter_svc.step_stats import StepStats as Passes
+from drafter_svc.metrics_source import StepStats as Passes
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.telemetry.metrics_source import MetricsParts, meter
 from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.telemetry.request_stats import RequestStats
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.metrics_source import StepStats
@@ -107,23 +107,22 @@ def scrape() -> tuple[Case, Case]:
 def main() -> None:
     stats, passes = StepStats(), Passes()
     tree = SimpleNamespace(root=SimpleNamespace(path_log_prob=-3.0))
-    turn = SimpleNamespace(
+    request = SimpleNamespace(
         session=SimpleNamespace(tree=tree),
-        pending=[1],
-        nodes=[None] * 4,
-        starts=[SimpleNamespace(path_log_prob=-4.0)],
+        context=SimpleNamespace(expand=[0]),
+        tokens=5,
+        places=[tree.root, SimpleNamespace(path_log_prob=-4.0)],
     )
-    turns: list[Any] = [turn] * 32
+    requests: list[Any] = [request] * 32
     timing = StepTiming(0.0, 0.02, 0.0, 32, 288)
     report, message = StepReport(1, [], [], timing, 0.0), verifier_pb2.Round()
     scheduled: Any = SimpleNamespace(selection=SimpleNamespace(depths=DEPTHS))
-    result = RoundResult(
-        scheduled, AcceptanceResult((0, 1), 7), [1, 2, 7], timing, 1, verifier_pb2.MISS_CAUSE_UNSPECIFIED, 0.0
-    )
+    accepted, miss = AcceptanceResult((0, 1), 7), verifier_pb2.MISS_CAUSE_UNSPECIFIED
+    result = RoundResult(scheduled, accepted, [1, 2, 7], timing, 1, miss, 0.0)
 
     def passed() -> None:
-        passes.began(turns)
-        passes.ended(0.002)
+        passes.step_began(requests)
+        passes.step_ended(0.002)
 
     rows: list[Row] = []
     reading, page = scrape()

@@ -12,7 +12,7 @@ import contextlib
 from dataclasses import dataclass
 
 from slipstream.config import from_env
-from slipstream.process import run, until_signal
+from slipstream.process import run_role, until_signal
 
 CHUNK = 1 << 16
 
@@ -75,4 +75,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    run("delay line", main())
+    run_role("delay line", main())

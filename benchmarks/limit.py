@@ -20,8 +20,8 @@ from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER
 from benchmarks.records import Row, write
 from benchmarks.virtual import open_request
 from slipstream.cli.serve import Role
+from slipstream.process import tune_runtime
 from slipstream.rpc.channel import channel
-from slipstream.runtime_tuning import tune
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import running
@@ -40,7 +40,7 @@ async def measure(sessions: int, mode: str) -> Row:
     drafter = Role("drafter_svc", EMULATED_DRAFTER | {"DRAFTER_MODEL": DRAFT, "DRAFTER_LISTEN": ANYWHERE})
     config = VerifierConfig(model=TARGET, listen=ANYWHERE, grace_s=0.0, kv_tokens=1 << 20)
     async with running(config) as verifier:
-        tune()  # as `python -m verifier_svc` does
+        tune_runtime()  # as `python -m verifier_svc` does
         load: asyncio.subprocess.Process | None = None
         try:
             nodes = NODES if mode == "on" else 0

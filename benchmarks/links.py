@@ -21,7 +21,7 @@ from benchmarks.processes import cpu_s
 from slipstream.errors import SlipstreamError
 from slipstream.rpc import multiplexed_stream, proto_conversion
 from slipstream.rpc.channel import channel
-from slipstream.rpc.send_queue import SendQueue
+from slipstream.rpc.multiplexed_stream import SendQueue
 from slipstream.rpc.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 
@@ -56,7 +56,7 @@ def answer(command: drafter_pb2.DraftCommand) -> types_pb2.Candidates:
         generation=1,
         first_node=1,
         token_ids=[11, 12, 13, 14],
-        confidences=proto_conversion.confidences_to_wire([-0.1, -0.2, -0.3, -0.4]),
+        confidences=proto_conversion.confidences_to_proto([-0.1, -0.2, -0.3, -0.4]),
     )
 
 

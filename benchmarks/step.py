@@ -22,7 +22,7 @@ from slipstream.cli.serve import Role
 from slipstream.client.load_generator import run_load
 from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.segment import Segment
-from slipstream.runtime_tuning import tune
+from slipstream.process import tune_runtime
 from verifier_svc.config import VerifierConfig
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.verifier import running
@@ -56,7 +56,7 @@ async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler
     drafter = Role("drafter_svc", settings)
     config = VerifierConfig(model=target, listen=ANYWHERE, grace_s=0.0, kv_tokens=1 << (20 if emulated else 16))
     async with running(config) as verifier:
-        tune()  # as `python -m verifier_svc` does
+        tune_runtime()  # as `python -m verifier_svc` does
         meter = Meter(verifier.engine)
         gateway = Role(
             "gateway",

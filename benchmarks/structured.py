@@ -61,7 +61,7 @@ async def run(
         gateway_pb2.GenerateRequest(
             prompt=prompt,
             max_tokens=TOKENS,
-            structured_output=proto_conversion.structure_to_wire(structure),
+            structured_output=proto_conversion.structure_to_proto(structure),
             sampling=gateway_pb2.SamplingOptions(temperature=temperature, seed=seed),
             speculation=gateway_pb2.SpeculationOptions(disabled=not on),
         )

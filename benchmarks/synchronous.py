@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from slipstream.config import from_env
-from slipstream.process import run, until_signal
+from slipstream.process import run_role, until_signal
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import StepOutcome
@@ -53,10 +53,10 @@ class SynchronousPlanner(Planner):
 async def main() -> None:
     config = from_env(VerifierConfig, "VERIFIER_")
     async with running(config, VerifierParts(planner=SynchronousPlanner)) as verifier:
-        await verifier.server.serving(True)
+        await verifier.server.set_serving(True)
         print(f"ready grpc={verifier.address}", flush=True)
         await until_signal()
 
 
 if __name__ == "__main__":
-    run("verifier", main())
+    run_role("verifier", main())

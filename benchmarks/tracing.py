@@ -39,7 +39,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from benchmarks.between import SOURCE, Between, InlineThread, running
 from benchmarks.records import Row, write
 from slipstream.engine.model_thread import ModelThread
-from slipstream.runtime_tuning import tune
+from slipstream.process import tune_runtime
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2
 from verifier_svc.session import Session
@@ -99,7 +99,7 @@ async def measure(collector: str) -> list[dict[str, Block]]:
     turns: list[dict[str, Block]] = []
     async with ModelThread() as thread:
         drafted = Drafted(thread, tracing)
-        tune()
+        tune_runtime()
         async with running(drafted):
             await drafted.steps(WARM_STEPS, drafted.feed)
             for turn in range(TURNS):

@@ -16,7 +16,7 @@ from capacity.scenario import Scenario, Slo, read
 from capacity.sizing import compare
 from slipstream.cli.options import explained
 from slipstream.errors import InvalidArgument
-from slipstream.runtime_tuning import tune
+from slipstream.process import tune_runtime
 
 
 def plan(
@@ -42,7 +42,7 @@ def plan(
             return
         if scenario is None:
             raise InvalidArgument("name a scenario file, or a model to --measure.")
-        tune()
+        tune_runtime()
         given = _changed(read(scenario), rate, delay_ms, acceptance)
         given = replace(given, slo=_asked(given.slo, tpot_p95_ms, ttft_p95_ms))
         _tell(given, exact=not quick, day=day, as_json=as_json)

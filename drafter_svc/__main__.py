@@ -7,9 +7,8 @@ import logging
 from drafter_svc.config import PREFIX, DrafterConfig
 from drafter_svc.drafter import running
 from slipstream.config import from_env
-from slipstream.process import run, until_signal
+from slipstream.process import run_role, tune_runtime, until_signal
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.runtime_tuning import tune
 from slipstream.telemetry import logs
 from slipstream.telemetry.span_exporters import tracing_from_env
 
@@ -23,12 +22,12 @@ async def main() -> None:
         tracing_from_env("slipstream-drafter") as tracing,
         running(config, certificates=certificates_from_env(), tracing=tracing) as drafter,
     ):
-        await drafter.server.serving(True)
+        await drafter.server.set_serving(True)
         log.info("%s", drafter.server.announcement)
         print(drafter.server.announcement, flush=True)
-        tune()
+        tune_runtime()
         await until_signal()
 
 
 if __name__ == "__main__":
-    run("drafter", main())
+    run_role("drafter", main())

@@ -8,7 +8,7 @@ import sys
 from gateway.config import PREFIX, GatewayConfig
 from gateway.gateway import check, serve
 from slipstream.config import from_env
-from slipstream.process import run
+from slipstream.process import run_role
 from slipstream.telemetry import logs
 
 
@@ -19,4 +19,4 @@ async def main(checking: bool) -> None:
 
 
 if __name__ == "__main__":
-    run("gateway", main(sys.argv[1:] == ["--check"]))
+    run_role("gateway", main(sys.argv[1:] == ["--check"]))

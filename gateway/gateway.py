@@ -27,12 +27,11 @@ from gateway.telemetry.metrics_source import MetricsParts, meter
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import Unavailable
-from slipstream.process import until_signal
-from slipstream.rpc.channel import MAX_MESSAGE_BYTES, Dial, dialling
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.process import tune_runtime, until_signal
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES, Dial, dialer
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import AccessControl, Server
 from slipstream.rpc.tls import Certificates, certificates_from_env, server_credentials
-from slipstream.runtime_tuning import tune
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.tracing import Tracing
@@ -80,7 +79,7 @@ class GatewayServer:
             await self.router.changes.wait()
         for model in [verifier.model for verifier in self.router.verifiers if verifier.model is not None]:
             await self.tokenizer.prepare(model)
-        await self.server.serving(True)
+        await self.server.set_serving(True)
 
 
 @asynccontextmanager
@@ -133,7 +132,7 @@ async def serve(config: GatewayConfig) -> None:
         asyncio.TaskGroup() as tasks,
     ):
         ready = tasks.create_task(_announce(gateway))
-        tune()
+        tune_runtime()
         await until_signal()
         ready.cancel()
 
@@ -189,7 +188,7 @@ def _options(config: GatewayConfig) -> dict[str, int]:
 
 
 def _reach(world: GatewayDependencies, role: str) -> Dial:
-    return world.dial or dialling(role, world.certificates)
+    return world.dial or dialer(role, world.certificates)
 
 
 def _meters(config: GatewayConfig) -> RequestMetrics:

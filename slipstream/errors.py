@@ -1,20 +1,19 @@
-"""One tree of exceptions. Every one maps to one gRPC status code, in one interceptor
-(`slipstream.rpc.status_interceptor`).
+"""One tree of exceptions. Each class names its gRPC status code and its HTTP status.
 
     SlipstreamError
     ├── InvalidArgument      the request can never work; its sender must change it
     ├── NotFound             no such session, model or drafter
     ├── FailedPrecondition   parts that do not fit together (vocabularies, models, configuration)
-    ├── Unauthenticated      the caller did not say who it is, or is nobody
-    ├── PermissionDenied     a rule that needs trust was asked of somebody untrusted
+    ├── Unauthenticated      the caller sent no valid credentials
+    ├── PermissionDenied     the caller, or a drafter, lacks the role or the trust that is needed
     ├── ResourceExhausted    no room now; try later or smaller
-    ├── Aborted              fenced: somebody with a higher epoch owns the session
+    ├── Aborted              fenced: another owner has the session under a higher epoch
     ├── OutOfRange           a length or position that does not exist
-    ├── Unavailable          a peer or the store is away; retry
+    ├── Unavailable          a peer or the store does not answer; retry
     ├── DeadlineExceeded     the remaining time ran out
     └── Internal             a bug or broken numbers; never the caller's fault
 
-A message is a sentence that says what to do. `reason` is a stable word for programs (`ErrorInfo.reason`).
+A message is a sentence with the remedy in it. `reason` is a stable word for programs (`ErrorInfo.reason`).
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from typing import ClassVar
 
 import grpc
 
-# Reasons that one service gives and another one acts on.
+# Reasons that one service sends and another one acts on.
 LINK_LOST = "LINK_LOST"
-"""Of a drafter's event after which the session stays attached: it is opened again as soon as the link is back."""
+"""Reason of a drafter's failure after which the session stays attached: it is opened again once the link is back."""
 DRAINING = "DRAINING"
 """The verifier is about to end: open the session on another one."""
 KV_TOO_SMALL = "KV_TOO_SMALL"
 """The one reason of RESOURCE_EXHAUSTED that does not pass with time."""
 
-# Whose fault a status is. Traces follow OpenTelemetry's conventions, by which whoever asks for more than there is room
-# for has made the error; to the operator's objectives that is one more request that the service did not serve.
+# Which side a status blames. Traces follow OpenTelemetry's conventions, by which RESOURCE_EXHAUSTED is the caller's
+# error; for the operator's objectives it is a request that the service did not serve.
 SERVER_ERRORS = frozenset(
     {
         grpc.StatusCode.UNKNOWN,
@@ -43,66 +42,67 @@ SERVER_ERRORS = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
-"""Statuses of which a span says that its server failed."""
+"""Statuses with which a span's server has failed."""
 UNSERVED = SERVER_ERRORS | {grpc.StatusCode.RESOURCE_EXHAUSTED}
-"""Statuses of a request that say something of the service, and not of the request."""
+"""Statuses that count against the service, not against the request."""
 
 
 class SlipstreamError(Exception):
     """The root; never raised itself."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    http_status: ClassVar[int] = 500
 
     def __init__(self, message: str, *, reason: str = "", retry_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason or self.code.name
         self.retry_s = retry_s
-        """When it may work, where that is known."""
+        """Seconds after which a retry may work, where they are known."""
 
 
 class InvalidArgument(SlipstreamError):
-    code = grpc.StatusCode.INVALID_ARGUMENT
+    code, http_status = grpc.StatusCode.INVALID_ARGUMENT, 400
 
 
 class NotFound(SlipstreamError):
-    code = grpc.StatusCode.NOT_FOUND
+    code, http_status = grpc.StatusCode.NOT_FOUND, 404
 
 
 class FailedPrecondition(SlipstreamError):
-    code = grpc.StatusCode.FAILED_PRECONDITION
+    code, http_status = grpc.StatusCode.FAILED_PRECONDITION, 400
 
 
 class Unauthenticated(SlipstreamError):
-    code = grpc.StatusCode.UNAUTHENTICATED
+    code, http_status = grpc.StatusCode.UNAUTHENTICATED, 401
 
 
 class PermissionDenied(SlipstreamError):
-    code = grpc.StatusCode.PERMISSION_DENIED
+    code, http_status = grpc.StatusCode.PERMISSION_DENIED, 403
 
 
 class ResourceExhausted(SlipstreamError):
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    code, http_status = grpc.StatusCode.RESOURCE_EXHAUSTED, 429
 
 
 class Aborted(SlipstreamError):
-    code = grpc.StatusCode.ABORTED
+    code, http_status = grpc.StatusCode.ABORTED, 409
 
 
 class OutOfRange(SlipstreamError):
-    code = grpc.StatusCode.OUT_OF_RANGE
+    code, http_status = grpc.StatusCode.OUT_OF_RANGE, 400
 
 
 class Unavailable(SlipstreamError):
-    code = grpc.StatusCode.UNAVAILABLE
+    code, http_status = grpc.StatusCode.UNAVAILABLE, 503
 
 
 class DeadlineExceeded(SlipstreamError):
-    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    code, http_status = grpc.StatusCode.DEADLINE_EXCEEDED, 504
 
 
 class Internal(SlipstreamError):
-    code = grpc.StatusCode.INTERNAL
+    code, http_status = grpc.StatusCode.INTERNAL, 500
 
 
 _BY_CODE: dict[int, type[SlipstreamError]] = {kind.code.value[0]: kind for kind in SlipstreamError.__subclasses__()}

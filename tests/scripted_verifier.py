@@ -12,7 +12,7 @@ import grpc
 
 from slipstream.errors import SlipstreamError
 from slipstream.rpc import multiplexed_stream, proto_conversion
-from slipstream.rpc.send_queue import SendQueue
+from slipstream.rpc.multiplexed_stream import SendQueue
 from slipstream.rpc.server import Server
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
@@ -100,7 +100,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     def _open(self, command: verifier_pb2.DecodeCommand, outbox: SendQueue[Reply]) -> None:
         request = command.open
         if self.refuse is not None:
-            failure = proto_conversion.failure_to_wire(self.refuse)
+            failure = proto_conversion.failure_to_proto(self.refuse)
             reason = verifier_pb2.FINISH_REASON_ERROR
             outbox.put(
                 verifier_pb2.SessionEnd(session=command.session, epoch=command.epoch, reason=reason, failure=failure)

@@ -7,9 +7,8 @@ import logging
 
 from slipstream.config import from_env
 from slipstream.engine.tensor_parallel.group import LEADER, Rank
-from slipstream.process import explained, run, until_signal
+from slipstream.process import exit_on_error, run_role, tune_runtime, until_signal
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.runtime_tuning import tune
 from slipstream.telemetry import logs
 from slipstream.telemetry.span_exporters import tracing_from_env
 from verifier_svc.config import PREFIX, VerifierConfig
@@ -25,22 +24,22 @@ async def serve(config: VerifierConfig, place: Rank) -> None:
         running(config, VerifierParts(certificates=certificates_from_env(), tracing=tracing)) as verifier,
     ):
         await asyncio.wrap_future(verifier.service.grammars.prepare())
-        await verifier.server.serving(True)
+        await verifier.server.set_serving(True)
         log.info("%s", verifier.server.announcement)
         print(verifier.server.announcement, flush=True)
-        tune()
+        tune_runtime()
         await until_signal(with_parent=place.size > 1)  # without torchrun nobody watches over the ranks
 
 
 def main() -> None:
-    with explained("verifier"):
+    with exit_on_error("verifier"):
         place = Rank.told()
         config = from_env(VerifierConfig, PREFIX)
         logs.configure("verifier", config.log_level, config.log_format)
     if place.rank == LEADER:
-        run("verifier", serve(config, place))
+        run_role("verifier", serve(config, place))
         return
-    with explained(f"verifier, rank {place.rank}"):
+    with exit_on_error(f"verifier, rank {place.rank}"):
         follow(config, place)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, Values, spans_of
@@ -70,7 +70,7 @@ def metrics_collector(
         {
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
-            metrics.LINK_BYTES: lambda: gateway_bytes.told("gateway") | sources.traffic.told("drafter"),
+            metrics.LINK_BYTES: lambda: gateway_bytes.by_label("gateway") | sources.traffic.by_label("drafter"),
             metrics.VERIFIER_SESSIONS: lambda: len(scheduler),
             metrics.VERIFIER_WAITING: lambda: admission.waiting,
             metrics.KV_TOTAL: lambda: kv.blocks_total,

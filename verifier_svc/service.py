@@ -20,7 +20,7 @@ from slipstream.errors import (
     Unavailable,
 )
 from slipstream.rpc import multiplexed_stream, proto_conversion
-from slipstream.rpc.send_queue import ByteCounter, SendQueue, check_count
+from slipstream.rpc.multiplexed_stream import ByteCounter, SendQueue, check_command_count
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry.logs import session_of
@@ -118,7 +118,7 @@ class GatewayStream:
         self._compiling = GrammarCompilation(service.grammars, CompilationListener(self._obey, self._fail, self._take))
 
     def receive(self, request: verifier_pb2.DecodeRequest) -> None:
-        check_count(request.commands)
+        check_command_count(request.commands)
         for command in request.commands:
             self._take(command)
 
@@ -174,9 +174,9 @@ class GatewayStream:
         check_room(request.max_length, self._service.limits.kv_tokens)
         if len(self._service.scheduler) >= self._service.limits.max_sessions:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
-        sampling = proto_conversion.sampling_from_wire(request.sampling)
+        sampling = proto_conversion.sampling_from_proto(request.sampling)
         check_trust(sampling, request.drafters)
-        structure = proto_conversion.structure_from_wire(request.structured_output)
+        structure = proto_conversion.structure_from_proto(request.structured_output)
         if structure is not None and grammar is None:
             self._compiling.start(command, structure)
             return
@@ -234,7 +234,7 @@ class GatewayStream:
                 session=command.session,
                 epoch=command.epoch,
                 reason=verifier_pb2.FINISH_REASON_ERROR,
-                failure=proto_conversion.failure_to_wire(error),
+                failure=proto_conversion.failure_to_proto(error),
             )
         )
 

@@ -12,9 +12,8 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.model_thread import ModelThread
 from slipstream.engine.tensor_parallel.group import leading
 from slipstream.rpc import proto_conversion
-from slipstream.rpc.channel import dialling
-from slipstream.rpc.role_authorization import DRAFTER, between_roles
-from slipstream.rpc.server import Server
+from slipstream.rpc.channel import dialer
+from slipstream.rpc.server import DRAFTER, Server, role_access
 from slipstream.rpc.tls import Certificates
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing
@@ -74,8 +73,8 @@ async def _serving(
     config: VerifierConfig, parts: VerifierParts, engine: Engine, thread: ModelThread
 ) -> AsyncIterator[VerifierServer]:
     executor = EmbeddedExecutor(engine)
-    model = proto_conversion.model_to_wire(executor.model)
-    dial = dialling(DRAFTER, parts.certificates)
+    model = proto_conversion.model_to_proto(executor.model)
+    dial = dialer(DRAFTER, parts.certificates)
     sources = CandidateSources(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
     curve = CostCurve()
     await thread.run(executor.measure_costs, curve, config.step_tokens, config.measure_s)
@@ -94,7 +93,7 @@ async def _serving(
     )
     service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler))
-    server = Server([service.register, worker.register], between_roles(parts.certificates))
+    server = Server([service.register, worker.register], role_access(parts.certificates))
     async with asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(sources.run())]
         try:
@@ -105,7 +104,7 @@ async def _serving(
         finally:
             service.leave()
             # Where the loop has failed, no session can finish.
-            await worker.end(server, 0.0 if loops[0].done() else config.grace_s)
+            await worker.drain(server, 0.0 if loops[0].done() else config.grace_s)
             for loop in loops:
                 loop.cancel()
 

@@ -22,8 +22,7 @@ from gateway.auth.failed_attempts import FailedAttempts
 from gateway.auth.tenant import Tenant, TenantLimits, called_by
 from slipstream.client.api_key import KEY_NAME, digest
 from slipstream.errors import InvalidArgument, Unauthenticated
-from slipstream.rpc.role_authorization import service_of
-from slipstream.rpc.server import HEALTH
+from slipstream.rpc.server import HEALTH, service_of
 from slipstream.rpc.status_interceptor import Context
 from slipstream.telemetry.logs import LogOnce
 

@@ -48,7 +48,7 @@ class ResolvedRequest:
 
     def params(self) -> bytes:
         """What the record keeps of it: the request that would ask for exactly this."""
-        sampling = proto_conversion.sampling_to_wire(self.sampling)
+        sampling = proto_conversion.sampling_to_proto(self.sampling)
         options = {field.name: value for field, value in sampling.ListFields() if field.name != "logit_bias"}
         zeros = {"temperature": 0.0, "seed": 0}  # set, although proto3 does not list them
         request = gateway_pb2.GenerateRequest(
@@ -66,7 +66,7 @@ class ResolvedRequest:
             workload=self.workload,
             cache_salt=self.cache_salt,
             priority=self.priority,
-            structured_output=proto_conversion.structure_to_wire(self.structure),
+            structured_output=proto_conversion.structure_to_proto(self.structure),
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
             owner=self.owner,

@@ -145,7 +145,7 @@ class RequestValidator:
         self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo, ends: tuple[int, ...]
     ) -> StructuredOutput | None:
         """Looked at as a whole, so that whatever is wrong with it is said before anything else is spent."""
-        structure = proto_conversion.structure_from_wire(request.structured_output)
+        structure = proto_conversion.structure_from_proto(request.structured_output)
         if structure is None:
             return None
         if not set(model.eos_token_ids) <= set(ends):

@@ -15,8 +15,8 @@ from gateway.routing.router import Router
 from gateway.routing.verifiers import VerifierWorker
 from gateway.telemetry.request_metrics import RequestMetrics
 from slipstream.rpc.channel import Dial
-from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
+from slipstream.rpc.server import DRAFTER, VERIFIER
 
 
 @dataclass(frozen=True, slots=True)

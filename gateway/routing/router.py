@@ -13,12 +13,9 @@ from gateway.routing.prefix_affinity import PrefixAffinity
 from gateway.routing.verifiers import VerifierWorker
 from slipstream.concurrency import Broadcast
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
+from slipstream.proposers.registry import METHODS, gives_distribution, needs_prediction
 from slipstream.v1 import gateway_pb2, types_pb2
 
-DRAWS = "model"
-"""The method whose guesses can be drawn from a distribution that is sent along."""
-PREDICTS = "prediction"
-"""The method that guesses from the request's prediction, and has nothing to say without one."""
 BUSIER, SPARE = 1.5, 2
 """A verifier may have so many times the sessions of the least busy one, and so many more, and still be preferred."""
 
@@ -125,8 +122,8 @@ class Router:
             if drafter.present
             and not drafter.draining
             and (drafter.pool in drafting.among if drafting.among else not drafter.reserved)
-            and (drafting.predicted or drafter.method != PREDICTS)
-            and (not drafting.need_trust or (drafter.trusted and drafter.method == DRAWS))
+            and (drafting.predicted or not needs_prediction(drafter.method))
+            and (not drafting.need_trust or (drafter.trusted and gives_distribution(drafter.method)))
         ]
 
     def watching(self, target: types_pb2.ModelInfo, names: Collection[str]) -> list[DrafterWorker]:
@@ -153,7 +150,7 @@ class Router:
 
     def predicts(self, name: str) -> bool:
         """Whether the drafter of this name guesses from predictions."""
-        return any(drafter.pool == name and drafter.method == PREDICTS for drafter in self.drafters)
+        return any(drafter.pool == name and needs_prediction(drafter.method) for drafter in self.drafters)
 
     def served(self) -> gateway_pb2.ListModelsResponse:
         """Raises Unavailable while no verifier is known."""
@@ -213,9 +210,10 @@ class Router:
         if drafter is None:
             return None
         if need_trust and not believed(drafter):
+            draws = " or ".join(name for name in METHODS if gives_distribution(name))
             raise FailedPrecondition(
                 f"Drafter {name} draws nothing, as this acceptance rule needs it; choose the rule coupled, which "
-                f"accepts as much of its guesses, or a drafter with the method {DRAWS}.",
+                f"accepts as much of its guesses, or a drafter with the method {draws}.",
                 reason="NO_DISTRIBUTION",
             )
         if mismatch := drafter.mismatch(target):
@@ -224,7 +222,7 @@ class Router:
 
 
 def _check_predicted(named: Iterable[DrafterWorker], drafting: DrafterRequirements) -> None:
-    idle = next((drafter for drafter in named if drafter.method == PREDICTS), None)
+    idle = next((drafter for drafter in named if needs_prediction(drafter.method)), None)
     if idle is not None and not drafting.predicted:
         raise InvalidArgument(
             f"Drafter {idle.pool} guesses from a prediction, and the request has none; send `prediction`, or name "
@@ -235,7 +233,7 @@ def _check_predicted(named: Iterable[DrafterWorker], drafting: DrafterRequiremen
 
 def believed(drafter: DrafterWorker) -> bool:
     """Whether a rule that needs each draft's q may have it."""
-    return drafter.trusted and drafter.method in ("", DRAWS)  # empty: not reached yet
+    return drafter.trusted and (not drafter.method or gives_distribution(drafter.method))  # empty: not reached yet
 
 
 def method(drafter: DrafterWorker) -> str:

@@ -11,8 +11,7 @@ from gateway.routing.worker_watch import WorkerWatch
 from gateway.sessions.verifier_session import VerifierSession, lost
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc.channel import Dial
-from slipstream.rpc.multiplexed_stream import MultiplexedStream
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter, MultiplexedStream
 from slipstream.telemetry.logs import LogOnce
 from slipstream.tokenizer.vocabulary import EMULATED
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc

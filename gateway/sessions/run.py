@@ -274,7 +274,7 @@ class SessionRun:
         return verifier_pb2.DecodeOpen(
             key=types_pb2.SessionKey(id=self.id, epoch=self._log.epoch),
             prefix=types_pb2.Prefix(token_ids=[*plan.prompt, *self._story.tokens], prompt_length=len(plan.prompt)),
-            sampling=proto_conversion.sampling_to_wire(plan.sampling),
+            sampling=proto_conversion.sampling_to_proto(plan.sampling),
             max_length=plan.max_length,
             stop_token_ids=plan.stop_token_ids,
             policy=verifier_pb2.DecodePolicy(max_draft_tokens=plan.max_draft_tokens),
@@ -284,7 +284,7 @@ class SessionRun:
             cache_salt=plan.salt,
             workload=plan.workload,
             priority=plan.priority,
-            structured_output=proto_conversion.structure_to_wire(plan.structure),
+            structured_output=proto_conversion.structure_to_proto(plan.structure),
             top_logprobs=plan.top_logprobs,
             trace=None if self._trace is None else self._trace.opened(address, self._log.epoch, self._length),
         )

@@ -129,7 +129,7 @@ class VerifierSession:
             return
         error: SlipstreamError | None = None
         if message.reason == FINISH_REASON_ERROR:
-            error = proto_conversion.failure_from_wire(message.failure)
+            error = proto_conversion.failure_from_proto(message.failure)
             if isinstance(error, Aborted):  # whose the session is, the log knows: it is asked before the next opening
                 error = Unavailable(error.message, reason=error.reason)
         elif message.reason not in (FINISH_REASON_STOP, FINISH_REASON_LENGTH):

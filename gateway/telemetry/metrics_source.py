@@ -11,7 +11,7 @@ from gateway.routing.router import Router
 from gateway.store.measured import MeasuredStore
 from gateway.store.write_behind import WriteBehindQueue
 from gateway.telemetry.request_metrics import RequestMetrics, RequestSeries
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, Source, Values, spans_of
@@ -144,7 +144,7 @@ def _workers(parts: MetricsParts) -> dict[metrics.Metric, Source]:
         metrics.COST: cost,
         metrics.BREAKER: breakers,
         metrics.DRAFTER_FAILURES: lambda: parts.meters.failures,
-        metrics.LINK_BYTES: lambda: parts.traffic.told("verifier"),
+        metrics.LINK_BYTES: lambda: parts.traffic.by_label("verifier"),
     }
 
 

@@ -162,7 +162,7 @@ def _structure(
     chosen = [StructuredOutput(name, text) for name, text in given.items() if text is not None]
     if len(chosen) > 1:
         raise typer.BadParameter("give one of --json-schema, --regex, --grammar and --json-object.")
-    return proto_conversion.structure_to_wire(chosen[0]) if chosen else None
+    return proto_conversion.structure_to_proto(chosen[0]) if chosen else None
 
 
 def _read(option: str, file: Path) -> str:

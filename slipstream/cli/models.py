@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.options import explained
-from slipstream.runtime_tuning import ALLOCATOR
+from slipstream.process import ALLOCATOR
 
 COUNT_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 

@@ -20,8 +20,8 @@ from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.errors import SlipstreamError, Unavailable
-from slipstream.rpc.channel import dialling, error_of, parsed
-from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
+from slipstream.rpc.channel import dialer, error_of, parsed
+from slipstream.rpc.server import DRAFTER, VERIFIER
 from slipstream.rpc.tls import Certificates, certificates_from_env
 from slipstream.tokenizer.vocabulary import share_vocabulary
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -166,7 +166,7 @@ async def _query_worker(address: str, certificates: Certificates | None) -> Diag
     failure = SlipstreamError("the worker was not called.")
     # With TLS only the certificate shows the role; in plaintext the first try succeeds for both roles.
     for role in (VERIFIER, DRAFTER)[: 1 if certificates is None else 2]:
-        async with dialling(role, certificates)(address) as channel:
+        async with dialer(role, certificates)(address) as channel:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     return await _probe(address, worker_pb2_grpc.WorkerServiceStub(channel))

@@ -16,16 +16,15 @@ import typer
 from slipstream.cli.options import explained
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
-from slipstream.process import END_WITH_PARENT
-from slipstream.rpc.channel import dialling, parsed
-from slipstream.rpc.role_authorization import DRAFTER, VERIFIER
+from slipstream.process import ALLOCATOR, END_WITH_PARENT
+from slipstream.proposers.registry import METHODS
+from slipstream.rpc.channel import dialer, parsed
+from slipstream.rpc.server import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.runtime_tuning import ALLOCATOR
 from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
-DRAFTERS = ("model", "ngram", "suffix", "prediction")
 OWN_CORPUS = {"CORPUS_TOKENS": "100000", "CORPUS_SHARED": "true"}
 """On one's own machine everybody may know what everybody wrote."""
 END_GRACE_S = 25.0
@@ -116,10 +115,10 @@ class Fleet:
         self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing)
         drafter = both | {"MODEL": draft, "QUANTISATION": draft_quantisation}
         methods = {kind: drafter | {"METHOD": kind} for kind in kinds}
-        if "suffix" in methods:
-            methods["suffix"] |= {name: os.environ.get(f"DRAFTER_{name}", value) for name, value in OWN_CORPUS.items()}
-        if translate and "model" in methods:
-            methods["model"]["TRANSLATE_FOR"] = target
+        for kind, settings in methods.items():
+            settings |= {name: os.environ.get(f"DRAFTER_{name}", value) for name, value in OWN_CORPUS.items()}
+            if translate and METHODS[kind].needs_model:
+                settings["TRANSLATE_FOR"] = target
         self.drafters = {
             kind: Role("drafter_svc", _prefixed("DRAFTER_", methods[kind]) | self._tracing) for kind in kinds
         }
@@ -183,7 +182,7 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
     """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used."""
     certificates, models = certificates_from_env(), []
     for role, address in ((VERIFIER, verifier), *((DRAFTER, drafter) for drafter in drafters)):
-        async with dialling(role, certificates)(address) as line:
+        async with dialer(role, certificates)(address) as line:
             stub = worker_pb2_grpc.WorkerServiceStub(line)
             models.append(parsed(await stub.GetModel(worker_pb2.GetModelRequest())).model)
     target = models[0]
@@ -234,7 +233,7 @@ def serve(
     draft: Annotated[str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.")] = "",
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help="model, ngram, suffix or prediction; may be given again. `none`: plain decoding."),
+        typer.Option(help=f"{', '.join(METHODS)}; may be given again. `none`: plain decoding."),
     ] = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.")] = "127.0.0.1:50051",
     store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
@@ -250,8 +249,8 @@ def serve(
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT` when they can serve."""
     kinds = drafter or ["model"]
-    if unknown := set(kinds) - {*DRAFTERS, "none"}:
-        raise typer.BadParameter(f"no such drafter: {', '.join(unknown)}; choose {', '.join(DRAFTERS)} or none.")
+    if unknown := set(kinds) - {*METHODS, "none"}:
+        raise typer.BadParameter(f"no such drafter: {', '.join(unknown)}; choose {', '.join(METHODS)} or none.")
     if "none" in kinds and set(kinds) != {"none"}:
         raise typer.BadParameter("`--drafter none` is plain decoding; give it alone.")
     kinds = [kind for kind in dict.fromkeys(kinds) if kind != "none"]

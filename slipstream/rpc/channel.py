@@ -1,9 +1,13 @@
-"""Dialling: one way to make a channel, one way to read an error that came back."""
+"""gRPC channels to the other roles, and the typed error behind a failed call.
+
+A channel outlives its certificates: gRPC cannot change those of a client, so a new channel takes over.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -11,14 +15,14 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from slipstream.errors import InvalidArgument, SlipstreamError, Unavailable, from_code
-from slipstream.rpc.renewed_channel import RenewedChannel
 from slipstream.rpc.tls import Certificates, Material, channel_credentials
 
 Dial = Callable[[str], grpc.aio.Channel]
+"""Opens a channel to HOST:PORT."""
 Message = TypeVar("Message")
 
 HANDSHAKE = "HANDSHAKE"
-"""Of UNAVAILABLE: somebody is there, and the connection was not made for want of TLS or the right certificate."""
+"""Reason of an UNAVAILABLE: the peer is there, and the connection failed for want of TLS or the right certificate."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
@@ -41,8 +45,8 @@ def channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-def dialling(role: str, certificates: Certificates | None) -> Dial:
-    """How to reach peers of a role: in plaintext, or with these certificates and nobody who cannot prove the role."""
+def dialer(role: str, certificates: Certificates | None) -> Dial:
+    """How to reach peers of a role: in plaintext, or by TLS to peers whose certificate proves that role."""
     if certificates is None:
         return channel
     options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", f"{role}.{certificates.domain}"))
@@ -56,9 +60,71 @@ def dialling(role: str, certificates: Certificates | None) -> Dial:
     return dial
 
 
+class RenewedChannel(grpc.aio.Channel):
+    """Makes each call on a channel with the present certificates: when they changed, on a new one.
+
+    Calls that run keep the channel that they began on, and it closes with the last of them. A multiplexed stream is
+    opened again after every loss, so nothing else has to follow a change.
+    """
+
+    def __init__(self, certificates: Certificates, make: Callable[[Material], grpc.aio.Channel]) -> None:
+        self._certificates = certificates
+        self._make = make
+        self._material = certificates.current()
+        self._channel = make(self._material)
+        self._living = weakref.WeakSet([self._channel])
+
+    def unary_unary(self, *method: Any, **serialisers: Any) -> Any:
+        return self._calling("unary_unary", method, serialisers)
+
+    def unary_stream(self, *method: Any, **serialisers: Any) -> Any:
+        return self._calling("unary_stream", method, serialisers)
+
+    def stream_unary(self, *method: Any, **serialisers: Any) -> Any:
+        return self._calling("stream_unary", method, serialisers)
+
+    def stream_stream(self, *method: Any, **serialisers: Any) -> Any:
+        return self._calling("stream_stream", method, serialisers)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._present().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._present().wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._present().channel_ready()
+
+    async def close(self, grace: float | None = None) -> None:
+        for channel in list(self._living):
+            await channel.close(grace)
+
+    async def __aenter__(self) -> RenewedChannel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _present(self) -> grpc.aio.Channel:
+        material = self._certificates.current()
+        if material is not self._material:
+            self._material, self._channel = material, self._make(material)
+            self._living.add(self._channel)
+        return self._channel
+
+    def _calling(self, kind: str, method: Any, serialisers: Any) -> Any:
+        def call(*request: Any, **options: Any) -> Any:
+            channel = self._present()
+            made = getattr(channel, kind)(*method, **serialisers)(*request, **options)
+            made.add_done_callback(lambda _, kept=channel: None)  # without its last reference a channel closes
+            return made
+
+        return call
+
+
 def parsed(message: Message | None) -> Message:
-    """What a peer said. Raises InvalidArgument for bytes that are no protobuf of this contract, of which grpc.aio makes
-    None instead of an error."""
+    """The message. Raises InvalidArgument for None, which grpc.aio returns for bytes that are no protobuf of this
+    contract."""
     if message is None:
         raise InvalidArgument("a message is no protobuf of this contract.")
     return message
@@ -68,16 +134,16 @@ def error_of(error: grpc.RpcError) -> SlipstreamError:
     """The typed error behind a failed call, its reason included when the peer sent one."""
     code: grpc.StatusCode = error.code()
     details = error.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE and (sentence := _refused(details)):
+    if code is grpc.StatusCode.UNAVAILABLE and (sentence := _handshake_failure(details)):
         return Unavailable(sentence, reason=HANDSHAKE)
-    reason, retry_s = _told(error)
+    reason, retry_s = _error_details(error)
     known = from_code(code.value[0], details, reason)
     known.retry_s = retry_s
     return known
 
 
-def _refused(details: str) -> str:
-    """What gRPC says of a handshake that failed, in words that help; empty for anything else."""
+def _handshake_failure(details: str) -> str:
+    """A sentence for gRPC's text about a failed handshake; empty for any other text."""
     if "Hostname Verification" in details:
         return "the peer's certificate does not name who was to be reached; look at the DNS names in it."
     if "WRONG_VERSION_NUMBER" in details:
@@ -87,12 +153,12 @@ def _refused(details: str) -> str:
     if "handshake failed" in details.lower():
         return "the TLS handshake with the peer failed; look at the certificates of both sides."
     if details.startswith("failed to connect") and details.endswith("Socket closed"):
-        return "the peer broke off before a word was said: it wants TLS, or does not accept the certificate shown."
+        return "the peer closed the connection at once: it wants TLS, or does not accept the certificate shown."
     return ""
 
 
-def _told(error: grpc.RpcError) -> tuple[str, float | None]:
-    """Reason, and seconds until it is worth trying again, where the peer sent them."""
+def _error_details(error: grpc.RpcError) -> tuple[str, float | None]:
+    """The reason, and the seconds until a retry is worthwhile, where the peer sent them."""
     reason, retry_s = "", None
     try:
         status = rpc_status.from_call(error)

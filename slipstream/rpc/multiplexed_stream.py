@@ -1,27 +1,34 @@
-"""Multiplexed streams: one stream for each pair of peers, one frame a step for all their sessions.
+"""Multiplexed streams: one gRPC stream for each pair of peers, one frame a step for all their sessions.
 
-Both ends write through an `SendQueue`: whatever was said between two writes goes out as one frame, so a busy link sends
+Both ends write through a `SendQueue`: whatever is put between two writes goes out as one frame, so a busy stream sends
 fewer, bigger frames by itself. The dialling end is a `MultiplexedStream`, which reconnects; the serving end calls
-`serve`. Neither ever waits for its peer: an outbox that overflows means a peer that does not read, and breaks the
-stream, never the process.
+`serve`. Neither ever waits for its peer: a queue that overflows means a peer that does not read, and breaks the stream,
+never the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from slipstream.concurrency import Backoff
-from slipstream.errors import Internal, InvalidArgument, SlipstreamError, Unavailable
-from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
-from slipstream.rpc.send_queue import ByteCounter, SendQueue, SizedMessage, frames
+from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.rpc.channel import HANDSHAKE, MAX_MESSAGE_BYTES, error_of, parsed
 
 log = logging.getLogger(__name__)
+
+
+class SizedMessage(Protocol):
+    """The part of a protobuf message that a send queue uses."""
+
+    def ByteSize(self) -> int: ...
+
 
 Item = TypeVar("Item", bound=SizedMessage)
 Frame = TypeVar("Frame")
@@ -31,9 +38,98 @@ Request_contra = TypeVar("Request_contra", contravariant=True)
 Response_co = TypeVar("Response_co", covariant=True)
 Frame_contra = TypeVar("Frame_contra", contravariant=True)
 
+CAPACITY = 65_536
+"""Items that a send queue holds: some seconds of a full stream. A peer further behind is not reading."""
+FRAME_BYTES = MAX_MESSAGE_BYTES // 2
+"""Largest frame of several items; a single item may be larger, up to what gRPC lets through."""
+
+
+@dataclass(slots=True)
+class ByteCounter:
+    """Bytes of frames that were sent and received."""
+
+    sent: int = 0
+    received: int = 0
+
+    def count_sent(self, frame: Any) -> None:
+        self.sent += frame.ByteSize()
+
+    def count_received(self, frame: Any) -> None:
+        self.received += frame.ByteSize()
+
+    def by_label(self, peer: str) -> dict[tuple[str, ...], float]:
+        """The counts by the labels of the metric `slipstream_link_bytes_total`: peer and direction."""
+        return {(peer, "sent"): self.sent, (peer, "received"): self.received}
+
+
+class SendQueue(Generic[Item]):
+    """The items that one end of a stream has yet to send. `put` never blocks."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._items: list[Item] = []
+        self._filled = asyncio.Event()
+        self._overflown = asyncio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Item) -> None:
+        """Raises ResourceExhausted when the peer is `capacity` items behind; Unavailable when the stream is over."""
+        if self._closed:
+            raise Unavailable("the stream is closed; open the session again.")
+        if len(self._items) >= self._capacity:
+            self._overflown.set()
+            raise _slow_peer()
+        self._items.append(item)
+        self._filled.set()
+
+    async def take(self) -> list[Item]:
+        """Wait for an item, and return everything put since the last take, in order; empty only after `close`."""
+        if not self._items and not self._closed:
+            self._filled.clear()
+            await self._filled.wait()
+        items, self._items = self._items, []
+        return items
+
+    async def overflow(self) -> NoReturn:
+        """Raises ResourceExhausted as soon as a put found no room: something was lost, the stream cannot go on."""
+        await self._overflown.wait()
+        raise _slow_peer()
+
+    def close(self) -> None:
+        """No more puts; what is left can still be taken."""
+        self._closed = True
+        self._filled.set()
+
+
+def split_frames(items: list[Item]) -> Iterator[list[Item]]:
+    """The items in order, cut where a frame would exceed FRAME_BYTES: a thousand long prompts are not one message."""
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        weight = item.ByteSize()
+        if batch and size + weight > FRAME_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += weight
+    yield batch
+
+
+def check_command_count(commands: Sized) -> None:
+    """Raises InvalidArgument for a frame with more commands than a peer's send queue can hold."""
+    if len(commands) > CAPACITY:
+        raise InvalidArgument(f"a frame holds more than {CAPACITY} commands; send less at once.")
+
+
+def _slow_peer() -> ResourceExhausted:
+    return ResourceExhausted("the peer does not read its stream; reconnect.", reason="SLOW_PEER")
+
 
 class StreamListener(Protocol[Frame_contra]):
-    """Whom a link reports to. All are plain functions: a listener that had to be awaited could stall its peers."""
+    """Receives what happens on a stream. Plain functions: a listener that had to be awaited could stall its peers."""
 
     def connected(self) -> None: ...
 
@@ -43,7 +139,7 @@ class StreamListener(Protocol[Frame_contra]):
 
 
 class StreamCall(Protocol[Request_contra, Response_co]):
-    """The part of grpc.aio's StreamStreamCall that a link uses."""
+    """The part of grpc.aio's StreamStreamCall that is used here."""
 
     async def wait_for_connection(self) -> None: ...
 
@@ -57,8 +153,8 @@ class StreamCall(Protocol[Request_contra, Response_co]):
 class MultiplexedStream(Generic[Item, Request, Response]):
     """The dialling end: keeps one stream open to a peer for as long as `run` runs.
 
-    `connect` opens the stream, `pack` makes one frame of the items said since the last. After `lost`, nothing that was
-    sent before may be believed to have arrived: the owner opens its sessions again when `connected` is called.
+    `connect` opens the stream, `pack` makes one frame of the items put since the last. After `lost`, nothing that was
+    sent before may be assumed to have arrived: the owner opens its sessions again when `connected` is called.
     """
 
     def __init__(
@@ -75,22 +171,22 @@ class MultiplexedStream(Generic[Item, Request, Response]):
         self._listener = listener
         self._backoff = Backoff(most_s=max_backoff_s)
         self._traffic = traffic or ByteCounter()
-        self._outbox: SendQueue[Item] | None = None
+        self._queue: SendQueue[Item] | None = None
         self._call: StreamCall[Request, Response] | None = None
 
     @property
     def up(self) -> bool:
-        return self._outbox is not None
+        return self._queue is not None
 
     def send(self, item: Item) -> None:
-        """Say something. Raises Unavailable while there is no stream, ResourceExhausted when the peer is stuck."""
-        if self._outbox is None:
+        """Queue an item. Raises Unavailable while there is no stream, ResourceExhausted when the peer is stuck."""
+        if self._queue is None:
             raise Unavailable("the peer is not connected; try again.")
-        self._outbox.put(item)
+        self._queue.put(item)
 
     def drop(self) -> None:
-        """Give the present stream up; `run` reports it lost and connects again."""
-        if self._outbox is not None and self._call is not None:
+        """Break the present stream off; `run` reports it lost and connects again."""
+        if self._queue is not None and self._call is not None:
             self._call.cancel()
 
     async def run(self) -> None:
@@ -101,11 +197,11 @@ class MultiplexedStream(Generic[Item, Request, Response]):
         backoff, clock = self._backoff, asyncio.get_running_loop().time
         while True:
             began = clock()
-            error = await self._converse()
+            error = await self._run_stream()
             if self.up and clock() - began > backoff.most_s:
                 backoff.reset()
-            if self._outbox is not None:
-                self._outbox = None
+            if self._queue is not None:
+                self._queue = None
                 self._report_lost(error)
             elif error.reason == HANDSHAKE and not backoff.failures:
                 log.error("a stream cannot be opened: %s", error.message)
@@ -117,13 +213,13 @@ class MultiplexedStream(Generic[Item, Request, Response]):
         except Exception as failure:
             log.error("a listener failed on a lost stream", exc_info=failure)
 
-    async def _converse(self) -> SlipstreamError:
-        """One stream from its connection to its end; returns why it ended. `up` tells whether it ever connected."""
+    async def _run_stream(self) -> SlipstreamError:
+        """One stream from its connection to its end; returns why it ended. `up` is true if it ever connected."""
         call: StreamCall[Request, Response] | None = None
         try:
             call = self._call = self._connect()
             await call.wait_for_connection()
-            await self._talk(call)
+            await self._exchange(call)
         except asyncio.CancelledError:
             if _being_cancelled():
                 raise
@@ -137,42 +233,42 @@ class MultiplexedStream(Generic[Item, Request, Response]):
                 call.cancel()
         return Unavailable("the peer ended the stream.")
 
-    async def _talk(self, call: StreamCall[Request, Response]) -> None:
-        self._outbox = outbox = SendQueue[Item]()
+    async def _exchange(self, call: StreamCall[Request, Response]) -> None:
+        self._queue = queue = SendQueue[Item]()
         self._listener.connected()
         async with asyncio.TaskGroup() as tasks:
-            others = [tasks.create_task(self._write(call, outbox)), tasks.create_task(outbox.overflow())]
+            others = [tasks.create_task(self._write(call, queue)), tasks.create_task(queue.overflow())]
             await self._read(call)
             for other in others:
                 other.cancel()
 
-    async def _write(self, call: StreamCall[Request, Response], outbox: SendQueue[Item]) -> None:
+    async def _write(self, call: StreamCall[Request, Response], queue: SendQueue[Item]) -> None:
         # A write on a finished stream raises InvalidStateError; the reader has the true cause. A write during which the
         # stream ends raises INTERNAL, and gRPC forgets the cause.
         try:
-            await _write(outbox, self._pack, self._traffic, call.write)
+            await _write(queue, self._pack, self._traffic, call.write)
         except asyncio.InvalidStateError:
             pass
         except grpc.RpcError as error:
-            raise Unavailable("the stream broke while something was said.") from error
+            raise Unavailable("the stream broke while something was sent.") from error
 
     async def _read(self, call: StreamCall[Request, Response]) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
-            self._traffic.came(parsed(frame))
+            self._traffic.count_received(parsed(frame))
             self._listener.receive(frame)
 
 
 async def _write(
-    outbox: SendQueue[Item],
+    queue: SendQueue[Item],
     pack: Callable[[list[Item]], Frame],
     traffic: ByteCounter,
     write: Callable[[Frame], Awaitable[None]],
 ) -> None:
-    """Everything that is said, until the outbox is closed."""
-    while items := await outbox.take():
-        for batch in frames(items):
+    """Write everything that is put in the queue, until it is closed."""
+    while items := await queue.take():
+        for batch in split_frames(items):
             frame = pack(batch)
-            traffic.went(frame)
+            traffic.count_sent(frame)
             await write(frame)
 
 
@@ -182,7 +278,7 @@ def _being_cancelled() -> bool:
 
 
 def _cause(error: BaseException) -> SlipstreamError:
-    """Why a stream broke. An exception that nobody foresaw breaks one stream, not the process, and is logged."""
+    """The error that broke a stream. An unforeseen exception breaks one stream, not the process, and is logged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, grpc.RpcError):
@@ -198,29 +294,29 @@ def _cause(error: BaseException) -> SlipstreamError:
 async def serve(
     requests: AsyncIterator[Request],
     context: grpc.aio.ServicerContext[Request, Response],
-    outbox: SendQueue[Item],
+    queue: SendQueue[Item],
     receive: Callable[[Request], None],
     pack: Callable[[list[Item]], Response],
     traffic: ByteCounter | None = None,
 ) -> None:
-    """The serving end: hand every request to `receive`, send what is put in `outbox`, until the peer leaves."""
+    """The serving end: hand every request to `receive`, send what is put in `queue`, until the peer leaves."""
     traffic = traffic or ByteCounter()
-    await context.send_initial_metadata(())  # tells the dialling end that it is connected
+    await context.send_initial_metadata(())  # with this the dialling end is connected
 
     async def write() -> None:
         try:
-            await _write(outbox, pack, traffic, context.write)
-        except grpc.aio.InternalError as error:  # so gRPC says that the peer is gone
-            raise Unavailable("the peer left while something was said to it.") from error
+            await _write(queue, pack, traffic, context.write)
+        except grpc.aio.InternalError as error:  # how gRPC reports that the peer is gone
+            raise Unavailable("the peer left while something was sent to it.") from error
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            guard = tasks.create_task(outbox.overflow())
+            guard = tasks.create_task(queue.overflow())
             writer = tasks.create_task(write())
             async for request in requests:
-                traffic.came(request)
+                traffic.count_received(request)
                 receive(request)
-            outbox.close()
+            queue.close()
             await writer
             guard.cancel()
     except Exception as failure:

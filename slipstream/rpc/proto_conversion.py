@@ -34,7 +34,7 @@ def microseconds(seconds: float) -> int:
     return min(int(seconds * 1e6), _MOST_MICROSECONDS)
 
 
-def sampling_to_wire(sampling: SamplingParams) -> types_pb2.Sampling:
+def sampling_to_proto(sampling: SamplingParams) -> types_pb2.Sampling:
     return types_pb2.Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -49,7 +49,7 @@ def sampling_to_wire(sampling: SamplingParams) -> types_pb2.Sampling:
     )
 
 
-def sampling_from_wire(message: types_pb2.Sampling) -> SamplingParams:
+def sampling_from_proto(message: types_pb2.Sampling) -> SamplingParams:
     """Raises InvalidArgument for values out of range: a worker believes no gateway."""
     check_bias(message.logit_bias)
     return SamplingParams(
@@ -84,7 +84,7 @@ def rule_number(name: str) -> types_pb2.AcceptanceRule:
     return _RULES[name]
 
 
-def structure_from_wire(message: types_pb2.StructuredOutput) -> StructuredOutput | None:
+def structure_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutput | None:
     """None where nothing is asked for. Raises InvalidArgument as `StructuredOutput` does."""
     kind = message.WhichOneof("format")
     if kind is None:
@@ -96,7 +96,7 @@ def structure_from_wire(message: types_pb2.StructuredOutput) -> StructuredOutput
     return StructuredOutput(kind, getattr(message, kind))
 
 
-def structure_to_wire(structure: StructuredOutput | None) -> types_pb2.StructuredOutput | None:
+def structure_to_proto(structure: StructuredOutput | None) -> types_pb2.StructuredOutput | None:
     if structure is None:
         return None
     message = types_pb2.StructuredOutput()
@@ -104,7 +104,7 @@ def structure_to_wire(structure: StructuredOutput | None) -> types_pb2.Structure
     return message
 
 
-def logprobs_to_wire(told: TokenLogprobs) -> types_pb2.TokenLogprobs:
+def logprobs_to_proto(told: TokenLogprobs) -> types_pb2.TokenLogprobs:
     return types_pb2.TokenLogprobs(
         logprob=told.logprob,
         top_token_ids=[token for token, _ in told.top],
@@ -112,20 +112,20 @@ def logprobs_to_wire(told: TokenLogprobs) -> types_pb2.TokenLogprobs:
     )
 
 
-def confidences_to_wire(log_probs: Iterable[float]) -> bytes:
+def confidences_to_proto(log_probs: Iterable[float]) -> bytes:
     """Natural logarithms of confidences, a byte each; what lies above zero by rounding counts as zero."""
     return bytes(min(255, max(0, round(-_STEPS * max(value, _LOG_PROBS[-1])))) for value in log_probs)
 
 
-def confidences_from_wire(confidences: bytes) -> tuple[float, ...]:
+def confidences_from_proto(confidences: bytes) -> tuple[float, ...]:
     return tuple([_LOG_PROBS[step] for step in confidences])
 
 
-def failure_to_wire(error: SlipstreamError) -> types_pb2.Failure:
+def failure_to_proto(error: SlipstreamError) -> types_pb2.Failure:
     return types_pb2.Failure(code=code_number(error), message=error.message, reason=error.reason)
 
 
-def failure_from_wire(message: types_pb2.Failure) -> SlipstreamError:
+def failure_from_proto(message: types_pb2.Failure) -> SlipstreamError:
     """Cut to a bounded length and to one line: what one peer says is passed on to others, and logged."""
     return from_code(message.code, _line(message.message[:MAX_FAILURE_CHARACTERS]), _line(message.reason[:64]))
 
@@ -155,7 +155,7 @@ class Model(Protocol):
     def dtype(self) -> str: ...
 
 
-def model_to_wire(model: Model) -> types_pb2.ModelInfo:
+def model_to_proto(model: Model) -> types_pb2.ModelInfo:
     return types_pb2.ModelInfo(
         name=model.name,
         revision=model.revision,

@@ -1,4 +1,4 @@
-"""Serving: one bootstrap for every role."""
+"""The gRPC server of every role: health, TLS, limits, and which role may call what."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from slipstream.errors import Unavailable
+from slipstream.errors import PermissionDenied, Unavailable
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
-from slipstream.rpc.status_interceptor import Authorise, ErrorInterceptor, anybody
+from slipstream.rpc.status_interceptor import Authorise, Context, StatusInterceptor, allow_all
+from slipstream.rpc.tls import Certificates, server_credentials
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),  # two processes on one port would silently share its connections
@@ -22,7 +23,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # What a connection may cost before anything is asked of its owner.
+    # What a connection may cost before its caller is authorised.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
@@ -32,21 +33,58 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 Register = Callable[[grpc.aio.Server], None]
 HEALTH = "grpc.health.v1.Health"
 LIVENESS = "liveness"
-"""What health checks name that would restart the process: it serves for as long as its loop answers, whatever its load
-and its peers. Those without a name ask whether to send work."""
+"""The health service's name for liveness probes: SERVING for as long as the event loop answers, whatever the load and
+the peers. Without a name it answers whether to send work."""
+DRAFTER, VERIFIER, GATEWAY = "drafter", "verifier", "gateway"
+ALLOWED_ROLES: Mapping[str, frozenset[str]] = {
+    "slipstream.v1.VerifierService": frozenset({GATEWAY}),
+    "slipstream.v1.DrafterService": frozenset({VERIFIER}),
+    "slipstream.v1.WorkerService": frozenset({GATEWAY, VERIFIER}),
+    HEALTH: frozenset({DRAFTER, VERIFIER, GATEWAY}),
+}
+"""The roles that may call each service; no role may call a service that is not listed. The gateway's own service is not
+listed: its port is for clients, which have API keys (`gateway.auth.api_keys`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccessControl:
-    """Who gets in at a port."""
+    """Which callers a port admits."""
 
     credentials: grpc.ServerCredentials | None = None
     """None: plaintext."""
-    authorise: Authorise = anybody
+    authorise: Authorise = allow_all
+
+
+def role_access(certificates: Certificates | None) -> AccessControl:
+    """Access for other roles only, proven by their certificates; for every caller where none are configured."""
+    if certificates is None:
+        return AccessControl()
+    return AccessControl(server_credentials(certificates, ask_clients=True), _authorise_role(certificates.domain))
+
+
+def _authorise_role(domain: str) -> Authorise:
+    """Reads the roles from the caller's certificate; the holder of several may do what any of them may."""
+
+    def authorise(method: str, context: Context) -> None:
+        allowed = ALLOWED_ROLES.get(service_of(method), frozenset())
+        names = {name.decode(errors="replace") for name in context.auth_context().get("peer_dns", ())}
+        if names.isdisjoint(f"{role}.{domain}" for role in allowed):
+            wanted = " or ".join(f"{role}.{domain}" for role in sorted(allowed)) or "no role"
+            raise PermissionDenied(
+                f"{method} is for {wanted}; the caller's certificate names {', '.join(sorted(names)) or 'no role'}.",
+                reason="ROLE",
+            )
+
+    return authorise
+
+
+def service_of(method: str) -> str:
+    """`/package.Service/Method` -> `package.Service`."""
+    return method.strip("/").partition("/")[0]
 
 
 class Server:
-    """A gRPC server with health. `start` binds, `stop` drains; the health service is told by `serving`."""
+    """A gRPC server with the health service. `start` binds, `set_serving` sets the health status, `stop` drains."""
 
     def __init__(
         self,
@@ -54,10 +92,10 @@ class Server:
         access: AccessControl | None = None,
         options: Mapping[str, int] | None = None,
     ) -> None:
-        """`options`: of gRPC, besides SERVER_OPTIONS or instead of them."""
+        """`options`: gRPC channel arguments that add to SERVER_OPTIONS or replace some of them."""
         access = access or AccessControl()
         self._credentials = access.credentials
-        interceptor = ErrorInterceptor(access.authorise)
+        interceptor = StatusInterceptor(access.authorise)
         self.errors = interceptor.errors
         self._server = grpc.aio.server(
             interceptors=[interceptor],
@@ -76,7 +114,7 @@ class Server:
 
         `health_listen`: one more address, in plaintext, for the health service alone: probes have no certificates.
         """
-        await self.serving(False)
+        await self.set_serving(False)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self.address = _bind(self._server, listen, self._credentials)
         if health_listen:
@@ -93,15 +131,15 @@ class Server:
         others = {"health": self.health_address, "metrics": self.metrics_address}
         return " ".join([f"ready grpc={self.address}", *(f"{name}={at}" for name, at in others.items() if at)])
 
-    async def serving(self, ready: bool) -> None:
-        """Tell health checks whether to send work here."""
+    async def set_serving(self, ready: bool) -> None:
+        """Set what health checks answer; NOT_SERVING for good once the server is stopping."""
         ready = ready and not self._ending
         state = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", state)
 
     async def stop(self, grace_s: float) -> None:
         self._ending = True
-        await self.serving(False)
+        await self.set_serving(False)
         await self._server.stop(grace_s)
         if self._probes is not None:
             await self._probes.stop(None)

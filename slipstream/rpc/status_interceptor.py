@@ -1,4 +1,4 @@
-"""Exceptions of handlers become gRPC statuses, in one interceptor, which also asks who may call."""
+"""One gRPC server interceptor: authorises each call, and turns exceptions of handlers into gRPC statuses."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ log = logging.getLogger(__name__)
 
 ERROR_DOMAIN = "slipstream"
 RETRY_S = 1.0
-"""What callers are told where nobody knows better."""
+"""Seconds until a retry, for errors that carry no better value."""
 MOST_REASONS = 64
-"""Of errors that are counted apart."""
+"""Distinct reasons in the error counters."""
 MAX_ERROR_BYTES = 1024
-"""Of a sentence that callers are told. It may quote them, and travels as metadata, which peers take little of."""
+"""Bytes of an error's sentence that are sent. It may quote the caller, and travels as metadata, which is limited."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Authorise = Callable[[str, Context], None]
-"""(method, context): returns where the call may go on, else raises a typed error. Asked before anything is read."""
+"""(method, context): returns if the call may go on, else raises a typed error. Called before anything is read."""
 
 
-def anybody(method: str, context: Context) -> None:
-    """For ports that only trusted peers reach."""
+def allow_all(method: str, context: Context) -> None:
+    """Authorises every call, for ports that only trusted peers reach."""
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Asks `authorise` before every call. Every SlipstreamError, its own too, becomes its status with an ErrorInfo;
-    anything else becomes INTERNAL and is logged."""
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Calls `authorise` before every handler. A SlipstreamError, that of `authorise` too, becomes its status with an
+    ErrorInfo; any other exception becomes INTERNAL and is logged."""
 
-    def __init__(self, authorise: Authorise = anybody) -> None:
+    def __init__(self, authorise: Authorise = allow_all) -> None:
         self._authorise = authorise
         self._reasons = BoundedLabels(MOST_REASONS)
         self.errors: Counter[tuple[str, ...]] = Counter()
-        """What callers were told, by method, code and reason."""
+        """Errors that were sent, by method, code and reason."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -75,7 +75,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             trailing = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
             await context.abort_with_status(status._replace(trailing_metadata=trailing))
 
-        # One request is parsed behind the door only: whoever does not get in costs no more than its bytes.
+        # A single request is parsed after authorisation only: a refused caller costs no more than its bytes.
         guard, guard_stream = _Guard(enter, abort, handler.request_deserializer), _Guard(enter, abort, None)
         send = handler.response_serializer
         if handler.unary_unary:
@@ -91,7 +91,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Guard:
-    """Around a handler: who may enter, what was asked, and what an exception is called."""
+    """Wraps a handler: authorises the call, parses the request, and aborts with the status of an exception."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Guard:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
                 answers = behaviour(self._admitted(request, context), context)
-                if asyncio.iscoroutine(answers):  # a handler that writes by itself
+                if asyncio.iscoroutine(answers):  # a handler that writes to the context itself
                     await answers
                     return
                 async for answer in answers:
@@ -135,7 +135,7 @@ class _Guard:
 
 
 def _typed(error: Exception) -> SlipstreamError:
-    if isinstance(error, grpc.RpcError):  # of a call that the handler made; as it is, its text would be shown
+    if isinstance(error, grpc.RpcError):  # of a call that the handler made; unconverted, its text would be sent
         return error_of(error)
     if isinstance(error, SlipstreamError):
         return error

@@ -1,8 +1,8 @@
 """TLS between the roles: certificates from a folder, read again when they change.
 
-A certificate names the roles that its holder may play, as DNS names ROLE.DOMAIN such as `gateway.slipstream`. Who dials
-demands the name of the role that it wants to reach, on whatever host that runs; who serves asks
-`slipstream.rpc.role_authorization` which roles may call what. The folder is what Kubernetes makes of a secret of
+A certificate names the roles that its holder may play, as DNS names ROLE.DOMAIN such as `gateway.slipstream`. The
+dialling end demands the name of the role that it wants to reach, whatever its host; the serving end looks up in
+`slipstream.rpc.server.ALLOWED_ROLES` which roles may call what. The folder is what Kubernetes makes of a secret of
 cert-manager: tls.crt, tls.key, ca.crt.
 """
 
@@ -28,7 +28,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """What every role reads from its environment (`SLIPSTREAM_TLS_*`)."""
+    """The TLS settings of every role (`SLIPSTREAM_TLS_*`)."""
 
     folder: str = ""
     """Holds tls.crt, tls.key and ca.crt; empty: plaintext, for one machine or a network that is trusted."""
@@ -43,18 +43,19 @@ class Material:
     key: bytes
     chain: bytes
     authorities: bytes
-    """Who may sign the other side's certificate; empty where nobody is asked for one."""
+    """CA certificates that may sign the peer's certificate; empty where peers need none."""
 
 
 class Certificates:
-    """One folder. Raises InvalidArgument where it cannot be used at the start; later the last good state stays."""
+    """The certificates in one folder. The constructor raises InvalidArgument if it cannot be used; later, the last good
+    state stays."""
 
     def __init__(self, folder: str, *, domain: str = "", authorities: bool = True) -> None:
         self.domain = domain
         names = ("tls.crt", "tls.key", "ca.crt") if authorities else ("tls.crt", "tls.key")
         self._files = tuple(Path(folder) / name for name in names)
         self._complaint = LogOnce(log, logging.WARNING)
-        self._lock = threading.Lock()  # gRPC asks on threads of its own
+        self._lock = threading.Lock()  # gRPC calls `current` on threads of its own
         try:
             self._stamp = self._stamped()
             self._material = self._read()
@@ -63,7 +64,7 @@ class Certificates:
             raise InvalidArgument(f"the TLS folder {folder} cannot be used: {error}; it must hold {wanted}.") from error
 
     def current(self) -> Material:
-        """The same object for as long as the files are the same. Never raises."""
+        """The present files: one object for as long as they are unchanged. Never raises."""
         folder = self._files[0].parent
         with self._lock:
             try:
@@ -83,7 +84,7 @@ class Certificates:
         return tuple((status.st_mtime_ns, status.st_ino, status.st_size) for status in found)
 
     def _read(self) -> Material:
-        """Raises OSError (of which SSLError is one) for files that are missing, no PEM, or not of one another."""
+        """Raises OSError (SSLError is one) for files that are missing, no PEM, or do not belong together."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._files[0], self._files[1], password=_no_password)
         if len(self._files) > 2:
@@ -93,20 +94,20 @@ class Certificates:
 
 
 def certificates_from_env(environ: Mapping[str, str] | None = None) -> Certificates | None:
-    """Those of this process's role; None where no folder is set. Raises InvalidArgument."""
+    """The certificates that SLIPSTREAM_TLS_* names; None where no folder is set. Raises InvalidArgument."""
     config = from_env(TlsConfig, "SLIPSTREAM_TLS_", environ)
     return Certificates(config.folder, domain=config.domain) if config.folder else None
 
 
 def server_credentials(certificates: Certificates, *, ask_clients: bool) -> grpc.ServerCredentials:
-    """Every handshake uses the files as they are then. `ask_clients`: without a certificate nobody gets in."""
+    """Every handshake uses the files as they are then. `ask_clients`: a client without a certificate is refused."""
     used = certificates.current()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
         present = certificates.current()
         if present is used:
-            return None  # no change: what gRPC has serves on
+            return None  # unchanged: gRPC keeps what it has
         used = present
         return _configuration(present)
 

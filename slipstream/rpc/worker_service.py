@@ -1,4 +1,4 @@
-"""WorkerService, the same for drafters and verifiers: what the worker runs, and how busy it is."""
+"""WorkerService, served by drafters and verifiers alike: which model the worker runs, and how busy it is."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 WATCH_PERIOD_S = 0.1
 DRAIN_PERIOD_S = 0.02
-LAST_WORDS_S = 0.5
-"""For what was said last to leave the machine; peers keep their streams open."""
+LAST_SEND_S = 0.5
+"""Seconds for the last frames to leave the machine; peers keep their streams open."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What a worker says of itself."""
+    """What GetModel returns."""
 
     model: types_pb2.ModelInfo
     role: worker_pb2.Role
@@ -31,9 +31,9 @@ class WorkerIdentity:
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """`load` is asked for the present load, at most once in WATCH_PERIOD_S for each watcher.
+    """`load` returns the present load; it is called at most once in WATCH_PERIOD_S for each watcher.
 
-    A worker that is to end announces it (`draining`), so that it gets no new sessions, and those it has may finish.
+    A worker that is to end reports that it is draining, so that it gets no new sessions, and those it has may finish.
     """
 
     def __init__(self, identity: WorkerIdentity, load: Callable[[], worker_pb2.WatchResponse]) -> None:
@@ -41,18 +41,18 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._load = load
         self.draining = False
 
-    async def end(self, server: Server, grace_s: float) -> None:
-        """Announces the end, and stops the server when there are no sessions left, or `grace_s` later. Their gateways
-        take the rest elsewhere when their streams break."""
+    async def drain(self, server: Server, grace_s: float) -> None:
+        """Report that the worker is draining, and stop the server when no sessions are left, or after `grace_s`.
+        Gateways open the remaining sessions elsewhere when their streams break."""
         self.draining = True
         log.info("draining: sessions have %g s to finish", grace_s)
-        await server.serving(False)
+        await server.set_serving(False)
         end = asyncio.get_running_loop().time() + grace_s
         try:
             while self._load().sessions and asyncio.get_running_loop().time() < end:
                 await asyncio.sleep(DRAIN_PERIOD_S)
-        finally:  # even if what serves them fails meanwhile
-            await server.stop(min(grace_s, LAST_WORDS_S))
+        finally:  # even if the loop that serves them fails meanwhile
+            await server.stop(min(grace_s, LAST_SEND_S))
 
     def register(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)

@@ -22,8 +22,8 @@ from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.errors import NotFound, PermissionDenied, SlipstreamError, Unauthenticated
-from slipstream.rpc.channel import channel, dialling, error_of
-from slipstream.rpc.role_authorization import DRAFTER, GATEWAY, VERIFIER
+from slipstream.rpc.channel import channel, dialer, error_of
+from slipstream.rpc.server import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.tls import Certificates
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -175,7 +175,7 @@ async def test_the_command_line_comes_in_by_the_environment(system: System) -> N
 
 async def test_a_drafters_certificate_opens_no_verifier(system: System) -> None:
     stolen = Certificates(str(system.folder / DRAFTER), domain="slipstream")
-    async with dialling(VERIFIER, stolen)(system.verifier.address) as line:
+    async with dialer(VERIFIER, stolen)(system.verifier.address) as line:
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())
     assert isinstance(error_of(refusal.value), PermissionDenied)

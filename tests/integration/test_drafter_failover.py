@@ -44,7 +44,7 @@ SILENCE_S = 0.4
 PROMPT = [7, 8, 9]
 LONG = 50_000
 KV = 1_000_000
-MODEL = proto_conversion.model_to_wire(open_engine(DRAFT, kv_tokens=KV).model)
+MODEL = proto_conversion.model_to_proto(open_engine(DRAFT, kv_tokens=KV).model)
 
 
 class Run(Follower):

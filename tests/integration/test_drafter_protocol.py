@@ -74,8 +74,8 @@ def request(prompt: list[int], **changes: Any) -> drafter_pb2.DraftOpen:
     fields: dict[str, Any] = {
         "key": types_pb2.SessionKey(id="s", epoch=1),
         "prefix": types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
-        "sampling": proto_conversion.sampling_to_wire(SamplingParams(temperature=0.0)),
-        "target": proto_conversion.model_to_wire(open_engine("emulated:").model),
+        "sampling": proto_conversion.sampling_to_proto(SamplingParams(temperature=0.0)),
+        "target": proto_conversion.model_to_proto(open_engine("emulated:").model),
         "policy": policy,
         "max_length": 4000,
     }
@@ -196,7 +196,7 @@ def grafted(candidates: types_pb2.Candidates) -> Frame:
         candidates.generation,
         candidates.first_node,
         tuple(candidates.token_ids),
-        proto_conversion.confidences_from_wire(candidates.confidences),
+        proto_conversion.confidences_from_proto(candidates.confidences),
     )
 
 
@@ -246,7 +246,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "no prompt": {"prefix": types_pb2.Prefix(token_ids=[1])},
     "token out of range": {"prefix": types_pb2.Prefix(token_ids=[1, 256], prompt_length=1)},
     "no room": {"max_length": 3},
-    "bias out of range": {"sampling": proto_conversion.sampling_to_wire(SamplingParams(logit_bias={256: 1.0}))},
+    "bias out of range": {"sampling": proto_conversion.sampling_to_proto(SamplingParams(logit_bias={256: 1.0}))},
     "no sampling": {"sampling": None},
 }
 
@@ -282,16 +282,26 @@ async def test_commands_for_unknown_sessions_are_ignored(speaker: Speaker) -> No
     assert speaker.refusals == [] and 5 not in speaker.frames
 
 
-async def test_memory_is_refused_to_the_new_and_comes_back_with_a_close() -> None:
+async def test_what_finds_no_room_in_the_kv_cache_waits_and_drafts_once_another_one_is_closed() -> None:
+    first, second = [7] * 200, [8] * 200
     async with speaking(kv_tokens=320) as speaker:
-        await speaker.open(1, max_length=256)
-        await until(lambda: bool(speaker.tokens(1)))
-        await speaker.open(2, max_length=256)
-        assert CODE[(await speaker.refused(2)).code] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await speaker.open(1, first)
+        await until(lambda: len(speaker.tokens(1)) == 8)
+        await speaker.open(2, second)
+        await speaker.commit(1, 200, emulated_text(first, 1))
+        await until(lambda: len(speaker.tokens(1)) == 9)
+        assert speaker.tokens(2) == []
         await speaker.send(1, close=drafter_pb2.DraftClose())
-        await speaker.open(3, [5, 6], max_length=256)
-        await until(lambda: speaker.tokens(3) == emulated_text([5, 6], 8))
-        assert speaker.tokens(1) == emulated_text(PROMPT, len(speaker.tokens(1)))
+        await until(lambda: speaker.tokens(2) == emulated_text(second, 8))
+        assert speaker.tokens(1) == emulated_text(first, 9) and speaker.refusals == []
+
+
+async def test_a_huge_max_length_takes_no_room_from_others_before_it_is_used() -> None:
+    async with speaking(kv_tokens=320) as speaker:
+        for number in range(1, 6):
+            await speaker.open(number, [number, 9], max_length=(1 << 20) - 1)
+        await until(lambda: all(len(speaker.tokens(number)) == 8 for number in range(1, 6)))
+        assert speaker.refusals == []
 
 
 async def test_a_session_that_is_opened_again_may_be_of_another_length(speaker: Speaker) -> None:
@@ -308,9 +318,10 @@ async def test_a_session_that_is_opened_again_may_be_of_another_length(speaker: 
 
 async def test_a_refusal_for_want_of_memory_carries_the_epoch_of_the_last_open() -> None:
     async with speaking(kv_tokens=64) as speaker:
-        await speaker.open(1, max_length=4000, max_nodes=0)
-        await speaker.open(1, max_length=4000, max_nodes=4, epoch=3)
-        await speaker.refused(1)
+        await speaker.open(1, [7] * 100, max_nodes=0)
+        await speaker.open(1, [7] * 100, max_nodes=4, epoch=3)
+        failure = await speaker.refused(1)
+        assert CODE[failure.code] is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert [refusal.epoch for refusal in speaker.refusals] == [3]
 
 
@@ -347,7 +358,7 @@ async def test_a_stream_that_ends_takes_its_sessions_along() -> None:
 
 
 async def test_under_a_ratio_rule_each_token_comes_with_what_it_was_drawn_from(speaker: Speaker) -> None:
-    sampling = proto_conversion.sampling_to_wire(SamplingParams(temperature=1.0, seed=2, acceptance="rejection"))
+    sampling = proto_conversion.sampling_to_proto(SamplingParams(temperature=1.0, seed=2, acceptance="rejection"))
     await speaker.open(1, sampling=sampling, max_nodes=4)
     await until(lambda: len(speaker.tokens(1)) == 4)
     for candidates in speaker.frames[1]:

@@ -30,7 +30,7 @@ PROMPT, TOKENS = [7, 8, 9], 40
 
 
 def worker(role: worker_pb2.Role = worker_pb2.ROLE_DRAFTER) -> WorkerService:
-    model = proto_conversion.model_to_wire(open_engine("emulated:").model)
+    model = proto_conversion.model_to_proto(open_engine("emulated:").model)
     return WorkerService(WorkerIdentity(model, role, "model"), worker_pb2.WatchResponse)
 
 

@@ -281,7 +281,7 @@ async def test_a_link_that_does_not_come_up_is_told_of_once() -> None:
 async def test_who_owes_nothing_is_not_silent(why: str) -> None:
     """Control: the same drafter, of which something is wanted, is."""
     engine = open_engine("emulated:base_ms=2")
-    model = proto_conversion.model_to_wire(engine.model)
+    model = proto_conversion.model_to_proto(engine.model)
     model.max_length = 5 if why == "too long" else model.max_length
     async with (
         hostile(lambda *_: [], model) as mute,

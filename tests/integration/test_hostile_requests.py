@@ -158,8 +158,8 @@ def good_open(role: str) -> Any:
     return drafter_pb2.DraftOpen(
         key=open_.key,
         prefix=open_.prefix,
-        sampling=proto_conversion.sampling_to_wire(SamplingParams(temperature=0.0)),
-        target=proto_conversion.model_to_wire(open_engine("emulated:vocabulary=256").model),
+        sampling=proto_conversion.sampling_to_proto(SamplingParams(temperature=0.0)),
+        target=proto_conversion.model_to_proto(open_engine("emulated:vocabulary=256").model),
         policy=drafter_pb2.DraftPolicy(max_nodes=8),
         max_length=100,
     )

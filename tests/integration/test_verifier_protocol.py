@@ -12,7 +12,7 @@ import pytest
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
-from slipstream.rpc.send_queue import SendQueue
+from slipstream.rpc.multiplexed_stream import SendQueue
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, opening, until, verifier

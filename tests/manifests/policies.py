@@ -11,7 +11,7 @@ from gateway.config import GatewayConfig
 from gateway.gateway import TOLD_S
 from slipstream.config import from_env
 from slipstream.rpc.tls import TlsConfig
-from slipstream.rpc.worker_service import LAST_WORDS_S
+from slipstream.rpc.worker_service import LAST_SEND_S
 from slipstream.telemetry.metrics import DECLARED
 from slipstream.telemetry.span_exporters import TraceConfig
 from tests.manifests.limits import (
@@ -70,7 +70,7 @@ def drain_s(workload: Workload, documents: Documents) -> float:
     config = settings(workload, documents)
     if isinstance(config, GatewayConfig):
         return config.grace_s + TOLD_S + (config.store_grace_s + 1.0) + config.store_grace_s + FLUSH_S
-    return config.grace_s + LAST_WORDS_S + FLUSH_S
+    return config.grace_s + LAST_SEND_S + FLUSH_S
 
 
 def names_are_settings(documents: Documents) -> Iterator[str]:

@@ -28,7 +28,7 @@ from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.errors import Unavailable
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.tokenizer.vocabulary import load_tokenizer
@@ -106,7 +106,7 @@ def verifier(network: Network, name: str) -> VerifierParty:
 def _verifier(network: Network, party: Party) -> VerifierParty:
     clock, thread = network.loop.time, VirtualThread()
     engine = target(thread)
-    model = proto_conversion.model_to_wire(engine.model)
+    model = proto_conversion.model_to_proto(engine.model)
     drafters = CandidateSources(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
     planner = Planner(drafters, StepLimits(64, 32, 0.1), _curve(TARGET), clock)
     executor, observers = EmbeddedExecutor(engine), [drafters.shadows]
@@ -120,7 +120,7 @@ def _verifier(network: Network, party: Party) -> VerifierParty:
 
     async def drain() -> None:
         service.leave()
-        await worker.end(host, GRACE_S)  # type: ignore[arg-type]
+        await worker.drain(host, GRACE_S)  # type: ignore[arg-type]
 
     return VerifierParty(party, drain, scheduler, service, engine)
 
@@ -139,12 +139,14 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
         4,
         network.loop.time,
     )
-    model = proto_conversion.model_to_wire(target(thread, 1).model)
-    service = drafter_service.DrafterService(scheduler, drafter_service.ServiceLimits(model, 64, 64, draws=False))
+    model = proto_conversion.model_to_proto(target(thread, 1).model)
+    service = drafter_service.DrafterService(
+        scheduler, drafter_service.ServiceLimits(model, 64, 64, gives_distribution=False)
+    )
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
     host = Host(network, party, party.name, [service.register, worker.register])
     party.spawn(scheduler.run())
-    return DrafterParty(party, lambda: worker.end(host, GRACE_S), scheduler)  # type: ignore[arg-type]
+    return DrafterParty(party, lambda: worker.drain(host, GRACE_S), scheduler)  # type: ignore[arg-type]
 
 
 def hostile(network: Network, name: str) -> DrafterParty:
@@ -155,11 +157,11 @@ def hostile(network: Network, name: str) -> DrafterParty:
 
 def _hostile(network: Network, party: Party) -> DrafterParty:
     liar = HostileDrafter(lambda _, command: lies(network.chance, command))
-    model = proto_conversion.model_to_wire(target(VirtualThread(), 1).model)
+    model = proto_conversion.model_to_proto(target(VirtualThread(), 1).model)
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "index"), worker_pb2.WatchResponse)
     register = functools.partial(drafter_pb2_grpc.add_DrafterServiceServicer_to_server, liar)
     host = Host(network, party, party.name, [register, worker.register])
-    return DrafterParty(party, lambda: worker.end(host, GRACE_S), None)  # type: ignore[arg-type]
+    return DrafterParty(party, lambda: worker.drain(host, GRACE_S), None)  # type: ignore[arg-type]
 
 
 def lies(chance: random.Random, command: drafter_pb2.DraftCommand) -> list[drafter_pb2.DraftResponse | Exception]:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from slipstream.rpc.server import Register
-from slipstream.rpc.status_interceptor import ErrorInterceptor
+from slipstream.rpc.status_interceptor import StatusInterceptor
 from tests.simulation.clock import Party
 from tests.simulation.network import Network, Parcel, Stream
 
@@ -48,7 +48,7 @@ class Host:
 
     # As `slipstream.rpc.server.Server`.
 
-    async def serving(self, ready: bool) -> None:
+    async def set_serving(self, ready: bool) -> None:
         """Nobody asks for health here."""
 
     async def stop(self, grace_s: float) -> None:
@@ -114,7 +114,7 @@ class Serving:
 
     async def _run(self, opening: Parcel) -> None:
         details: Any = SimpleNamespace(method=opening.name)
-        handler: Any = await ErrorInterceptor().intercept_service(self._continuation, details)
+        handler: Any = await StatusInterceptor().intercept_service(self._continuation, details)
         try:
             if handler.request_streaming:
                 await handler.stream_stream(self._requests(), self)

@@ -14,8 +14,7 @@ from gateway.sessions.registry import SessionRegistry
 from gateway.store.record import unpack
 from gateway.store.write_behind import WriteBehindQueue
 from slipstream.client.completion import Completion, Event
-from slipstream.rpc.multiplexed_stream import MultiplexedStream
-from slipstream.rpc.send_queue import SendQueue
+from slipstream.rpc.multiplexed_stream import MultiplexedStream, SendQueue
 from slipstream.speculation.frame import TreeLimits
 from slipstream.v1.verifier_pb2 import FINISH_REASON_CANCELLED
 from tests.hostile_drafter import HostileDrafter

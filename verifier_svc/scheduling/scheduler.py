@@ -101,7 +101,7 @@ class Scheduler:
         self._sessions.pop(session, None)
         self._sources.detach_session(session)
         self._closing.append(session)
-        failure = None if error is None else proto_conversion.failure_to_wire(error)
+        failure = None if error is None else proto_conversion.failure_to_proto(error)
         session.send(
             verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason, failure=failure)
         )
@@ -264,7 +264,7 @@ def _round_message(result: RoundResult, cost_s: float) -> verifier_pb2.Round:
         miss=result.miss,
         bubble_us=microseconds(min(timing.waited, result.idle_s)),
         drafters=_drafter_shares(scheduled, result.result.path),
-        logprobs=map(proto_conversion.logprobs_to_wire, result.result.logprobs[: len(result.token_ids)]),
+        logprobs=map(proto_conversion.logprobs_to_proto, result.result.logprobs[: len(result.token_ids)]),
         cost_us=microseconds(cost_s),
     )
 

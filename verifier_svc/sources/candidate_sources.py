@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.observer import StepObserver
 from verifier_svc.session import Session
@@ -103,7 +103,7 @@ class CandidateSources:
             try:
                 names.setdefault(self._link(address.address, names), name)
             except SlipstreamError as error:
-                report(session, name, proto_conversion.failure_to_wire(error))
+                report(session, name, proto_conversion.failure_to_proto(error))
         for source in self._of_session.get(session, []):
             if source not in names:
                 source.close(session)

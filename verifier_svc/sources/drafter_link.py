@@ -168,7 +168,7 @@ class DrafterLink:
         for refusal in frame.refusals:
             refused = self._by_number.get(refusal.session)
             if refused is not None and refusal.epoch == refused.session.epoch:
-                self._refused(refused, proto_conversion.failure_from_wire(refusal.failure))
+                self._refused(refused, proto_conversion.failure_from_proto(refusal.failure))
                 news = news or refused.session.served
         if news:  # an empty frame is no reason to plan a step
             self._context.candidates_arrived()
@@ -300,13 +300,13 @@ class DrafterLink:
         return drafter_pb2.DraftOpen(
             key=types_pb2.SessionKey(id=session.id, epoch=session.epoch),
             prefix=types_pb2.Prefix(token_ids=session.tokens, prompt_length=session.prompt_length),
-            sampling=proto_conversion.sampling_to_wire(session.sampling),
+            sampling=proto_conversion.sampling_to_proto(session.sampling),
             target=self._context.target,
             policy=self._policy(session),
             max_length=session.max_length,
             prediction_token_ids=session.prediction,
             cache_salt=session.cache_salt,
-            structured_output=proto_conversion.structure_to_wire(session.structure),
+            structured_output=proto_conversion.structure_to_proto(session.structure),
         )
 
     def _policy(self, session: Session) -> drafter_pb2.DraftPolicy:

@@ -82,7 +82,7 @@ def read_frame(candidates: types_pb2.Candidates, source: int, vocabulary_size: i
         generation=candidates.generation,
         first_node=candidates.first_node,
         token_ids=tuple(token_ids),
-        log_probs=proto_conversion.confidences_from_wire(confidences),
+        log_probs=proto_conversion.confidences_from_proto(confidences),
         parents=tuple(parents),
         distributions=_distributions(distributions) if distributions else (),
         source=source,

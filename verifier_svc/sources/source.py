@@ -12,7 +12,7 @@ from typing import Protocol
 from slipstream.errors import LINK_LOST, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.speculation.frame import Frame
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.observer import StepObserver
@@ -167,13 +167,13 @@ class Attachment:
 
     def report_unlinked(self, error: SlipstreamError) -> None:
         """Informs the gateway that the source is out of reach for now."""
-        failure = proto_conversion.failure_to_wire(error)
+        failure = proto_conversion.failure_to_proto(error)
         failure.reason = LINK_LOST
         report(self.session, self.name, failure)
 
     def report_given_up(self, error: SlipstreamError) -> None:
         """Informs the gateway that the source is not used again, unless the gateway attaches it again."""
-        report(self.session, self.name, proto_conversion.failure_to_wire(error))
+        report(self.session, self.name, proto_conversion.failure_to_proto(error))
 
 
 def report(session: Session, drafter: str, failure: types_pb2.Failure | None) -> None:

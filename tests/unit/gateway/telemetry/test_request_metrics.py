@@ -31,7 +31,7 @@ from slipstream.errors import (
     SlipstreamError,
     Unavailable,
 )
-from slipstream.rpc.send_queue import ByteCounter
+from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.telemetry.metrics_collector import OTHER
 from slipstream.v1 import verifier_pb2
 

@@ -46,5 +46,5 @@ def test_rows_are_read_in_float32() -> None:
 
 
 def test_on_the_wire_they_stay_what_they_are() -> None:
-    message = proto_conversion.logprobs_to_wire(TokenLogprobs(-0.5, ((3, -0.5), (1, -1.25))))
+    message = proto_conversion.logprobs_to_proto(TokenLogprobs(-0.5, ((3, -0.5), (1, -1.25))))
     assert (message.logprob, list(message.top_token_ids), list(message.top_logprobs)) == (-0.5, [3, 1], [-0.5, -1.25])

@@ -18,7 +18,7 @@ async def test_a_role_is_healthy_while_it_says_so(ready: bool) -> None:
     server = Server([])
     try:
         await server.start("127.0.0.1:0", "127.0.0.1:0")
-        await server.serving(ready)
+        await server.set_serving(ready)
         assert await asyncio.to_thread(healthy, server.health_address) is ready
     finally:
         await server.stop(0)
@@ -28,7 +28,7 @@ async def test_a_service_that_nobody_offers_is_not_healthy() -> None:
     server = Server([])
     try:
         await server.start("127.0.0.1:0", "127.0.0.1:0")
-        await server.serving(True)
+        await server.set_serving(True)
         assert not await asyncio.to_thread(healthy, server.health_address, "elsewhere")
     finally:
         await server.stop(0)

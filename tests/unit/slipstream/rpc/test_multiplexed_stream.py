@@ -13,8 +13,14 @@ import pytest
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import multiplexed_stream
 from slipstream.rpc.channel import channel
-from slipstream.rpc.multiplexed_stream import MultiplexedStream
-from slipstream.rpc.send_queue import CAPACITY, FRAME_BYTES, ByteCounter, SendQueue, frames
+from slipstream.rpc.multiplexed_stream import (
+    CAPACITY,
+    FRAME_BYTES,
+    ByteCounter,
+    MultiplexedStream,
+    SendQueue,
+    split_frames,
+)
 from slipstream.rpc.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 from tests.loopback import ANY
@@ -92,7 +98,7 @@ async def test_closing_wakes_whoever_takes() -> None:
 def test_frames_keep_the_order_and_the_size() -> None:
     prefix = types_pb2.Prefix(token_ids=[1] * 300_000)
     items = [Command(session=n, open=drafter_pb2.DraftOpen(prefix=prefix)) for n in range(20)]
-    batches = list(frames(items))
+    batches = list(split_frames(items))
     assert [item.session for batch in batches for item in batch] == list(range(20))
     assert len(batches) == 4
     assert all(pack(batch).ByteSize() <= FRAME_BYTES + 1000 for batch in batches)
@@ -189,7 +195,7 @@ async def test_a_link_counts_the_bytes_of_what_it_says_and_hears() -> None:
     await until(lambda: len(call.written) == 1 and "three" in recorder.heard)
     running.cancel()
     await asyncio.wait([running], timeout=60)
-    assert traffic.told("verifier") == {
+    assert traffic.by_label("verifier") == {
         ("verifier", "sent"): pack(call.written).ByteSize(),
         ("verifier", "received"): len("one" + "three"),
     }

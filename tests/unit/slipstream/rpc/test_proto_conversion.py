@@ -35,8 +35,8 @@ SAMPLINGS = st.builds(
 
 @given(SAMPLINGS)
 def test_sampling_survives_the_wire(sampling: SamplingParams) -> None:
-    message = types_pb2.Sampling.FromString(proto_conversion.sampling_to_wire(sampling).SerializeToString())
-    assert proto_conversion.sampling_from_wire(message) == sampling
+    message = types_pb2.Sampling.FromString(proto_conversion.sampling_to_proto(sampling).SerializeToString())
+    assert proto_conversion.sampling_from_proto(message) == sampling
 
 
 def test_the_servers_default_rule_is_coupled() -> None:
@@ -46,10 +46,10 @@ def test_the_servers_default_rule_is_coupled() -> None:
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -3.0])
 def test_a_worker_believes_no_number_out_of_range(field: str, value: float) -> None:
-    message = proto_conversion.sampling_to_wire(SamplingParams())
+    message = proto_conversion.sampling_to_proto(SamplingParams())
     setattr(message, field, value)
     with pytest.raises(InvalidArgument, match=field):
-        proto_conversion.sampling_from_wire(message)
+        proto_conversion.sampling_from_proto(message)
 
 
 def test_an_unknown_rule_is_refused_by_number_and_by_name() -> None:
@@ -57,7 +57,7 @@ def test_an_unknown_rule_is_refused_by_number_and_by_name() -> None:
         types_pb2.Sampling(top_p=1, repetition_penalty=1).SerializeToString() + b"\x50\x63"
     )
     with pytest.raises(InvalidArgument, match="99"):
-        proto_conversion.sampling_from_wire(message)
+        proto_conversion.sampling_from_proto(message)
     with pytest.raises(InvalidArgument, match="lucky"):
         proto_conversion.rule_number("lucky")
 
@@ -69,26 +69,26 @@ def test_rules_have_one_number_each(rule: str) -> None:
 
 @pytest.mark.parametrize("kind", SlipstreamError.__subclasses__())
 def test_failures_keep_their_type_sentence_and_reason(kind: type[SlipstreamError]) -> None:
-    back = proto_conversion.failure_from_wire(proto_conversion.failure_to_wire(kind("Try again.", reason="WORD")))
+    back = proto_conversion.failure_from_proto(proto_conversion.failure_to_proto(kind("Try again.", reason="WORD")))
     assert (type(back), back.message, back.reason) == (kind, "Try again.", "WORD")
 
 
 @pytest.mark.parametrize("code", [-1, 0, 1, 99])
 def test_a_failure_with_a_strange_code_is_internal(code: int) -> None:
-    assert type(proto_conversion.failure_from_wire(types_pb2.Failure(code=code))) is Internal
+    assert type(proto_conversion.failure_from_proto(types_pb2.Failure(code=code))) is Internal
 
 
 def test_a_peers_endless_sentence_is_not_passed_on() -> None:
-    error = proto_conversion.failure_from_wire(
+    error = proto_conversion.failure_from_proto(
         types_pb2.Failure(code=8, message="x" * 3_000_000, reason="y" * 3_000_000)
     )
     assert isinstance(error, ResourceExhausted)
-    assert proto_conversion.failure_to_wire(error).ByteSize() < 2000
+    assert proto_conversion.failure_to_proto(error).ByteSize() < 2000
 
 
 def test_a_models_card_reaches_the_other_side() -> None:
     model = open_engine("emulated:vocabulary=77").model
-    message = proto_conversion.model_to_wire(model)
+    message = proto_conversion.model_to_proto(model)
     assert (message.vocabulary_size, message.vocabulary_fingerprint) == (77, model.fingerprint)
     assert message.max_length == model.max_length
 
@@ -122,7 +122,7 @@ def test_status_details_of_a_lying_peer_are_ignored(details: bytes) -> None:
 
 @given(st.lists(st.floats(-math.inf, 1.0)))
 def test_a_confidence_survives_in_one_byte_up_to_half_a_step(log_probs: list[float]) -> None:
-    read = proto_conversion.confidences_from_wire(proto_conversion.confidences_to_wire(log_probs))
+    read = proto_conversion.confidences_from_proto(proto_conversion.confidences_to_proto(log_probs))
     assert len(read) == len(log_probs)
     for log_prob, value in zip(log_probs, read, strict=True):
         assert abs(value - min(0.0, max(log_prob, -255 / 32))) <= 0.5 / 32
@@ -132,7 +132,7 @@ def test_what_a_peer_calls_a_failure_is_one_line_in_a_log() -> None:
     told = types_pb2.Failure(
         code=9, message="no\r\n2026 ERROR forged\x1b[2J \N{GREEK SMALL LETTER ALPHA}", reason="A\nB"
     )
-    error = proto_conversion.failure_from_wire(told)
+    error = proto_conversion.failure_from_proto(told)
     assert (error.message, error.reason) == ("no  2026 ERROR forged [2J \N{GREEK SMALL LETTER ALPHA}", "A B")
 
 

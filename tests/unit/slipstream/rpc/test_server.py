@@ -106,13 +106,13 @@ async def test_who_would_restart_the_process_hears_that_it_lives_from_its_start_
             return [answer.status == health_pb2.HealthCheckResponse.SERVING for answer in answers]
 
         assert await states() == [False, True]
-        await server.serving(True)
+        await server.set_serving(True)
         assert await states() == [True, True]
         watch = health_pb2_grpc.HealthStub(waiting).Watch(health_pb2.HealthCheckRequest())
         await watch.read()
         stopping = asyncio.create_task(server.stop(30))  # a stream keeps it waiting
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        await server.serving(True)  # too late
+        await server.set_serving(True)  # too late
         assert await states() == [False, True]
         watch.cancel()
         await stopping
@@ -123,7 +123,7 @@ async def test_health_says_not_serving_until_told_otherwise_and_after_stop_nothi
     async with serving() as (server, line):
         health, request = health_pb2_grpc.HealthStub(line), health_pb2.HealthCheckRequest()
         assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        await server.serving(True)
+        await server.set_serving(True)
         assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
         watch = health.Watch(request)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING

@@ -16,9 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.routing.worker_watch import WorkerWatch
 from slipstream.errors import InvalidArgument, PermissionDenied, SlipstreamError, Unavailable
-from slipstream.rpc.channel import HANDSHAKE, channel, dialling, error_of
-from slipstream.rpc.role_authorization import CALLERS, DRAFTER, GATEWAY, VERIFIER, between_roles
-from slipstream.rpc.server import HEALTH, Server
+from slipstream.rpc.channel import HANDSHAKE, channel, dialer, error_of
+from slipstream.rpc.server import ALLOWED_ROLES, DRAFTER, GATEWAY, HEALTH, VERIFIER, Server, role_access
 from slipstream.rpc.tls import Certificates, certificates_from_env
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.v1 import (
@@ -87,7 +86,7 @@ async def serving(certificates: Certificates | None) -> AsyncIterator[str]:
     worker = WorkerService(
         WorkerIdentity(types_pb2.ModelInfo(name="toy"), worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse
     )
-    server = Server([Everything().register, worker.register], between_roles(certificates))
+    server = Server([Everything().register, worker.register], role_access(certificates))
     try:
         yield await server.start("127.0.0.1:0")
     finally:
@@ -115,11 +114,11 @@ async def call(line: grpc.aio.Channel, service: str) -> None:
 
 @pytest.mark.parametrize("role", [*ROLES, "stranger"])
 async def test_a_role_may_call_what_the_table_says_and_nothing_else(folders: dict[str, Path], role: str) -> None:
-    services = {*CALLERS, "slipstream.v1.GatewayService"}
-    dial = dialling(VERIFIER, held(folders[role]))
+    services = {*ALLOWED_ROLES, "slipstream.v1.GatewayService"}
+    dial = dialer(VERIFIER, held(folders[role]))
     async with serving(held(folders[VERIFIER])) as address, dial(address) as line:
         for service in services:
-            if role in CALLERS.get(service, ()):
+            if role in ALLOWED_ROLES.get(service, ()):
                 await call(line, service)
                 continue
             with pytest.raises(PermissionDenied, match="certificate names") as refusal:
@@ -138,39 +137,39 @@ async def refused(address: str, dial: Any) -> SlipstreamError:
 @pytest.mark.parametrize("who", ["plaintext", "forged", "expired"])
 async def test_without_a_certificate_of_the_authority_nobody_gets_in(folders: dict[str, Path], who: str) -> None:
     async with serving(held(folders[VERIFIER])) as address:
-        dial = channel if who == "plaintext" else dialling(VERIFIER, held(folders[who]))
+        dial = channel if who == "plaintext" else dialer(VERIFIER, held(folders[who]))
         assert "wants TLS" in (await refused(address, dial)).message
 
 
 async def test_who_was_to_be_reached_must_prove_its_role(folders: dict[str, Path]) -> None:
     """A drafter's own certificate is good, and lets it pose as nobody else."""
     async with serving(held(folders[DRAFTER])) as address:
-        error = await refused(address, dialling(VERIFIER, held(folders[GATEWAY])))
+        error = await refused(address, dialer(VERIFIER, held(folders[GATEWAY])))
         assert "does not name who was to be reached" in error.message
 
 
 @pytest.mark.parametrize("kind", ["forged", "expired"])
 async def test_a_server_whose_certificate_is_worth_nothing_is_not_believed(folders: dict[str, Path], kind: str) -> None:
     async with serving(held(folders[kind])) as address:
-        error = await refused(address, dialling(GATEWAY, held(folders[VERIFIER])))
+        error = await refused(address, dialer(GATEWAY, held(folders[VERIFIER])))
         assert "not signed by the CA" in error.message
 
 
 async def test_a_caller_that_wants_tls_never_falls_back_to_plaintext(folders: dict[str, Path]) -> None:
     async with serving(None) as address:
-        assert "speaks plaintext" in (await refused(address, dialling(VERIFIER, held(folders[GATEWAY])))).message
+        assert "speaks plaintext" in (await refused(address, dialer(VERIFIER, held(folders[GATEWAY])))).message
 
 
 async def test_both_sides_take_new_certificates_of_a_new_authority_without_a_restart(
     tmp_path: Path, folders: dict[str, Path]
 ) -> None:
     mine, theirs = (Path(shutil.copytree(folders[role], tmp_path / role)) for role in (VERIFIER, GATEWAY))
-    async with serving(held(mine)) as address, dialling(VERIFIER, held(theirs))(address) as line:
+    async with serving(held(mine)) as address, dialer(VERIFIER, held(theirs))(address) as line:
         watch = worker_pb2_grpc.WorkerServiceStub(line).Watch(worker_pb2.WatchRequest())
         assert await watch.read() is not grpc.aio.EOF
         new = Authority("another CA")
         new.issue(mine, "verifier.slipstream")
-        async with dialling(VERIFIER, held(folders[GATEWAY]))(address) as behind:
+        async with dialer(VERIFIER, held(folders[GATEWAY]))(address) as behind:
             assert (await _failure(behind)).reason == HANDSHAKE
         new.issue(theirs, "gateway.slipstream")
         await call(
@@ -189,7 +188,7 @@ async def _failure(line: grpc.aio.Channel) -> SlipstreamError:
 async def test_a_channel_ends_with_the_last_call_that_was_made_on_it(tmp_path: Path, folders: dict[str, Path]) -> None:
     theirs = Path(shutil.copytree(folders[GATEWAY], tmp_path / "gateway"))
     line: Any
-    async with serving(held(folders[VERIFIER])) as address, dialling(VERIFIER, held(theirs))(address) as line:
+    async with serving(held(folders[VERIFIER])) as address, dialer(VERIFIER, held(theirs))(address) as line:
         watch = worker_pb2_grpc.WorkerServiceStub(line).Watch(worker_pb2.WatchRequest())
         await watch.read()
         for _ in range(3):
@@ -219,7 +218,7 @@ async def test_files_that_do_not_fit_leave_the_former_certificates_in_use(
         else:
             shutil.rmtree(mine)
         for _ in range(2):
-            async with dialling(VERIFIER, held(folders[GATEWAY]))(address) as line:
+            async with dialer(VERIFIER, held(folders[GATEWAY]))(address) as line:
                 await call(line, "slipstream.v1.WorkerService")
         assert caplog.text.count("the former stay") == 1
         shutil.copytree(folders[VERIFIER], mine, dirs_exist_ok=True, copy_function=shutil.copy)
@@ -237,18 +236,18 @@ def test_a_folder_that_cannot_be_used_stops_a_role_at_its_start(tmp_path: Path, 
 
 async def test_probes_need_no_certificate_and_reach_nothing_else(folders: dict[str, Path]) -> None:
     worker = WorkerService(WorkerIdentity(types_pb2.ModelInfo(), worker_pb2.ROLE_VERIFIER), worker_pb2.WatchResponse)
-    server = Server([worker.register], between_roles(held(folders[VERIFIER])))
+    server = Server([worker.register], role_access(held(folders[VERIFIER])))
     await server.start("127.0.0.1:0", "127.0.0.1:0")
     assert server.announcement == f"ready grpc={server.address} health={server.health_address}"
     async with channel(server.health_address) as line:
         health, request = health_pb2_grpc.HealthStub(line), health_pb2.HealthCheckRequest()
         assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        await server.serving(True)
+        await server.set_serving(True)
         assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())
         assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        await server.serving(False)  # as in a drain
+        await server.set_serving(False)  # as in a drain
         assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
         await server.stop(0)
 

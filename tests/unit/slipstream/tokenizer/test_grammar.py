@@ -218,16 +218,16 @@ STRUCTURES = [StructuredOutput("json_object"), *(language.structure for language
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda each: each.format)
 def test_a_structure_survives_the_wire(structure: StructuredOutput) -> None:
-    message = proto_conversion.structure_to_wire(structure)
+    message = proto_conversion.structure_to_proto(structure)
     assert message is not None
     assert (
-        proto_conversion.structure_from_wire(types_pb2.StructuredOutput.FromString(message.SerializeToString()))
+        proto_conversion.structure_from_proto(types_pb2.StructuredOutput.FromString(message.SerializeToString()))
         == structure
     )
 
 
 def test_nothing_and_a_false_wish_on_the_wire() -> None:
-    assert proto_conversion.structure_to_wire(None) is None
-    assert proto_conversion.structure_from_wire(types_pb2.StructuredOutput()) is None
+    assert proto_conversion.structure_to_proto(None) is None
+    assert proto_conversion.structure_from_proto(types_pb2.StructuredOutput()) is None
     with pytest.raises(InvalidArgument, match="json_object"):
-        proto_conversion.structure_from_wire(types_pb2.StructuredOutput(json_object=False))
+        proto_conversion.structure_from_proto(types_pb2.StructuredOutput(json_object=False))
