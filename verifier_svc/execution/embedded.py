@@ -14,7 +14,6 @@ import torch
 from slipstream.engine.engine import Engine, ModelInfo
 from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
-from slipstream.engine.tensor_parallel.group import GroupLost
 from slipstream.errors import Internal
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
@@ -26,7 +25,6 @@ from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, S
 class EmbeddedExecutor:
     """Trees of any size, every acceptance rule."""
 
-    fatal_errors: tuple[type[Exception], ...] = (GroupLost,)
     limits = ExecutorLimits()
 
     def __init__(self, engine: Engine) -> None:

@@ -97,13 +97,10 @@ class StepExecutor(Protocol):
     @property
     def kv(self) -> KVBlocks: ...
 
-    @property
-    def fatal_errors(self) -> tuple[type[Exception], ...]:
-        """Errors of `execute` after which no step can run any more; any other one fails the step's sessions alone."""
-
     def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
         """Runs one step and returns an outcome for each sequence, in order. On the model's own thread; the KV blocks of
-        all sequences are reserved."""
+        all sequences are reserved. Raises EngineLost when no step can run any more; any other error fails the step's
+        sessions alone."""
 
     def measure_costs(self, curve: CostCurve, max_tokens: int, limit_s: float) -> None:
         """Records in `curve` what steps of up to `max_tokens` tokens take, for about `limit_s` seconds. On the model's

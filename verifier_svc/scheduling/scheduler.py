@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from slipstream.engine.engine import EngineLost
 from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
@@ -170,7 +171,7 @@ class Scheduler:
         verifier, and its sessions go on elsewhere."""
         try:
             return self.executor.execute(step)
-        except self.executor.fatal_errors:
+        except EngineLost:
             raise
         except Exception as error:
             log.error("a verifier step failed", exc_info=error)
