@@ -31,6 +31,7 @@ from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import ServiceLimits, VerifierService
 from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.sources.candidate_sources import CandidateSources
+from verifier_svc.sources.local import local_drafters
 from verifier_svc.tracing import VerifierTracing
 
 
@@ -94,7 +95,7 @@ async def _serving(
     service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler))
     server = Server([service.register, worker.register], role_access(parts.certificates))
-    async with asyncio.TaskGroup() as tasks:
+    async with local_drafters(config, sources), asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(sources.run())]
         try:
             address = await server.start(config.listen, config.health_listen)

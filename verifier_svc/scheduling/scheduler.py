@@ -112,6 +112,7 @@ class Scheduler:
         while True:
             self._changed.clear()
             self._free_kv()
+            self._sources.collect()
             plan = self._planner.plan(self.kv_admission.admit())
             if not plan.step:
                 self._waiting_since = None  # the sessions that the wait was for are gone
