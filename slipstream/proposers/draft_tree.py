@@ -1,9 +1,9 @@
 """A drafter's candidate tree: the nodes proposed beyond the committed tokens, and where proposing more pays.
 
 It mirrors the verifier's `slipstream.speculation.candidate_tree` and holds more than was sent: a node stays unsent
-until it is worth its bytes, and gets the number that names it on the stream when it is sent, after its parent. Numbers count
-within a generation and are kept while commits move the root along sent nodes; a commit that leaves them starts the next
-generation: from nothing, or from an unsent node and what hangs below it.
+until it is worth its bytes, and gets the number that names it on the stream when it is sent, after its parent. Numbers
+count within a generation and are kept while commits move the root along sent nodes; a commit that leaves them starts
+the next generation: from nothing, or from an unsent node and what hangs below it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DraftNode:
 
 Ranked = list[tuple[float, int, DraftNode]]
 """A heap of nodes, the likeliest path on top, the older one among equals. Nodes that no longer belong there leave it
-when they come to the top: heaps are read once in each step for a session, the whole tree is walked once for each commit.
+when they come to the top: heaps are read once a step for each session, the whole tree is walked once a commit.
 """
 
 
