@@ -17,7 +17,7 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from benchmarks.records import Row, write
-from drafter_svc.step_stats import StepStats as Passes
+from drafter_svc.metrics_source import StepStats as Passes
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.telemetry.metrics_source import MetricsParts, meter
@@ -105,17 +105,17 @@ def scrape() -> tuple[Case, Case]:
 def main() -> None:
     tally, passes = StepStats(), Passes()
     tree = SimpleNamespace(root=SimpleNamespace(path_log_prob=-3.0))
-    turn = SimpleNamespace(
+    request = SimpleNamespace(
         session=SimpleNamespace(tree=tree),
-        pending=[1],
-        nodes=[None] * 4,
-        starts=[SimpleNamespace(path_log_prob=-4.0)],
+        context=SimpleNamespace(expand=[0]),
+        tokens=5,
+        places=[tree.root, SimpleNamespace(path_log_prob=-4.0)],
     )
-    turns: list[Any] = [turn] * 32
+    requests: list[Any] = [request] * 32
 
     def passed() -> None:
-        passes.began(turns)
-        passes.ended(0.002)
+        passes.step_began(requests)
+        passes.step_ended(0.002)
 
     rows: list[Row] = []
     reading, page = scrape()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 
@@ -36,11 +35,10 @@ from benchmarks.simulation_report import Belief, Report, Row
 from benchmarks.simulation_texts import Text, Walk, natural, sampled
 from benchmarks.simulation_trees import Grown, grow
 from drafter_svc.config import DrafterConfig
-from drafter_svc.proposers import Proposer
-from drafter_svc.proposers.model import ModelProposer
-from drafter_svc.proposers.opening import open_proposer
 from slipstream.engine.factory import open_engine
 from slipstream.errors import Internal
+from slipstream.proposers.base import Proposer, open_proposer
+from slipstream.proposers.draft_model import ModelProposer
 from slipstream.speculation.selection import ROOT
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -147,9 +145,9 @@ def _proposers(draft: str) -> dict[str, Proposer]:
     proposers: dict[str, Proposer] = {}
     engine = open_engine(draft, "float32")
     for name, width in (("model", WIDTH), ("chain", 1)):
-        proposers[name] = ModelProposer(engine, width=width, max_nodes=1024, proposal_tokens=1)
+        proposers[name] = ModelProposer(engine, width=width, proposal_tokens=1)
     for method in ("ngram", "suffix"):
-        proposers[method] = open_proposer(replace(DEFAULTS, method=method))[1]
+        proposers[method] = open_proposer(method, DEFAULTS.proposer_settings()).proposer
     return proposers
 
 

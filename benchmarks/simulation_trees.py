@@ -11,10 +11,11 @@ import math
 from dataclasses import dataclass
 
 from benchmarks.simulation_texts import LOOKAHEAD, Key, Text
-from drafter_svc.proposers import DraftRequest, ProposedNode, Proposer
+from drafter_svc.scheduler import DraftRequest
 from drafter_svc.session import DraftPolicy, DraftSession
-from drafter_svc.tree import DraftNode
 from slipstream.errors import SlipstreamError
+from slipstream.proposers.base import UNLIMITED, ProposedNode, Proposer
+from slipstream.proposers.draft_tree import DraftNode
 from slipstream.speculation.frame import Frame
 
 _LEAST = math.log(1e-4)
@@ -53,7 +54,7 @@ def grow(proposer: Proposer, texts: list[Text], enough: int, expand: int) -> dic
             session.commit(len(session.tokens), [text.tokens[len(session.tokens)]])
             session.tree.restart(len(session.tokens))
     for session in sessions:
-        proposer.close(session)
+        proposer.close_sequence(session)
     return {text.key: grown for text, grown in zip(texts, trees, strict=True)}
 
 
@@ -67,40 +68,28 @@ def _grow(proposer: Proposer, sessions: list[DraftSession], enough: int, expand:
     """Grows the trees side by side; returns the pass that made each node."""
     made: dict[DraftNode, int] = {}
     number = 0
-    while turns := [turn for session in sessions if (turn := _turn(session, enough, expand)) is not None]:
+    while requests := [one for session in sessions if (one := _request(session, enough, expand)) is not None]:
         number += 1
-        for turn, answer in zip(turns, proposer.grow(turns), strict=True):
+        for request, answer in zip(requests, proposer.propose([one.context for one in requests]), strict=True):
             if isinstance(answer, SlipstreamError):
                 raise answer
-            for node in _add(turn.session, answer):
+            for node in _add(request, answer.nodes):
                 made.setdefault(node, number)
     return made
 
 
-def _turn(session: DraftSession, enough: int, expand: int) -> DraftRequest | None:
-    """The next pass's share of a session; None once its `enough` likeliest nodes are known."""
+def _request(session: DraftSession, enough: int, expand: int) -> DraftRequest | None:
+    """The next pass's part of a session; None once its `enough` likeliest nodes are known."""
     starts = session.frontier(expand)
     best = heapq.nlargest(enough, (node.path_log_prob for node in session.tree.nodes()))
     if not starts or (len(best) == enough and starts[0].path_log_prob <= best[-1]):
         return None
-    start, session.computed = session.computed, len(session.tokens) - 1
     for node in starts:
         node.expanded = True
     # Leaves that are not guessed on would only cost time.
     needed = {above for node in starts for above in _above(node)}
     nodes = [node for node in session.tree.nodes() if node in needed]
-    index = {node: number for number, node in enumerate(nodes)}
-    return DraftRequest(
-        session,
-        session.revision,
-        start,
-        session.tokens[start:],
-        nodes,
-        [node.token for node in nodes],
-        [index.get(node.parent, -1) if node.parent else -1 for node in nodes],
-        [index.get(node, -1) for node in starts],
-        starts,
-    )
+    return DraftRequest(session, session.context(nodes, starts, UNLIMITED), [session.tree.root, *nodes])
 
 
 def _above(node: DraftNode) -> list[DraftNode]:
@@ -112,13 +101,14 @@ def _above(node: DraftNode) -> list[DraftNode]:
     return path
 
 
-def _add(session: DraftSession, guesses: list[ProposedNode]) -> list[DraftNode]:
-    added: list[DraftNode | None] = []
-    for guess in guesses:
-        parent = added[guess.parent] if isinstance(guess.parent, int) else guess.parent
-        # A lookup guesses again what it guessed from further above: that node is there already.
-        added.append(parent and (session.tree.add(parent, guess.token, guess.log_prob) or parent.children[guess.token]))
-    return [node for node in added if node is not None]
+def _add(request: DraftRequest, proposed: list[ProposedNode]) -> list[DraftNode]:
+    nodes: list[DraftNode | None] = [*request.places]
+    for one in proposed:
+        parent = nodes[1 + one.parent]
+        # A lookup proposes again what it proposed from further above: that node is there already.
+        added = parent and (request.session.tree.add(parent, one.token, one.log_prob) or parent.children[one.token])
+        nodes.append(added)
+    return [node for node in nodes[len(request.places) :] if node is not None]
 
 
 def _snapshot(session: DraftSession, made: dict[DraftNode, int]) -> Grown:

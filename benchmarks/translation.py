@@ -31,13 +31,15 @@ from benchmarks import records
 from benchmarks.processes import MODELS
 from benchmarks.prompts import held_out
 from drafter_svc.config import DrafterConfig
-from drafter_svc.proposers import DraftRequest, Proposer, translated, translation
-from drafter_svc.proposers.opening import open_proposer
+from drafter_svc.drafter import open_configured
 from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
+from slipstream.proposers import model_factory
+from slipstream.proposers.base import UNLIMITED, Proposal, Proposer
+from slipstream.proposers.cross_vocabulary import translated, translation
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
@@ -106,19 +108,15 @@ def agreement(proposer: Proposer, some: Sequence[Run]) -> tuple[float, float]:
     for run in some:
         prompt = run.tokens[: run.prompt_length]
         session = DraftSession(1, run.sampling, DraftPolicy(8, 0.0), prompt, run.prompt_length, len(run.tokens) + 1)
-        computed = 0
         for place in range(run.prompt_length, len(run.tokens)):
-            pending = run.tokens[computed:place]
-            (answer,) = proposer.grow(
-                [DraftRequest(session, 0, computed, pending, [], [], [], [-1], [session.tree.root])]
-            )
-            assert isinstance(answer, list), answer
-            guesses = [guess.token for guess in answer]
+            (answer,) = proposer.propose([session.context([], [session.tree.root], UNLIMITED)])
+            assert isinstance(answer, Proposal), answer
+            guesses = [node.token for node in answer.nodes]
             first += guesses[:1] == [run.tokens[place]]
             anywhere += run.tokens[place] in guesses
             total += 1
-            computed = place - 1
-        proposer.close(session)
+            session.commit(place, [run.tokens[place]])
+        proposer.close_sequence(session)
     return first / total, anywhere / total
 
 
@@ -135,12 +133,12 @@ class Intersection(translation.Translation):
 @contextmanager
 def intersection() -> Iterator[None]:
     """Nothing is taken back, nothing is drafted on."""
-    with patch.multiple(translated, HEALED=0, LOOKAHEAD=0), patch.object(translation, "Translation", Intersection):
+    with patch.multiple(translated, HEALED=0, LOOKAHEAD=0), patch.object(model_factory, "Translation", Intersection):
         yield
 
 
 def opened(draft: str) -> Proposer:
-    return open_proposer(DrafterConfig(model=draft, translate_for=TARGET, dtype="float32"))[1]
+    return open_configured(DrafterConfig(model=draft, translate_for=TARGET, dtype="float32")).proposer
 
 
 def main(drafts: Sequence[str]) -> None:

@@ -20,11 +20,12 @@ from typing import Any
 
 from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
-from drafter_svc.proposers.model import ModelProposer
+from drafter_svc.metrics_source import StepStats
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
-from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.proposers.draft_model import ModelProposer
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
@@ -115,7 +116,7 @@ class Outcome:
     steps: int
     draft_steps: int
     needed: float
-    """Sessions that need the drafter at a time, on average (`drafter_svc.step_stats`)."""
+    """Sessions that need the drafter at a time, on average (`drafter_svc.metrics_source`)."""
     candidate_bytes: int
     rounds: list[verifier_pb2.Round]
 
@@ -177,6 +178,7 @@ class System:
     engine: EmulatedEngine
     """The target."""
     drafting: DraftScheduler
+    draft_stats: StepStats
     link: VirtualLink
     drafter: verifier_pb2.DrafterAddress
 
@@ -196,8 +198,9 @@ async def system(world: World) -> AsyncIterator[System]:
         draft_thread,
         BLOCKS,
     )
-    proposer = ModelProposer(draft, width=world.width, max_nodes=world.max_nodes, proposal_tokens=32)
+    proposer = ModelProposer(draft, width=world.width, proposal_tokens=32)
     drafting = DraftScheduler(proposer, draft_thread, 512, world.expand, loop.time)  # type: ignore[arg-type]
+    drafting.observer = stats = StepStats()
     bounds = drafter_service.ServiceLimits(proto_conversion.model_to_proto(draft.model), 4096, world.max_nodes)
 
     target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
@@ -215,7 +218,7 @@ async def system(world: World) -> AsyncIterator[System]:
     drafter._link = link  # type: ignore[assignment]
     tasks = [loop.create_task(each.run()) for each in (drafting, verifying, link)]
     try:
-        yield System(service, verifying, target, drafting, link, address)
+        yield System(service, verifying, target, drafting, stats, link, address)
     finally:
         for task in tasks:
             task.cancel()
@@ -237,7 +240,7 @@ async def decode(world: World, sessions: int, tokens: int, max_draft_tokens: int
             assert not any(end.HasField("failure") for end in ends), ends
             ended += len(ends)
         seconds = asyncio.get_running_loop().time()
-    needed = running.drafting.tally.needed_s / seconds
+    needed = running.draft_stats.needed_s / seconds
     return Outcome(seconds, running.scheduler.steps, running.drafting.steps, needed, running.link.bytes, rounds)
 
 

@@ -115,7 +115,7 @@ class SimulatedDrafter:
         self._busy = self._awake = False
         self.busy_s = self.needed_s = 0.0
         """In passes; and of each session in them by the chance that its text needs the guess
-        (`drafter_svc.step_stats`)."""
+        (`drafter_svc.metrics_source`)."""
         self.passes = 0
 
     @property

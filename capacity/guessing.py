@@ -24,7 +24,7 @@ NOWHERE = -1
 DEEPEST = TreeLimits().depth
 """Of a verifier's tree."""
 NEVER = math.inf
-PREPARED, UNTOLD_SHARE = 4.0, 8
+PREPARED, UNSENT_SHARE = 4.0, 8
 """See `drafter_svc.session`, which a plan does not import; a test compares them."""
 
 
@@ -99,7 +99,7 @@ class SimulatedTree:
     def frontier(self, count: int, most: int) -> list[SimulatedGuess]:
         """The `count` likeliest places that were not guessed on yet; `most` nodes may be told."""
         room = most - self.told
-        if room <= 0 or self.size >= UNTOLD_SHARE * most:
+        if room <= 0 or self.size >= UNSENT_SHARE * most:
             return []
         return self._best(self._open, min(count, room))
 

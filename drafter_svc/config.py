@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
+from slipstream.proposers.base import ProposerSettings
+from slipstream.proposers.registry import find_method
 from slipstream.speculation.draft_distribution import MAX_TOKENS
 from slipstream.telemetry import logs
 
@@ -72,9 +74,10 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         logs.check(self.log_level, self.log_format)
-        if self.method == "model" and not self.model:
+        method = find_method(self.method)
+        if method.needs_model and not self.model:
             raise InvalidArgument("DRAFTER_MODEL is not set; name a folder or hub id, or another DRAFTER_METHOD.")
-        if self.method != "model" and self.translate_for:
+        if not method.needs_model and self.translate_for:
             raise InvalidArgument(
                 f"DRAFTER_TRANSLATE_FOR is of no use with the method {self.method!r}; leave it unset."
             )
@@ -85,3 +88,6 @@ class DrafterConfig:
             raise InvalidArgument(f"DRAFTER_PROPOSAL_TOKENS={self.proposal_tokens}; give at most {MAX_TOKENS}.")
         if self.corpus_tokens < 0 or self.corpus_tokens == 1:
             raise InvalidArgument(f"DRAFTER_CORPUS_TOKENS={self.corpus_tokens}; give 0 for none, or at least 2.")
+
+    def proposer_settings(self) -> ProposerSettings:
+        return ProposerSettings(**{field.name: getattr(self, field.name) for field in fields(ProposerSettings)})

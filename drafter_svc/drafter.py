@@ -8,21 +8,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from drafter_svc.config import DrafterConfig
-from drafter_svc.metrics_source import meter
-from drafter_svc.proposers import Proposer
-from drafter_svc.proposers.opening import open_proposer
+from drafter_svc.metrics_source import StepStats, collect_metrics
 from drafter_svc.scheduler import DraftScheduler
 from drafter_svc.service import DrafterService, ServiceLimits
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_thread import ModelThread
+from slipstream.proposers.base import OpenedProposer, open_proposer
+from slipstream.proposers.registry import find_method
+from slipstream.rpc import proto_conversion
 from slipstream.rpc.server import Server, role_access
 from slipstream.rpc.tls import Certificates
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.tracing import Tracing
-from slipstream.v1 import types_pb2, worker_pb2
+from slipstream.v1 import worker_pb2
 
-Opening = Callable[[DrafterConfig], tuple[types_pb2.ModelInfo, Proposer]]
+ProposerFactory = Callable[[DrafterConfig], OpenedProposer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +35,26 @@ class DrafterServer:
     server: Server
 
 
+def open_configured(config: DrafterConfig) -> OpenedProposer:
+    """The proposer that the configuration names; raises what `open_proposer` raises."""
+    return open_proposer(config.method, config.proposer_settings())
+
+
 @asynccontextmanager
 async def running(
     config: DrafterConfig,
-    opening: Opening = open_proposer,
+    factory: ProposerFactory = open_configured,
     certificates: Certificates | None = None,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[DrafterServer]:
-    """A drafter that listens; `opening` runs on the model's thread. At the end sessions have `grace_s` to finish."""
+    """A drafter that listens; `factory` runs on the model's thread. At the end sessions have `grace_s` to finish."""
     async with ModelThread(threads_for(config.threads), "draft-model") as thread:
-        model, proposer = await thread.run(opening, config)
-        scheduler = DraftScheduler(proposer, thread, config.step_tokens, config.expand)
-        bounds = ServiceLimits(model, config.max_sessions, config.max_nodes, proposer.draws, tracing)
+        opened = await thread.run(factory, config)
+        scheduler = DraftScheduler(opened.proposer, thread, config.step_tokens, config.expand)
+        scheduler.observer = stats = StepStats()
+        model = proto_conversion.model_to_proto(opened.model)
+        draws = find_method(config.method).gives_distribution
+        bounds = ServiceLimits(model, config.max_sessions, config.max_nodes, draws, tracing)
         service = DrafterService(scheduler, bounds)
         worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
         server = Server([service.register, worker.register], role_access(certificates))
@@ -53,7 +62,7 @@ async def running(
             drafting = tasks.create_task(scheduler.run())
             try:
                 address = await server.start(config.listen, config.health_listen)
-                metrics = meter(scheduler, service.traffic, server, tracing)
+                metrics = collect_metrics(scheduler, stats, service.traffic, server, tracing)
                 async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                     yield DrafterServer(address, scheduler, server)
             finally:

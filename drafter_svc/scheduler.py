@@ -1,4 +1,8 @@
-"""The drafting loop: keep every session's tree ahead of its verifier, many sessions in each forward pass."""
+"""The drafting loop: one process's `DraftScheduler` keeps every session's candidate tree ahead of its verifier.
+
+Each step asks one `Proposer`, on the model's own thread, for nodes of many sessions; what comes back joins their trees,
+and `send_policy` decides what is sent. The loop never waits for a verifier, and no verifier waits for it.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +10,72 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from drafter_svc.proposers import Answer, DraftRequest, Proposer
-from drafter_svc.send_policy import join, tell
+from drafter_svc.send_policy import join, take_nodes_to_send
 from drafter_svc.session import DraftSession
-from drafter_svc.step_stats import StepStats
-from drafter_svc.tree import DraftNode
 from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import Internal, SlipstreamError
+from slipstream.proposers.base import Proposal, Proposer, ProposerContext
+from slipstream.proposers.draft_tree import DraftNode
 
 log = logging.getLogger(__name__)
 
 ROUND = 16
-"""Committed tokens to read that are a round's at most; more are a prompt."""
+"""More unread committed tokens than this are a prompt; so many or fewer are a round's."""
 PROMPTS = 4
-"""One of so many tokens of a pass is kept for prompts, while there are any."""
+"""One of so many tokens of a step is kept for prompts, while there are any."""
 PASS_NODES = 64
-"""Nodes of all sessions together that are guessed on in one pass, at least one of each. Where more compete, the next
-pass comes sooner instead: depth is worth more than breadth, and what is not guessed on now may be then.
+"""Most nodes of all sessions together that are expanded in one step, at least one of each session. Where more compete,
+the next step comes sooner instead: depth is worth more than breadth, and what is not expanded now may be then.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """Whom a session's guesses go to. Plain functions: the loop waits for nobody."""
+    """Where a session's nodes go. Plain functions, called on the event loop: they must not block."""
 
     session: DraftSession
-    candidates: Callable[[list[DraftNode]], None]
-    """Nodes to be told, numbered without a gap."""
-    failed: Callable[[SlipstreamError], None]
+    send_nodes: Callable[[list[DraftNode]], None]
+    """Takes nodes to send, numbered without a gap."""
+    fail: Callable[[SlipstreamError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One session's part of one step."""
+
+    session: DraftSession
+    context: ProposerContext
+    places: list[DraftNode]
+    """The root, then the context's nodes: what the proposal's parent indices stand for."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step computes for it, as far as is known."""
+        unread = self.context.length - self.session.computed
+        return min(unread, self.context.max_read_tokens) + len(self.context.node_tokens)
+
+
+class StepObserver:
+    """Watches the loop; does nothing by itself."""
+
+    def step_began(self, requests: Sequence[DraftRequest]) -> None:
+        """Called while the proposer works on them."""
+
+    def step_ended(self, seconds: float) -> None:
+        """Called after each `step_began`."""
+
+    def nodes_proposed(self, count: int) -> None:
+        """Called for each session whose tree the nodes join."""
+
+    def nodes_sent(self, count: int) -> None:
+        """Called for each session whose verifier the nodes are sent to."""
 
 
 class DraftScheduler:
-    """`run` drafts until cancelled. `step_tokens` bounds one pass, `expand` the nodes of a session guessed on in it."""
+    """`run` drafts until cancelled. `step_tokens` bounds one step, `expand` the nodes of a session expanded in it."""
 
     def __init__(
         self,
@@ -58,78 +93,83 @@ class DraftScheduler:
         self._subscribers: dict[DraftSession, Subscriber] = {}
         self._closing: list[DraftSession] = []
         self._work = asyncio.Event()
+        self._changes = 0
         self.steps = 0
-        self.tally = StepStats()
+        """Steps taken so far."""
+        self.observer = StepObserver()
 
     def __len__(self) -> int:
         return len(self._subscribers)
 
-    def add(self, subscriber: Subscriber) -> None:
+    def add_session(self, subscriber: Subscriber) -> None:
         self._subscribers[subscriber.session] = subscriber
         self.wake()
 
-    def remove(self, session: DraftSession) -> None:
+    def remove_session(self, session: DraftSession) -> None:
         session.closed = True
-        if session.trace is not None:
-            session.trace.end()
+        session.observer.drafting_ended()
         if self._subscribers.pop(session, None) is not None:
             self._closing.append(session)
             self.wake()
 
-    def changed(self, session: DraftSession) -> None:
-        """The session's root moved, or its policy did: what is worth telling now may have been guessed already."""
-        self._tell(session, idle=True)
+    def session_changed(self, session: DraftSession) -> None:
+        """The session's root or policy changed: nodes that are there already may be worth sending now."""
+        self._send(session, idle=True)
         self.wake()
 
     def wake(self) -> None:
-        """A session changed: there may be something to draft."""
+        """Some session changed: there may be something to draft, or room for what had none."""
+        self._changes += 1
         self._work.set()
 
     async def run(self) -> None:
         while True:
             await self._work.wait()
-            turns = self._turns()
+            requests = self._schedule_step()
             closing, self._closing = self._closing, []
-            if not turns and not closing:
+            if not requests and not closing:
                 self._work.clear()
                 continue
-            began, step = self._clock(), self._thread.run(self._step, turns, closing)
-            if turns:
-                self.tally.began(turns)  # while the model is busy
+            changes, began = self._changes, self._clock()
+            step = self._thread.run(self._run_step, requests, closing)
+            if requests:
+                self.observer.step_began(requests)  # while the model is busy
             answers = await step
-            if turns:
-                self.tally.ended(self._clock() - began)
+            if requests:
+                self.observer.step_ended(self._clock() - began)
             self.steps += 1
-            for turn, answer in zip(turns, answers, strict=True):
-                if turn.session.trace is not None and not isinstance(answer, SlipstreamError):
-                    turn.session.trace.passed(began, self._clock(), len(answer))
-                self._deliver(turn, answer)
+            for request, answer in zip(requests, answers, strict=True):
+                if isinstance(answer, Proposal):
+                    request.session.observer.nodes_proposed(began, self._clock(), len(answer.nodes))
+                self._deliver(request, answer, changes)
 
-    def _turns(self) -> list[DraftRequest]:
-        """The sessions of the next step: those that decode, the fewest guesses ahead first, then those whose prompt is
+    def _schedule_step(self) -> list[DraftRequest]:
+        """The sessions of the next step: first those that decode, the smallest tree first, then those whose prompt is
         being read, each with an equal share of what is left."""
-        turns: list[DraftRequest] = []
+        requests: list[DraftRequest] = []
         frontiers = self._frontiers()
         reading = sum(session.pending > ROUND for session, starts in frontiers if starts)
         kept = self._step_tokens // PROMPTS if reading else 0
         room = self._step_tokens - kept
         for session, starts in frontiers:
-            if session.pending > ROUND:
+            is_prompt = session.pending > ROUND
+            if is_prompt:
                 room, kept = room + kept, 0
-            share = min(room, max(ROUND, room // max(reading, 1))) if session.pending > ROUND else room
-            turn = self._turn(session, starts, share) if starts and room > 0 else None
-            if turn is not None:
-                turns.append(turn)
-                room -= len(turn.pending) + len(turn.nodes)
-                reading -= session.pending > ROUND
+            share = min(room, max(ROUND, room // max(reading, 1))) if is_prompt else room
+            request = self._request(session, starts, share) if starts and room > 0 else None
+            if request is not None:
+                requests.append(request)
+                room -= request.tokens
+                reading -= is_prompt
             elif session.held_since is not None:
-                self._tell(session, idle=room > 0)
-        return turns
+                self._send(session, idle=room > 0)
+        return requests
 
     def _frontiers(self) -> list[tuple[DraftSession, list[DraftNode]]]:
-        """Of each session the nodes to guess on from: its likeliest, and of the others the likeliest of all sessions.
-        Those under ratio rules do not compete: how much is guessed must not depend on what was drawn."""
-        sessions = sorted(self._subscribers, key=lambda session: (session.pending > ROUND, session.tree.node_count))
+        """For each session the nodes to expand: its likeliest one, and of the others the likeliest of all sessions.
+        Those under ratio rules do not compete: how much is proposed must not depend on what was drawn."""
+        sessions = [session for session in self._subscribers if session.no_room_at != self._changes]
+        sessions.sort(key=lambda session: (session.pending > ROUND, session.tree.node_count))
         frontiers = [session.frontier(self._expand) for session in sessions]
         competing = [session.sampling.coupled for session in sessions]
         others = [
@@ -146,54 +186,53 @@ class DraftScheduler:
             ]
         return list(zip(sessions, frontiers, strict=True))
 
-    def _turn(self, session: DraftSession, starts: list[DraftNode], room: int) -> DraftRequest | None:
-        """What the session brings, with at most `room` committed tokens; None when nothing is asked of it."""
-        while len(nodes := session.tree.above(starts)) > session.policy.max_nodes:  # there is KV for so many
+    def _request(self, session: DraftSession, starts: list[DraftNode], room: int) -> DraftRequest | None:
+        """The session's part, which reads at most `room` committed tokens; None when there is nothing to expand."""
+        while len(nodes := session.tree.above(starts)) > session.policy.max_nodes:
             starts.pop()
         if not starts:
             return None
-        start, end = session.computed, len(session.tokens)
-        stop = min(end, start + room)
-        pending = session.tokens[start:stop]
-        if stop < end:
-            session.computed = stop
-            return DraftRequest(session, session.revision, start, pending, [], [], [], [], [])
-        # True once the step has ended, and no other step begins before. The last token is computed with each tree.
-        session.computed = end - 1
+        if session.pending > room:
+            return DraftRequest(session, session.context([], [], room), [])
         for node in starts:
             node.expanded = True
-        index = {id(node): number for number, node in enumerate(nodes)}
-        parents = [index.get(id(node.parent), -1) for node in nodes]
-        expand = [index.get(id(node), -1) for node in starts]
-        return DraftRequest(
-            session, session.revision, start, pending, nodes, [n.token for n in nodes], parents, expand, starts
-        )
+        # A proposer that closed the sequence for others has to read it again: as a prompt, not at once.
+        context = session.context(nodes, starts, max(session.pending, ROUND))
+        return DraftRequest(session, context, [session.tree.root, *nodes])
 
-    def _step(self, turns: list[DraftRequest], closing: list[DraftSession]) -> list[Answer]:
-        """On the model's thread."""
+    def _run_step(
+        self, requests: list[DraftRequest], closing: list[DraftSession]
+    ) -> Sequence[Proposal | SlipstreamError]:
+        """Runs on the model's thread."""
         for session in closing:
-            self._proposer.close(session)
+            self._proposer.close_sequence(session)
         try:
-            return self._proposer.grow(turns) if turns else []
+            return self._proposer.propose([request.context for request in requests]) if requests else []
         except Exception as error:
             log.error("a drafting step failed", exc_info=error)
-            return [Internal("the drafter failed; open the session again.") for _ in turns]
+            return [Internal("the drafter failed; open the session again.") for _ in requests]
 
-    def _deliver(self, turn: DraftRequest, answer: Answer) -> None:
-        session = turn.session
+    def _deliver(self, request: DraftRequest, answer: Proposal | SlipstreamError, changes: int = 0) -> None:
+        """`changes`: how many there had been when the step began; a session without room waits for another one."""
+        session = request.session
         subscriber = self._subscribers.get(session)
         if subscriber is None:
             return
         if isinstance(answer, SlipstreamError):
-            self.remove(session)
-            subscriber.failed(answer)
-        elif turn.revision == session.revision:
-            self.tally.guessed += len(answer)
-            join(session, answer)
-            self._tell(session)
+            self.remove_session(session)
+            subscriber.fail(answer)
+        elif request.context.tokens is session.tokens:  # else it stands on a prefix that was replaced
+            session.computed = min(answer.read_tokens, request.context.length - 1)
+            session.no_room_at = changes if answer.no_room else -1
+            if answer.read_tokens < request.context.length:
+                for node in request.context.expand:
+                    session.tree.reopen(request.places[1 + node])
+            self.observer.nodes_proposed(len(answer.nodes))
+            join(session, request.places, answer.nodes)
+            self._send(session, idle=answer.no_room)
 
-    def _tell(self, session: DraftSession, *, idle: bool = False) -> None:
+    def _send(self, session: DraftSession, *, idle: bool = False) -> None:
         subscriber = self._subscribers.get(session)
-        if subscriber is not None and (nodes := tell(session, self._clock(), idle=idle)):
-            self.tally.told += len(nodes)
-            subscriber.candidates(nodes)
+        if subscriber is not None and (nodes := take_nodes_to_send(session, self._clock(), idle=idle)):
+            self.observer.nodes_sent(len(nodes))
+            subscriber.send_nodes(nodes)

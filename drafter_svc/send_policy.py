@@ -13,10 +13,11 @@ Under the ratio rules the choice must not look at what was drawn: everything is 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from drafter_svc.proposers import ProposedNode
 from drafter_svc.session import DEEPEST, NEVER, DraftSession
-from drafter_svc.tree import UNTOLD, DraftNode
+from slipstream.proposers.base import ProposedNode
+from slipstream.proposers.draft_tree import UNSENT, DraftNode
 
 URGENT = 0.2
 """A step waits for a candidate only if its path is likelier than about this (`verifier_svc.wait_policy.wait_time`)."""
@@ -24,42 +25,42 @@ TOGETHER_S = 0.004
 """So long less urgent candidates may wait for others: a fraction of any verifier's pass."""
 
 
-def join(session: DraftSession, guesses: list[ProposedNode]) -> None:
-    """The guesses become nodes of the session's tree."""
+def join(session: DraftSession, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
+    """Adds what was proposed to the session's tree. `places`: the root that it was proposed for, then the nodes of its
+    context."""
     if session.sampling.coupled:
-        _join_ranked(session, guesses)
+        _join_ranked(session, places, proposed)
     else:
-        _join_drawn(session, guesses)
+        _join_drawn(session, places, proposed)
 
 
-def _join_ranked(session: DraftSession, guesses: list[ProposedNode]) -> None:
-    added: list[DraftNode | None] = []
-    for guess in guesses:
-        parent = added[guess.parent] if isinstance(guess.parent, int) else guess.parent
-        node = None if parent is None else session.tree.add(parent, guess.token, guess.log_prob)
+def _join_ranked(session: DraftSession, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
+    nodes: list[DraftNode | None] = [*places]
+    for each in proposed:
+        parent = nodes[1 + each.parent]
+        node = None if parent is None else session.tree.add(parent, each.token, each.log_prob)
         if node is not None and parent is not None:
-            parent.expanded = True  # also if it was opened again while this was guessed
-        added.append(node or (parent.children.get(guess.token) if parent is not None else None))
+            parent.expanded = True  # also if it was opened again in the meantime
+        nodes.append(node or (parent.children.get(each.token) if parent is not None else None))
 
 
-def _join_drawn(session: DraftSession, guesses: list[ProposedNode]) -> None:
+def _join_drawn(session: DraftSession, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
     """In the order of drawing, as many as there is room for.
 
     Whether a drawn token is there must not depend on its own value, nor on what was drawn below it or after it: here it
     depends on how many nodes there are and on whether its parent lives. What is below a node is drawn in a later step
     than the node and all its siblings, so this order is that of the rule too.
     """
-    for guess in guesses:
-        parent = guess.parent
-        assert isinstance(parent, DraftNode)
+    for each in proposed:
+        parent = places[1 + each.parent]
         if session.tree.node_count >= session.policy.max_nodes:
-            if not parent.children:  # it is asked again: its noise is its own, so is its draw
+            if not parent.children:  # it is expanded again: its noise is its own, so is its draw
                 session.tree.reopen(parent)
-        elif node := session.tree.add(parent, guess.token, guess.log_prob, guess.proposal):
-            session.tree.tell(node)
+        elif node := session.tree.add(parent, each.token, each.log_prob, each.distribution):
+            session.tree.mark_sent(node)
 
 
-def tell(session: DraftSession, now: float, *, idle: bool = False) -> list[DraftNode]:
+def take_nodes_to_send(session: DraftSession, now: float, *, idle: bool = False) -> list[DraftNode]:
     """The nodes that the verifier is to be told now, parents before children; none while the rest can wait for more.
 
     `idle`: no pass is coming that could add to them.
@@ -71,21 +72,21 @@ def tell(session: DraftSession, now: float, *, idle: bool = False) -> list[Draft
         if session.held_since is None:
             session.held_since = now
         if not urgent and now - session.held_since < TOGETHER_S:
-            return tree.take_told()
+            return tree.take_sent()
     session.held_since = None
     for node in worthy:
-        tree.tell(node)
-    return tree.take_told()
+        tree.mark_sent(node)
+    return tree.take_sent()
 
 
 def _worthy(session: DraftSession) -> list[DraftNode]:
     """Nodes not told yet on paths that are likely enough, likeliest first, as many as the policy has room for."""
     tree, policy = session.tree, session.policy
-    room = policy.max_nodes - tree.told_count
+    room = policy.max_nodes - tree.sent_count
     if room <= 0:
         return []
-    worthy = tree.untold(room, math.log(max(policy.min_path_probability, NEVER)), DEEPEST)
+    worthy = tree.unsent(room, math.log(max(policy.min_path_probability, NEVER)), DEEPEST)
     first = tree.favourite
-    if first is not None and first.number == UNTOLD and first not in worthy and len(worthy) < room:
+    if first is not None and first.number == UNSENT and first not in worthy and len(worthy) < room:
         worthy.append(first)
     return worthy

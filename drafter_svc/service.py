@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 
 from drafter_svc.scheduler import DraftScheduler, Subscriber
-from drafter_svc.session import DraftPolicy, DraftSession
+from drafter_svc.session import DraftPolicy, DraftSession, SessionObserver
 from drafter_svc.tracing import DraftTrace
-from drafter_svc.tree import ROOT, DraftNode
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.proposers.draft_tree import ROOT, DraftNode
 from slipstream.rpc import multiplexed_stream, proto_conversion
 from slipstream.rpc.multiplexed_stream import ByteCounter, SendQueue, check_command_count
 from slipstream.telemetry.logs import session_of
@@ -35,8 +35,8 @@ class ServiceLimits:
     model: types_pb2.ModelInfo
     max_sessions: int
     max_nodes: int
-    draws: bool = True
-    """Whether guesses can be drawn from a distribution that is sent along."""
+    gives_distribution: bool = True
+    """Whether tokens can be drawn from a distribution that is sent along."""
     tracing: Tracing | None = None
     """None: no session is traced here."""
 
@@ -95,7 +95,7 @@ class VerifierStream:
 
     def leave(self) -> None:
         for session in self._sessions.values():
-            self._scheduler.remove(session)
+            self._scheduler.remove_session(session)
         self._sessions.clear()
 
     def _apply(self, command: drafter_pb2.DraftCommand) -> None:
@@ -110,9 +110,9 @@ class VerifierStream:
             self._commit(session, command.commit)
         elif kind == "policy":
             session.policy = self._policy(command.policy)
-            self._scheduler.changed(session)
+            self._scheduler.session_changed(session)
         elif kind == "close":
-            self._scheduler.remove(self._sessions.pop(command.session))
+            self._scheduler.remove_session(self._sessions.pop(command.session))
         else:
             raise InvalidArgument("the command is empty; send open, commit, policy or close.")
 
@@ -122,7 +122,7 @@ class VerifierStream:
         if len(commit.token_ids) > session.max_length:
             raise InvalidArgument("a commit has more tokens than the whole session; send the round's.")
         session.commit(commit.base_length, self._tokens(commit.token_ids))
-        self._scheduler.changed(session)
+        self._scheduler.session_changed(session)
 
     def _open(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> None:
         known = self._sessions.get(number)
@@ -131,7 +131,7 @@ class VerifierStream:
         self._check(request)
         tokens = self._tokens(request.prefix.token_ids)
         sampling = proto_conversion.sampling_from_proto(request.sampling)
-        if not sampling.coupled and not self._bounds.draws:
+        if not sampling.coupled and not self._bounds.gives_distribution:
             raise FailedPrecondition(
                 f"drafter {self._bounds.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
                 "use the coupled rule, which accepts as much of its guesses.",
@@ -143,15 +143,14 @@ class VerifierStream:
         asked = (prediction, request.cache_salt, structure, max_length)
         if known is not None and (known.prediction, known.cache_salt, known.structure, known.max_length) != asked:
             # What it learned belongs to another text, or tenant; or its KV has room for another length.
-            self._scheduler.remove(self._sessions.pop(number))
+            self._scheduler.remove_session(self._sessions.pop(number))
             known = None
         if known is not None:
-            if known.trace is not None:
-                known.trace.end()
+            known.observer.drafting_ended()
             known.epoch, known.policy = epoch, self._policy(request.policy)
             known.sampling, known.prompt_length = sampling, request.prefix.prompt_length
             known.replace(tokens)
-            known.trace = self._trace(known, request)
+            known.observer = self._observer(known, request)
             self._scheduler.wake()
             return
         if len(self._scheduler) >= self._bounds.max_sessions:
@@ -169,15 +168,15 @@ class VerifierStream:
             id=request.key.id,
             number=number,
         )
-        session.trace = self._trace(session, request)
+        session.observer = self._observer(session, request)
         self._sessions[number] = session
         candidates, failed = partial(self._candidates, number, session), partial(self._failed, number, session)
-        self._scheduler.add(Subscriber(session, candidates, failed))
+        self._scheduler.add_session(Subscriber(session, candidates, failed))
 
-    def _trace(self, session: DraftSession, request: drafter_pb2.DraftOpen) -> DraftTrace | None:
+    def _observer(self, session: DraftSession, request: drafter_pb2.DraftOpen) -> SessionObserver:
         tracing = self._bounds.tracing
         trace = None if tracing is None else tracing.join(request.trace)
-        return None if trace is None else DraftTrace(trace, session, request.trace.receiver)
+        return SessionObserver() if trace is None else DraftTrace(trace, session, request.trace.receiver)
 
     def _check(self, request: drafter_pb2.DraftOpen) -> None:
         """Everything that can be told without a copy."""
@@ -221,10 +220,9 @@ class VerifierStream:
         if any(parent != node.number - 1 for parent, node in zip(parents, nodes, strict=True)):
             frame.parents.extend(parents)
         for node in nodes:
-            if node.proposal is not None:
-                frame.distributions.add(token_ids=node.proposal.token_ids, weights=node.proposal.weights)
-        if session.trace is not None:
-            session.trace.told(frame)
+            if node.distribution is not None:
+                frame.distributions.add(token_ids=node.distribution.token_ids, weights=node.distribution.weights)
+        session.observer.candidates_sent(frame)
         self._say(frame)
 
     def _failed(self, number: int, session: DraftSession, error: SlipstreamError) -> None:
@@ -233,7 +231,7 @@ class VerifierStream:
     def _refuse(self, number: int, epoch: int, error: SlipstreamError) -> None:
         session = self._sessions.pop(number, None)
         if session is not None:
-            self._scheduler.remove(session)
+            self._scheduler.remove_session(session)
         self._say(
             drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=proto_conversion.failure_to_proto(error))
         )

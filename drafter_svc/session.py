@@ -1,31 +1,28 @@
-"""A drafter's session: a mirror of the committed tokens, and the tree guessed beyond them. Disposable."""
+"""A drafter's session: the committed tokens of one text, and the tree proposed beyond them. Disposable."""
 
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from drafter_svc.tracing import DraftTrace
-from drafter_svc.tree import DraftNode, DraftTree
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.errors import OutOfRange
+from slipstream.proposers.base import ROOT, ProposerContext
+from slipstream.proposers.draft_tree import DraftNode, DraftTree
 from slipstream.speculation import noise
 from slipstream.speculation.frame import TreeLimits
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.tokenizer.grammar import Cursor, Grammar
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import common_prefix
+from slipstream.v1 import types_pb2
 
 NEVER = 1e-9
-"""A path probability below which nothing is worth a guess, whatever the policy says."""
-
-
+"""Path probability below which nothing is worth proposing, whatever the policy asks for."""
 PREPARED = 4.0
-"""Guesses are made on paths down to so much less likely than what the verifier wants to be told."""
-UNTOLD_SHARE = 8
-"""The tree holds at most so many nodes for each that the verifier may be told."""
+"""Nodes are proposed on paths down to so many times less likely than what the verifier wants to be sent."""
+UNSENT_SHARE = 8
+"""Most nodes in the tree for each node that the policy allows to be sent."""
 DEEPEST = TreeLimits().depth
 """Tokens beyond the committed ones that a verifier's tree takes: what hangs below a node that it dropped is lost."""
 
@@ -35,45 +32,57 @@ class DraftPolicy:
     """The verifier's flow control."""
 
     max_nodes: int
+    """Most nodes that may live below the last committed token; 0 pauses drafting."""
     min_path_probability: float
+    """Least path probability of a node that is worth sending."""
+
+
+class SessionObserver:
+    """Watches one session; does nothing by itself."""
+
+    def nodes_proposed(self, began_s: float, ended_s: float, count: int) -> None:
+        """Called after a step that proposed `count` nodes; it may have begun before the last commit."""
+
+    def candidates_sent(self, candidates: types_pb2.Candidates) -> None:
+        """Called with a frame before it is sent; it may be marked."""
+
+    def tokens_committed(self, token_ids: Sequence[int]) -> None:
+        """Called before the tree's root moves along the tokens."""
+
+    def drafting_ended(self) -> None:
+        """Called when the session is closed, or opened again on other tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class DraftSession:
-    """Owned by the event loop; only `sequence`, `grammar` and `cursor` are the model's."""
+    """Owned by the event loop; a proposer sees snapshots of it (`context`)."""
 
     epoch: int
     sampling: SamplingParams
     policy: DraftPolicy
     tokens: list[int]
-    """The committed ones."""
+    """Committed tokens. The list is only appended to; another prefix is another list."""
     prompt_length: int
     max_length: int
-    """Committed tokens never exceed this; nor does any path of the tree."""
+    """Most committed tokens; no path of the tree is longer either."""
     prediction: tuple[int, ...] = ()
     """Output that the client expects."""
     cache_salt: str = ""
-    """Sessions of different salts share nothing that could tell one what the other wrote."""
+    """Sessions of different salts share nothing from which one could learn what the other one wrote."""
     structure: StructuredOutput | None = None
-    """What the output must be."""
-    grammar: Future[Grammar] | None = None
-    """The same compiled, soon; the model's."""
-    cursor: Cursor | None = None
-    """In it; the model's."""
+    """The grammar that the output must follow."""
     computed: int = 0
-    """Leading committed tokens whose KV is right, once the step in flight has ended."""
-    revision: int = 0
-    """Of the committed tokens: a guess made for another revision may stand on what is no more."""
+    """Leading committed tokens that the proposer has read, as far as is known; never all of them."""
+    no_room_at: int = -1
+    """The scheduler's count of changes when the proposer had no room for the session; -1 while it has."""
     id: str = ""
-    """What its gateway calls it, for logs."""
+    """The gateway's session id, for logs."""
     number: int = 0
     """The verifier's name of the session on its stream; no two openings of a session share it."""
     held_since: float | None = None
-    """Monotonic seconds: since when guesses that are worth telling wait for others; None while there are none."""
+    """Monotonic seconds since when nodes that are worth sending wait for others; None while there are none."""
     closed: bool = False
-    sequence: Sequence | None = None
-    trace: DraftTrace | None = None
-    """Where the request is traced."""
+    observer: SessionObserver = field(default_factory=SessionObserver)
     tree: DraftTree = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,17 +90,18 @@ class DraftSession:
 
     @property
     def pending(self) -> int:
-        """Committed tokens without KV; at least one, for the last one's is computed together with the guesses."""
+        """Committed tokens to read; at least one, for the last one is computed together with the tree."""
         return len(self.tokens) - self.computed
 
     @property
     def stream(self) -> int:
-        """Names the noise that tokens are drawn with under the ratio rules. Each node has its own for the draws below
-        it: that of this stream and its number, which counts within its generation.
+        """Key of the noise with which tokens are drawn under a ratio rule. Each node has its own noise for the draws
+        below it: that of this stream and its number, which counts within its generation.
 
-        Those rules are exact if no draw that one has looked at has a say in the text after that round, and `block`
-        looks at draws beyond the token with which it ends the round. Such a commit leaves the tree (the replacement is
-        never the draft token it replaces), so the next generation begins, and this is why its noise is new:
+        Such a rule is exact if no draw that it has looked at has a say in the text after that round. It looks at the
+        draws along one path and at the siblings it rejected there, none of them beyond the token that ends the round.
+        Accepted draws are committed. Where all siblings were rejected, the replacement is none of them: the commit
+        leaves the tree, a generation begins, its nodes are numbered from 1 again, and this is why its noise is new:
 
         - Within an opening, a generation begins where a commit left the tree, on more tokens than all before it.
         - A drafter that restarts, reconnects or replaces another one may begin on as many tokens as a generation whose
@@ -101,16 +111,36 @@ class DraftSession:
         - After a rollback to n tokens, generations on n tokens or more come again. What they once led to is void, and
           with it the only trace of their draws: tokens that stay were decided by draws of generations on fewer.
 
-        So a stream comes again only with the same committed tokens, and then as if for the first time. `rejection` and
-        `recursive` would need less: they look at no draw beyond the token that ends the round.
+        So a stream comes again only with the same committed tokens, and then as if for the first time.
         """
         opening = noise.key(noise.key(self.sampling.seed, self.number, Purpose.DRAFT), self.epoch, Purpose.DRAFT)
         return noise.key(opening, self.tree.base_length, Purpose.DRAFT)
 
+    def context(self, nodes: Sequence[DraftNode], expand: Sequence[DraftNode], max_read_tokens: int) -> ProposerContext:
+        """A snapshot for the proposer: `nodes`, parents before children, and those of them, or the root, to expand."""
+        index = {id(node): number for number, node in enumerate(nodes)}
+        return ProposerContext(
+            handle=self,
+            tokens=self.tokens,
+            length=len(self.tokens),
+            prompt_length=self.prompt_length,
+            max_length=self.max_length,
+            sampling=self.sampling,
+            node_tokens=[node.token for node in nodes],
+            parents=[index.get(id(node.parent), ROOT) for node in nodes],
+            expand=[index.get(id(node), ROOT) for node in expand],
+            max_read_tokens=max_read_tokens,
+            cache_salt=self.cache_salt,
+            prediction=self.prediction,
+            structured_output=self.structure,
+            noise_stream=0 if self.sampling.coupled else self.stream,
+            noise_nodes=[node.number for node in expand],
+        )
+
     def frontier(self, count: int) -> list[DraftNode]:
-        """The nodes to guess on from, best first; empty when nothing is asked for or nothing can pay."""
-        room = self.policy.max_nodes - self.tree.told_count
-        if room <= 0 or self.tree.node_count >= UNTOLD_SHARE * self.policy.max_nodes:
+        """The nodes to expand, best first; empty when none is asked for or none can pay."""
+        room = self.policy.max_nodes - self.tree.sent_count
+        if room <= 0 or self.tree.node_count >= UNSENT_SHARE * self.policy.max_nodes:
             return []
         least = math.log(max(self.policy.min_path_probability / PREPARED, NEVER))
         return self.tree.frontier(min(count, room), least, min(DEEPEST, self.max_length - len(self.tokens)))
@@ -119,15 +149,13 @@ class DraftSession:
         """The verifier committed `token_ids` after `base_length` tokens. Raises OutOfRange for a gap."""
         if base_length != len(self.tokens):
             raise OutOfRange(f"a commit on {base_length} tokens finds {len(self.tokens)} here; open again.")
-        if self.trace is not None:
-            self.trace.commits(token_ids)
+        self.observer.tokens_committed(token_ids)
         self.tokens.extend(token_ids)
         self.tree.commit(token_ids)
         self.held_since = -math.inf
 
     def replace(self, tokens: list[int]) -> None:
-        """A new committed prefix (rollback, migration, retry); the KV that is still right is kept."""
+        """Another committed prefix: rollback, migration or retry. The caller gives the list away."""
         self.computed = min(self.computed, common_prefix(self.tokens, tokens), len(tokens) - 1)
         self.tokens = tokens
-        self.revision += 1
         self.tree.restart(len(tokens))

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanContext
 
-from drafter_svc.tree import DraftNode, DraftTree
+from drafter_svc.session import DraftSession, SessionObserver
+from slipstream.proposers.draft_tree import DraftNode, DraftTree
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Span, Trace, Value
 from slipstream.v1 import types_pb2
 
-if TYPE_CHECKING:
-    from drafter_svc.session import DraftSession
 
-
-class DraftTrace:
+class DraftTrace(SessionObserver):
     """Of one opening of a session."""
 
     def __init__(self, trace: Trace, session: DraftSession, drafter: str) -> None:
@@ -33,14 +30,14 @@ class DraftTrace:
         self._epoch = session.epoch
         self._begin(len(session.tokens))
 
-    def passed(self, began_s: float, ended_s: float, guesses: int) -> None:
+    def nodes_proposed(self, began_s: float, ended_s: float, count: int) -> None:
         """A pass made so many guesses; it may have begun before the last commit."""
         self._happened(max(began_s, self._since_s), ended_s)
         self._passes += 1
-        self._drafted += guesses
+        self._drafted += count
         self._computing_s += ended_s - began_s
 
-    def told(self, candidates: types_pb2.Candidates) -> None:
+    def candidates_sent(self, candidates: types_pb2.Candidates) -> None:
         """Candidates go out. Marks them, so that their verifier knows where they come from."""
         now = self._trace.now()
         candidates.mark.length = self._length
@@ -49,7 +46,7 @@ class DraftTrace:
         self._told += len(candidates.token_ids)
         self._bytes += candidates.ByteSize()
 
-    def commits(self, token_ids: Sequence[int]) -> None:
+    def tokens_committed(self, token_ids: Sequence[int]) -> None:
         """The tree is about to move along these tokens: the round is over."""
         tree = self._session.tree
         agreed, left = _outlook(tree, token_ids)
@@ -57,7 +54,7 @@ class DraftTrace:
         self._send(dropped, dropped > 0 and not left, self._trace.round(self._epoch, self._length))
         self._begin(self._length + len(token_ids))
 
-    def end(self) -> None:
+    def drafting_ended(self) -> None:
         """The session is closed, or opened again on other tokens: no round takes what there is."""
         self._send(self._session.tree.node_count, True)
         self._begin(self._length)

@@ -12,11 +12,12 @@ from typing import Any
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
-from drafter_svc.proposers.model import ModelProposer
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
+from slipstream.proposers.base import OpenedProposer
+from slipstream.proposers.draft_model import ModelProposer
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import channel
 from slipstream.speculation.sampling_params import SamplingParams
@@ -45,12 +46,11 @@ async def drafter(
     proposer = ModelProposer(
         engine,
         width=config.width,
-        max_nodes=max_nodes,
         proposal_tokens=config.proposal_tokens,
         grammars=grammars,
     )
-    opening = (proto_conversion.model_to_proto(engine.model), proposer)
-    async with drafter_running(config, lambda _: opening, tracing=tracing) as running:
+    opened = OpenedProposer(engine.model, proposer)
+    async with drafter_running(config, lambda _: opened, tracing=tracing) as running:
         yield running.address
 
 

@@ -7,17 +7,17 @@ is the real thing; the networks are tables, and the schedule is the test's."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from unittest import mock
 
 from drafter_svc import scheduler
-from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
-from drafter_svc.proposers.model import Place, siblings
 from drafter_svc.service import Reply, ServiceLimits, VerifierStream
 from drafter_svc.session import DraftSession as Drafting
-from drafter_svc.tree import DraftNode
 from slipstream.engine.sampler.token_history import TokenHistory
+from slipstream.errors import SlipstreamError
+from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
+from slipstream.proposers.draft_model import siblings
 from slipstream.rpc import proto_conversion
 from slipstream.speculation import noise
 from slipstream.speculation.candidate_tree import CandidateTree
@@ -44,12 +44,12 @@ NO_THREAD = mock.Mock()
 """Steps are taken by hand."""
 
 
-def by_node(session: Drafting, start: DraftNode) -> int:
-    """The key of the draws below a node."""
-    return noise.key(session.stream, start.number, Purpose.DRAFT)
+def by_node(session: Drafting, context: ProposerContext, index: int) -> int:
+    """The key of the draws below an expanded node."""
+    return noise.key(context.noise_stream, context.noise_nodes[index], Purpose.DRAFT)
 
 
-Keying = Callable[[Drafting, DraftNode], int]
+Keying = Callable[[Drafting, ProposerContext, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +99,30 @@ class World:
 class Table:
     """A proposer whose network is a table."""
 
-    draws = True
-
     def __init__(self, world: World, chances: Noise) -> None:
         self._world, self._chances = world, chances
 
-    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
-        return [self._answer(turn) for turn in turns]
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        return [self._answer(context) for context in contexts]
 
-    def _answer(self, turn: DraftRequest) -> Answer:
-        places = zip(turn.expand, turn.starts, strict=True)
-        return [guess for node, start in places for guess in self._below(turn, node, start)]
+    def _answer(self, context: ProposerContext) -> Proposal:
+        nodes = [node for index in range(len(context.expand)) for node in self._below(context, index)]
+        return Proposal(nodes, context.length)
 
-    def _below(self, turn: DraftRequest, node: int, start: DraftNode) -> list[ProposedNode]:
-        session, drafts = turn.session, self._world.drafts
-        known = [*session.tokens[: turn.computed], *turn.pending][len(PROMPT) :]
-        q = drafts[(session.number - 1) % len(drafts)]((*known, *turn.path(node)))
+    def _below(self, context: ProposerContext, index: int) -> list[ProposedNode]:
+        session, drafts, node = context.handle, self._world.drafts, context.expand[index]
+        assert isinstance(session, Drafting)
+        known = context.tokens[: context.length][len(PROMPT) :]
+        q = drafts[(session.number - 1) % len(drafts)]((*known, *context.path(node)))
         assert q is not None
-        key, tokens = self._world.keying(session, start), list[int]()
+        key, tokens = self._world.keying(session, context, index), list[int]()
         while len(tokens) < min(self._world.width, len(q.token_ids)):
             left = q.without(tokens)
             shares = [weight / sum(left.weights) for weight in left.weights]
             tokens.append(left.token_ids[self._chances.choose((key, len(tokens)), shares)])
-        return siblings(Place(0, turn, node, start, 0), tokens, q)
+        return siblings(context, node, tokens, q)
 
-    def close(self, session: Drafting) -> None:
+    def close_sequence(self, handle: Hashable) -> None:
         pass
 
 
@@ -239,12 +238,12 @@ class Run:
         self._commands = []
 
     def _pass(self, crossed: bool = False) -> None:
-        turns = self._loop._turns()
-        answers = self._loop._step(turns, [])
+        requests = self._loop._schedule_step()
+        answers = self._loop._run_step(requests, [])
         if crossed:
             self._hear()
-        for turn, answer in zip(turns, answers, strict=True):
-            self._loop._deliver(turn, answer)
+        for request, answer in zip(requests, answers, strict=True):
+            self._loop._deliver(request, answer)
 
     def _arrive(self) -> None:
         for candidates in self._frames:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from drafter_svc.proposers.suffix_automaton import Matcher, SuffixAutomaton
+from slipstream.proposers.suffix_automaton import Matcher, SuffixAutomaton
 
 Text = list[int]
 text = st.lists(st.integers(0, 2), max_size=24)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from gateway.store.record import SessionRecord, refusal
+from gateway.store.session_store import SessionRecord, store_error
 from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2
@@ -155,7 +155,7 @@ def asked_of(record: SessionRecord) -> gateway_pb2.GenerateRequest:
     """What one of the caller's sessions was asked for. Raises NotFound for another's, as for one that never was."""
     asked = gateway_pb2.GenerateRequest.FromString(record.params)
     if asked.owner != caller().name:
-        raise refusal("MISSING", record.id, 0, 0)
+        raise store_error("MISSING", record.id, 0, 0)
     return asked
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from gateway.sessions.outcome import finished_of, rolled_back
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.run import SessionRun
-from gateway.store.record import SessionRecord
 from gateway.store.session_log import SessionLog
+from gateway.store.session_store import SessionRecord
 
 
 @dataclass(slots=True, eq=False)

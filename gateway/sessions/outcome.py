@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.store.record import SessionRecord
+from gateway.store.session_store import SessionRecord
 from slipstream.errors import Aborted, Unavailable
 from slipstream.v1 import gateway_pb2, verifier_pb2
 

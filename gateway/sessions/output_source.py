@@ -13,8 +13,8 @@ from gateway.sessions.entry import SessionEntry
 from gateway.sessions.outcome import output_of
 from gateway.sessions.ownership import SessionOwnership
 from gateway.sessions.run import SessionRun
-from gateway.store.record import SessionRecord
 from gateway.store.session_log import SessionLog
+from gateway.store.session_store import SessionRecord
 from gateway.telemetry.request_stats import RequestStats
 from slipstream.errors import Aborted
 

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from gateway.sessions.outcome import cancelled, rolled_back
-from gateway.store import SessionStore
-from gateway.store.record import SessionRecord, refusal
-from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from slipstream.errors import SlipstreamError
 
 
@@ -45,18 +43,18 @@ class SessionOwnership:
 
     def log(self, record: SessionRecord) -> SessionLog:
         """Of a new session, or of one that was taken."""
-        return SessionLog(self.store, record, scribe=self._scribe, grace_s=self._grace_s)
+        return SessionLog(self.store, record, write_behind=self._scribe, grace_s=self._grace_s)
 
     async def cut(self, seen: SessionRecord, length: int, edit: Sequence[int], params: bytes) -> int:
         """Whoever owns it: its first `length` tokens and the edit are left, and nobody owns them. Returns the epoch.
         Raises Aborted where the session was rolled back since it was `seen`: this may be the late repeat of that."""
         record = await self.take(seen.id, force=True)
-        log = SessionLog(self.store, record, scribe=None, grace_s=self._grace_s)
+        log = SessionLog(self.store, record, write_behind=None, grace_s=self._grace_s)
         try:
             if record.params != seen.params:
                 raise rolled_back()
             if length > record.length:  # the store lost the rest
-                raise refusal("MISMATCH", seen.id, record.epoch, record.length)
+                raise store_error("MISMATCH", seen.id, record.epoch, record.length)
             await log.truncate(length, params, edit)
         finally:
             with contextlib.suppress(SlipstreamError):

@@ -20,9 +20,8 @@ from gateway.sessions.output_source import OutputSource
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.ownership import SessionOwnership
 from gateway.sessions.run import SessionRun
-from gateway.store import SessionStore
-from gateway.store.record import SessionRecord, refusal
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import WriteBehindQueue
+from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.transcript import Transcript, number_only
 from slipstream.errors import FailedPrecondition, Internal, OutOfRange, SlipstreamError
@@ -168,7 +167,7 @@ class SessionRegistry:
     async def read(self, name: str) -> SessionRecord:
         """With all that was shown here. Raises NotFound for a session that never was, has expired, or is another's."""
         if not 1 <= len(name) <= MAX_ID_CHARACTERS:
-            raise refusal("MISSING", name[:MAX_ID_CHARACTERS], 0, 0)
+            raise store_error("MISSING", name[:MAX_ID_CHARACTERS], 0, 0)
         await self._claims.written(name)
         record = await self._claims.store.read(name)
         asked_of(record)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from structlog.contextvars import bind_contextvars
 
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.routing.prefix_affinity import beginnings
+from gateway.routing.router import prefix_hashes
 from gateway.routing.verifiers import VerifierWorker
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.drafter_assignment import DrafterAssignment
@@ -180,7 +180,7 @@ class SessionRun:
         return self._router.place(model, self._avoid, known) or self._router.place(model, (), known)
 
     def _beginnings(self) -> list[bytes]:
-        return beginnings([*self._plan.prompt, *self._story.tokens], self._plan.salt)
+        return prefix_hashes([*self._plan.prompt, *self._story.tokens], self._plan.salt)
 
     def _steps(self) -> int:
         return self._verifier.steps if self._verifier else 0

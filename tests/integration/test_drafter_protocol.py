@@ -282,16 +282,26 @@ async def test_commands_for_unknown_sessions_are_ignored(speaker: Speaker) -> No
     assert speaker.refusals == [] and 5 not in speaker.frames
 
 
-async def test_memory_is_refused_to_the_new_and_comes_back_with_a_close() -> None:
+async def test_what_finds_no_room_in_the_kv_cache_waits_and_drafts_once_another_one_is_closed() -> None:
+    first, second = [7] * 200, [8] * 200
     async with speaking(kv_tokens=320) as speaker:
-        await speaker.open(1, max_length=256)
-        await until(lambda: bool(speaker.tokens(1)))
-        await speaker.open(2, max_length=256)
-        assert CODE[(await speaker.refused(2)).code] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await speaker.open(1, first)
+        await until(lambda: len(speaker.tokens(1)) == 8)
+        await speaker.open(2, second)
+        await speaker.commit(1, 200, emulated_text(first, 1))
+        await until(lambda: len(speaker.tokens(1)) == 9)
+        assert speaker.tokens(2) == []
         await speaker.send(1, close=drafter_pb2.DraftClose())
-        await speaker.open(3, [5, 6], max_length=256)
-        await until(lambda: speaker.tokens(3) == emulated_text([5, 6], 8))
-        assert speaker.tokens(1) == emulated_text(PROMPT, len(speaker.tokens(1)))
+        await until(lambda: speaker.tokens(2) == emulated_text(second, 8))
+        assert speaker.tokens(1) == emulated_text(first, 9) and speaker.refusals == []
+
+
+async def test_a_huge_max_length_takes_no_room_from_others_before_it_is_used() -> None:
+    async with speaking(kv_tokens=320) as speaker:
+        for number in range(1, 6):
+            await speaker.open(number, [number, 9], max_length=(1 << 20) - 1)
+        await until(lambda: all(len(speaker.tokens(number)) == 8 for number in range(1, 6)))
+        assert speaker.refusals == []
 
 
 async def test_a_session_that_is_opened_again_may_be_of_another_length(speaker: Speaker) -> None:
@@ -308,9 +318,10 @@ async def test_a_session_that_is_opened_again_may_be_of_another_length(speaker: 
 
 async def test_a_refusal_for_want_of_memory_carries_the_epoch_of_the_last_open() -> None:
     async with speaking(kv_tokens=64) as speaker:
-        await speaker.open(1, max_length=4000, max_nodes=0)
-        await speaker.open(1, max_length=4000, max_nodes=4, epoch=3)
-        await speaker.refused(1)
+        await speaker.open(1, [7] * 100, max_nodes=0)
+        await speaker.open(1, [7] * 100, max_nodes=4, epoch=3)
+        failure = await speaker.refused(1)
+        assert CODE[failure.code] is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert [refusal.epoch for refusal in speaker.refusals] == [3]
 
 

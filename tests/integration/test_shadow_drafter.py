@@ -23,11 +23,10 @@ from benchmarks.virtual import (
     system,
 )
 from drafter_svc import service as drafter_service
-from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
-from slipstream.engine.emulated.engine import EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.errors import Unavailable
+from slipstream.proposers.draft_model import ModelProposer
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
@@ -91,7 +90,7 @@ async def honest(running: System, drafter: DrafterLink, acceptance: float) -> as
     thread = VirtualThread()
     model = EmulatedModel(vocabulary_size=512, acceptance=acceptance, fanout=WORLD.fanout)
     draft = _engine(model, LinearCost(0.003), thread, BLOCKS)
-    proposer = ModelProposer(draft, width=4, max_nodes=64, proposal_tokens=32)
+    proposer = ModelProposer(draft, width=4, proposal_tokens=32)
     drafting = DraftScheduler(proposer, thread, 512, 4, asyncio.get_running_loop().time)  # type: ignore[arg-type]
     bounds = drafter_service.ServiceLimits(proto_conversion.model_to_proto(draft.model), 4096, 64)
     link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, 0.001)

@@ -16,24 +16,24 @@ from benchmarks.processes import MODELS
 from benchmarks.prompts import held_out
 from benchmarks.translation import agreement, permuted, runs
 from drafter_svc.config import DrafterConfig
+from drafter_svc.drafter import open_configured
 from drafter_svc.drafter import running as drafter_running
-from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
-from drafter_svc.proposers.opening import open_proposer
-from drafter_svc.proposers.spelling import Spelling
-from drafter_svc.proposers.translated import TranslatedProposer
-from drafter_svc.proposers.translation import Translation
 from drafter_svc.session import DraftPolicy, DraftSession
-from drafter_svc.tree import DraftNode
 from slipstream.cli.serve import check_fit
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
-from slipstream.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from slipstream.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.proposers.base import UNLIMITED, Proposal, ProposedNode, ProposerContext
+from slipstream.proposers.cross_vocabulary.spelling import Spelling
+from slipstream.proposers.cross_vocabulary.translated import TranslatedProposer
+from slipstream.proposers.cross_vocabulary.translation import Translation
+from slipstream.proposers.draft_tree import DraftNode
 from slipstream.rpc.proto_conversion import model_to_proto
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import save_checkpoint
 from tests.fleet import Decoded, gateway, in_time, slowed, verifier
-from tests.unit.drafter_svc.proposers.test_translation import LINES, byte_level
+from tests.unit.slipstream.proposers.cross_vocabulary.test_translation import LINES, byte_level
 
 TARGET, DRAFT = str(MODELS / "target"), str(MODELS / "draft")
 TOKENS = 16
@@ -72,8 +72,8 @@ def test_a_translated_drafter_guesses_as_well_as_the_same_model_untranslated(
     shuffled: str, engine: Engine, temperature: float
 ) -> None:
     some = runs(engine, held_out(5, seed=5), temperature, TOKENS)
-    _, plain = open_proposer(config(DRAFT))
-    _, translated = open_proposer(config(shuffled, translate_for=TARGET))
+    plain = open_configured(config(DRAFT)).proposer
+    translated = open_configured(config(shuffled, translate_for=TARGET)).proposer
     for with_translation, without in zip(agreement(translated, some), agreement(plain, some), strict=True):
         assert with_translation >= without - 0.05 > 0.4
 
@@ -134,12 +134,12 @@ async def test_without_translation_the_refusal_names_both_vocabularies(
 
 
 async def test_a_translating_drafter_fits_its_own_target_and_no_other(shuffled: str, engine: Engine) -> None:
-    announced, _ = open_proposer(config(shuffled, translate_for=TARGET))
-    assert announced.vocabulary_fingerprint == engine.model.fingerprint
+    announced = open_configured(config(shuffled, translate_for=TARGET)).model
+    assert announced.fingerprint == engine.model.fingerprint
     assert announced.vocabulary_size == load_tokenizer(TARGET).get_vocab_size()
     assert announced.name == Path(shuffled).name
-    same, _ = open_proposer(config(DRAFT, translate_for=TARGET))
-    assert same == model_to_proto(open_engine(DRAFT, "float32").model)
+    same = open_configured(config(DRAFT, translate_for=TARGET)).model
+    assert model_to_proto(same) == model_to_proto(open_engine(DRAFT, "float32").model)
 
 
 def test_only_a_model_can_translate() -> None:
@@ -171,7 +171,7 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_proposer(folder: Path, target: Tokenizer | None = None) -> TranslatedProposer:
     engine = open_engine(str(folder), "float32", 4096)
     pair = Translation(Spelling(target or target_tokenizer()), Spelling(load_tokenizer(str(folder))))
-    return TranslatedProposer(engine, pair, width=3, max_nodes=16, proposal_tokens=8)
+    return TranslatedProposer(engine, pair, width=3, proposal_tokens=8)
 
 
 def target_tokenizer() -> Tokenizer:
@@ -184,8 +184,8 @@ def new_session(tokens: list[int], max_length: int = 80) -> DraftSession:
     )
 
 
-def turn_of(session: DraftSession, chance: random.Random, text: Sequence[int] = (0,)) -> DraftRequest:
-    """As the scheduler takes it, with a random tree: below the root some of the tokens of the text, or any."""
+def context_of(session: DraftSession, chance: random.Random, text: Sequence[int] = (0,)) -> ProposerContext:
+    """As the scheduler makes it, with a random tree: below the root some of the tokens of the text, or any."""
     nodes: list[DraftNode] = []
     for _ in range(chance.randrange(4)):
         above = chance.choice([session.tree.root, *nodes])
@@ -194,24 +194,27 @@ def turn_of(session: DraftSession, chance: random.Random, text: Sequence[int] = 
         if node := session.tree.add(above, token, -0.5):
             nodes.append(node)
     nodes = list(session.tree.nodes())
-    parents = [nodes.index(node.parent) if node.parent in nodes else -1 for node in nodes]
     expand = sorted(chance.sample(range(-1, len(nodes)), min(2, 1 + len(nodes))))
     starts = [session.tree.root if index < 0 else nodes[index] for index in expand]
-    start, session.computed = session.computed, len(session.tokens) - 1
-    tokens = [node.token for node in nodes]
-    return DraftRequest(
-        session, session.revision, start, session.tokens[start:], nodes, tokens, parents, expand, starts
-    )
+    return session.context(nodes, starts, UNLIMITED)
 
 
-def told(answer: Answer) -> list[ProposedNode]:
-    assert isinstance(answer, list), answer
-    return answer
+def proposed(answer: Proposal | SlipstreamError) -> list[ProposedNode]:
+    assert isinstance(answer, Proposal), answer
+    return answer.nodes
 
 
-def assert_same(one: Answer, other: Answer) -> None:
-    assert [guess.token for guess in told(one)] == [guess.token for guess in told(other)]
-    assert [guess.log_prob for guess in told(one)] == pytest.approx([g.log_prob for g in told(other)], abs=0.01)
+def assert_same(some: list[ProposedNode], others: list[ProposedNode]) -> None:
+    assert [node.token for node in some] == [node.token for node in others]
+    assert [node.log_prob for node in some] == pytest.approx([node.log_prob for node in others], abs=0.01)
+
+
+def alone(proposer: TranslatedProposer, tokens: list[int]) -> list[ProposedNode]:
+    """What a session that begins with the tokens is proposed."""
+    fresh = new_session(tokens)
+    (answer,) = proposer.propose([fresh.context([], [fresh.tree.root], UNLIMITED)])
+    proposer.close_sequence(fresh)
+    return proposed(answer)
 
 
 @pytest.mark.parametrize(("target", "draft"), [(VOCABULARY, "tiny"), (257, "merging")])
@@ -227,15 +230,13 @@ def test_what_is_kept_from_turn_to_turn_never_changes_a_guess(
     engine = proposer._engine
     sessions = [new_session(text[: 3 + number]) for number in range(3)]
     for _ in range(15):
-        turns = [turn_of(session, chance, text) for session in sessions]
-        answers = proposer.grow(turns)
-        for turn, answer in zip(turns, answers, strict=True):
-            for index, start in zip(turn.expand, turn.starts, strict=True):
-                fresh = new_session(turn.session.tokens + turn.path(index))
-                alone = DraftRequest(fresh, 0, 0, fresh.tokens, [], [], [], [-1], [fresh.tree.root])
-                assert_same([guess for guess in told(answer) if guess.parent is start], *proposer.grow([alone]))
-                proposer.close(fresh)
-            assert all(0 <= guess.token < target for guess in told(answer))
+        contexts = [context_of(session, chance, text) for session in sessions]
+        answers = proposer.propose(contexts)
+        for context, answer in zip(contexts, answers, strict=True):
+            for index in context.expand:
+                below = [node for node in proposed(answer) if node.parent == index]
+                assert_same(below, alone(proposer, context.tokens + context.path(index)))
+            assert all(0 <= node.token < target for node in proposed(answer))
         for session in sessions:
             fresh = text[len(session.tokens) :][: chance.randrange(1, 4)]
             if chance.random() < 0.2 or not fresh:
@@ -244,8 +245,8 @@ def test_what_is_kept_from_turn_to_turn_never_changes_a_guess(
             else:
                 session.commit(len(session.tokens), fresh)
     for session in sessions:
-        proposer.close(session)
-        proposer.close(session)
+        proposer.close_sequence(session)
+        proposer.close_sequence(session)
     assert engine.blocks_free == engine.blocks_total
 
 
@@ -255,24 +256,25 @@ def test_a_session_that_the_draft_model_cannot_hold_is_refused_and_its_neighbour
     long = new_session(target_tokenizer().encode("self " * (longest // 4)).ids, 10_000)
     short = new_session(target_tokenizer().encode("self").ids)
     chance = random.Random(1)
-    refused, served = proposer.grow([turn_of(long, chance), turn_of(short, chance)])
+    refused, served = proposer.propose([context_of(long, chance), context_of(short, chance)])
     assert isinstance(refused, ResourceExhausted) and str(longest) in refused.message
-    assert told(served)
+    assert proposed(served)
 
 
 def test_a_text_that_the_drafter_cannot_read_gets_no_guess(tiny: Path) -> None:
     """Nothing but a chat mark that the draft model has no token for."""
     proposer = tiny_proposer(tiny)
     mark = target_tokenizer().token_to_id("<|mark|>")
-    assert proposer.grow([turn_of(new_session([mark]), random.Random(3))]) == [[]]
+    (answer,) = proposer.propose([context_of(new_session([mark]), random.Random(3))])
+    assert proposed(answer) == []
 
 
 def test_broken_numbers_cost_the_session_and_are_said(tiny: Path) -> None:
     proposer = tiny_proposer(tiny)
     forward = proposer._engine.forward
     proposer._engine.forward = lambda segments: torch.full_like(forward(segments), torch.nan)  # type: ignore[method-assign]
-    (answer,) = proposer.grow([turn_of(new_session([70, 71]), random.Random(1))])
-    assert not isinstance(answer, list) and answer.reason == "BROKEN_NUMBERS"
+    (answer,) = proposer.propose([context_of(new_session([70, 71]), random.Random(1))])
+    assert isinstance(answer, SlipstreamError) and answer.reason == "BROKEN_NUMBERS"
 
 
 def test_a_long_prompt_is_read_in_parts(tiny: Path) -> None:
@@ -280,10 +282,10 @@ def test_a_long_prompt_is_read_in_parts(tiny: Path) -> None:
     prompt = target_tokenizer().encode("def read(self, path): return open(path)").ids
     parts = new_session(prompt)
     for stop in range(3, len(prompt), 3):
-        assert proposer.grow([DraftRequest(parts, 0, stop - 3, prompt[stop - 3 : stop], [], [], [], [], [])]) == [[]]
-        parts.computed = stop
+        assert proposer.propose([parts.context([], [], 3)]) == [Proposal([], stop)]
     chance = random.Random(2)
     whole = new_session(prompt)
-    first, second = (turn_of(session, chance) for session in (parts, whole))
-    last = replace(second, session=parts, computed=first.computed, pending=first.pending)
-    assert_same(*proposer.grow([last, second]))
+    last = context_of(parts, chance)
+    first = replace(last, handle=whole, tokens=list(prompt))
+    some, others = proposer.propose([last, first])
+    assert_same(proposed(some), proposed(others))

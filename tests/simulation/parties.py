@@ -19,11 +19,11 @@ from gateway.gateway import drained, written
 from gateway.routing import configured_workers as gateway_workers
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.registry import ClockAndRandomness, SessionRegistry
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import WriteBehindQueue
 from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.text.tokenizer import Tokenizer
-from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.errors import Unavailable
 from slipstream.rpc import proto_conversion
@@ -138,7 +138,9 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
         network.loop.time,
     )
     model = proto_conversion.model_to_proto(target(thread, 1).model)
-    service = drafter_service.DrafterService(scheduler, drafter_service.ServiceLimits(model, 64, 64, draws=False))
+    service = drafter_service.DrafterService(
+        scheduler, drafter_service.ServiceLimits(model, 64, 64, gives_distribution=False)
+    )
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
     host = Host(network, party, party.name, [service.register, worker.register])
     party.spawn(scheduler.run())

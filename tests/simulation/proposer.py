@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from zlib import crc32
 
-from drafter_svc.proposers import Answer, DraftRequest, ProposedNode
-from drafter_svc.session import DraftSession
+from slipstream.errors import SlipstreamError
+from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
 from tests.simulation.chained import VOCABULARY, follows
 
 DEPTH = 3
@@ -18,30 +18,28 @@ LIKELY = math.log(0.7)
 
 
 class Recall:
-    draws = False
-
     def __init__(self, cost_s: float, sleep: Callable[[float], None]) -> None:
         self._cost_s = cost_s
         self._sleep = sleep
 
-    def grow(self, turns: list[DraftRequest]) -> list[Answer]:
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
         self._sleep(self._cost_s)
-        return [_guess(turn) for turn in turns]
+        return [_guess(context) for context in contexts]
 
-    def close(self, session: DraftSession) -> None:
+    def close_sequence(self, handle: Hashable) -> None:
         """It holds nothing."""
 
 
-def _guess(turn: DraftRequest) -> Answer:
+def _guess(context: ProposerContext) -> Proposal:
     guesses: list[ProposedNode] = []
-    for start, index in zip(turn.starts, turn.expand, strict=True):
-        path = [*turn.pending, *turn.path(index)]
-        token, parent = path[-1], start
-        for place in range(turn.computed + len(path), turn.computed + len(path) + DEPTH):
-            token = _recalled(turn.session.tokens[0], place, token)
-            guesses.append(ProposedNode(parent, token, LIKELY))  # type: ignore[arg-type]
-            parent = len(guesses) - 1  # type: ignore[assignment]
-    return guesses
+    for node in context.expand:
+        path = context.path(node)
+        token, parent = [context.tokens[context.length - 1], *path][-1], node
+        for place in range(context.length + len(path), context.length + len(path) + DEPTH):
+            token = _recalled(context.tokens[0], place, token)
+            guesses.append(ProposedNode(parent, token, LIKELY))
+            parent = len(context.node_tokens) + len(guesses) - 1
+    return Proposal(guesses, context.length)
 
 
 def _recalled(first: int, place: int, before: int) -> int:

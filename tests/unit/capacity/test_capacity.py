@@ -92,7 +92,7 @@ def chain(right: float, length: int) -> SimulatedTree:
         for start in tree.frontier(1, 128):
             start.expanded = True
             tree.grow(start)
-    tree.tell(128, 0.0)
+    tree.mark_sent(128, 0.0)
     return tree
 
 
@@ -231,7 +231,7 @@ def test_a_step_that_ends_a_prompt_waits_for_no_candidates() -> None:
 
 @pytest.mark.parametrize(
     ("copy", "original", "names"),
-    [(drafting, scheduler, ["ROUND", "PROMPTS", "PASS_NODES"]), (guessing, session, ["PREPARED", "UNTOLD_SHARE"])],
+    [(drafting, scheduler, ["ROUND", "PROMPTS", "PASS_NODES"]), (guessing, session, ["PREPARED", "UNSENT_SHARE"])],
 )
 def test_a_simulated_drafter_goes_by_the_numbers_of_the_real_one(
     copy: ModuleType, original: ModuleType, names: list[str]

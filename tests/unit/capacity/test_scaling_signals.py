@@ -15,10 +15,10 @@ import yaml
 from benchmarks.scaling import crowd
 from capacity.cell import Outcome
 from capacity.scenario import read
-from drafter_svc.proposers import DraftRequest
+from drafter_svc.metrics_source import StepStats
+from drafter_svc.scheduler import DraftRequest
 from drafter_svc.session import DraftPolicy, DraftSession
-from drafter_svc.step_stats import StepStats
-from drafter_svc.tree import DraftNode
+from slipstream.proposers.draft_tree import DraftNode
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry import metrics
 
@@ -75,10 +75,12 @@ def test_a_prompt_needs_its_passes_and_a_guess_those_that_its_path_is_likely_to_
     assert ahead is not None
 
     def needed(*starts: DraftNode) -> float:
-        tally = StepStats()
-        tally.began([DraftRequest(session, 0, 2, [7], [], [], [], [], list(starts))] * 3)
-        tally.ended(2.0)
-        return tally.needed_s
+        stats = StepStats()
+        nodes = [node for node in starts if node is not session.tree.root]
+        request = DraftRequest(session, session.context(nodes, starts, 1), [session.tree.root, *nodes])
+        stats.step_began([request] * 3)
+        stats.step_ended(2.0)
+        return stats.needed_s
 
     assert [needed(), needed(session.tree.root, sure)] == [6.0, 6.0]
     assert [needed(sure, ahead), needed(ahead)] == pytest.approx([3.0, 0.75])

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drafter_svc.send_policy import tell
-from drafter_svc.session import DEEPEST, PREPARED, UNTOLD_SHARE, DraftPolicy, DraftSession
-from drafter_svc.tree import ROOT, UNTOLD, DraftNode
+from drafter_svc.send_policy import take_nodes_to_send
+from drafter_svc.session import DEEPEST, PREPARED, UNSENT_SHARE, DraftPolicy, DraftSession
 from slipstream.errors import OutOfRange
+from slipstream.proposers.draft_tree import ROOT, UNSENT, DraftNode
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
@@ -45,7 +45,7 @@ def path_of(session: DraftSession, node: DraftNode) -> tuple[int, ...]:
 
 
 def told_paths(session: DraftSession) -> set[tuple[int, ...]]:
-    return {path for path, node in live_paths(session).items() if node.number != UNTOLD}
+    return {path for path, node in live_paths(session).items() if node.number != UNSENT}
 
 
 def held_by(tree: CandidateTree) -> set[tuple[int, ...]]:
@@ -105,7 +105,7 @@ class Drafting(RuleBasedStateMachine):
         path = (*path_of(session, parent), token)
         node = session.tree.add(parent, token, log_prob)
         assert (node is None) == (path in self.paths)
-        assert node is None or node.number == UNTOLD
+        assert node is None or node.number == UNSENT
         self.paths.add(path)
 
     @rule(max_nodes=st.sampled_from([0, 1, 5, 100]), probability=st.sampled_from([0.0, 0.1, 0.6]))
@@ -115,7 +115,7 @@ class Drafting(RuleBasedStateMachine):
     @rule(now=st.integers(0, 100), idle=st.booleans())
     def tell(self, now: int, idle: bool) -> None:
         session = self.session
-        told = tell(session, now / 1000.0, idle=idle)
+        told = take_nodes_to_send(session, now / 1000.0, idle=idle)
         if not told:
             return
         frame = frame_of(session, told)
@@ -166,7 +166,7 @@ class Drafting(RuleBasedStateMachine):
         assert session.tokens == self.committed
         assert set(live_paths(session)) == self.paths
         assert session.tree.node_count == len(self.paths)
-        assert session.tree.told_count == len(self.told)
+        assert session.tree.sent_count == len(self.told)
 
     @invariant()
     def the_receiver_holds_what_was_told(self) -> None:
@@ -175,13 +175,13 @@ class Drafting(RuleBasedStateMachine):
     @invariant()
     def numbers_stand_for_what_they_stood_for(self) -> None:
         for path, node in live_paths(self.session).items():
-            if node.number != UNTOLD:
+            if node.number != UNSENT:
                 assert self.numbers[node.number] == (*self.committed, *path)
 
     @invariant()
     def what_is_kept_grows_with_the_live_nodes_only(self) -> None:
         tree = self.session.tree
-        assert len(tree._open) <= tree.node_count + 1 and len(tree._untold) <= tree.node_count
+        assert len(tree._open) <= tree.node_count + 1 and len(tree._unsent) <= tree.node_count
 
     @invariant()
     def believes_no_row_that_was_not_computed_from_its_tokens(self) -> None:
@@ -220,7 +220,7 @@ class Wire(RuleBasedStateMachine):
     def tell(self, max_nodes: int) -> None:
         session = self.session
         session.policy = DraftPolicy(max_nodes, 0.0)
-        if told := tell(session, 0.0, idle=True):
+        if told := take_nodes_to_send(session, 0.0, idle=True):
             session.computed = len(session.tokens) - 1
             self.frames.append((self.opened, frame_of(session, told, self.opened)))
             self.held.update((*session.tokens, *path_of(session, node)) for node in told)
@@ -302,7 +302,7 @@ def grown(session: DraftSession, *tokens: int, log_prob: float = -0.5) -> list[D
 
 def told(session: DraftSession) -> list[int]:
     """The numbers of what is told now."""
-    return [node.number for node in tell(session, 0.0, idle=True)]
+    return [node.number for node in take_nodes_to_send(session, 0.0, idle=True)]
 
 
 def test_a_tree_that_is_used_up_goes_on_in_its_generation() -> None:
@@ -325,7 +325,7 @@ def test_a_bonus_token_beyond_the_tree_starts_a_generation_on_it() -> None:
     assert told(session) == [1]
 
 
-def test_a_commit_of_untold_guesses_keeps_what_hangs_below_them_for_the_next_generation() -> None:
+def test_a_commit_of_unsent_guesses_keeps_what_hangs_below_them_for_the_next_generation() -> None:
     session = new_session()
     _, _, last = grown(session, 5, 6, 7)
     session.commit(3, [5, 6])
@@ -339,7 +339,7 @@ def test_no_node_is_told_that_lies_too_deep_for_a_verifier_s_tree_before_commits
     session.policy = DraftPolicy(1000, 0.0)
     grown(session, *range(100), log_prob=-0.01)
     for base in range(0, 100, 10):
-        if nodes := tell(session, 0.0, idle=True):
+        if nodes := take_nodes_to_send(session, 0.0, idle=True):
             assert not receiver.graft(frame_of(session, nodes)).dropped
         assert receiver.depth == min(DEEPEST, 100 - base)
         tokens = list(range(base, base + 10))
@@ -404,7 +404,7 @@ def test_a_session_wants_no_more_than_its_policy(nodes: int, probability: float,
 def test_guesses_that_are_not_told_are_bounded_too() -> None:
     session = new_session()
     session.policy = DraftPolicy(2, 0.9)
-    for token in range(UNTOLD_SHARE * 2):
+    for token in range(UNSENT_SHARE * 2):
         assert session.frontier(1) == [session.tree.root]
         session.tree.add(session.tree.root, token, -3.0)
     assert session.frontier(1) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import OPEN, Tenant, TenantLimits, asked_of, called_by, check_operator
-from gateway.store.record import SessionRecord
+from gateway.store.session_store import SessionRecord
 from slipstream.errors import InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2
 

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.sessions.ownership import SessionOwnership
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.record import SessionRecord
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import WriteBehindQueue
+from gateway.store.session_store import SessionRecord
 from slipstream.errors import Aborted, OutOfRange
 
 RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))

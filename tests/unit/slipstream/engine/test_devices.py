@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.processes import MODELS
 from drafter_svc.config import DrafterConfig
-from drafter_svc.proposers.opening import open_proposer
+from drafter_svc.drafter import open_configured
 from slipstream.config import from_env
 from slipstream.engine.cuda_graphs.graphs import Acceleration
 from slipstream.engine.cuda_graphs.inputs import Buckets
@@ -71,7 +71,7 @@ def test_workers_are_told_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FailedPrecondition, match="cuda:1 is not there"):
         open_target(from_env(VerifierConfig, "VERIFIER_", {"VERIFIER_MODEL": model, "VERIFIER_DEVICE": "cuda:1"}))
     with pytest.raises(FailedPrecondition, match="cuda is not there"):
-        open_proposer(from_env(DrafterConfig, "DRAFTER_", {"DRAFTER_MODEL": model, "DRAFTER_DEVICE": "cuda"}))
+        open_configured(from_env(DrafterConfig, "DRAFTER_", {"DRAFTER_MODEL": model, "DRAFTER_DEVICE": "cuda"}))
 
 
 def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:

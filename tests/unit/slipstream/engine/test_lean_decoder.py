@@ -267,7 +267,7 @@ def test_tables_grow_and_stay_what_they_were(folder: Any) -> None:
 
 def test_the_switch_reaches_the_engine(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from drafter_svc.config import DrafterConfig
-    from drafter_svc.proposers.opening import open_proposer
+    from drafter_svc.drafter import open_configured
     from slipstream.engine.models import checkpoint as loading
     from verifier_svc.config import VerifierConfig
     from verifier_svc.verifier import open_target
@@ -282,6 +282,6 @@ def test_the_switch_reaches_the_engine(folder: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(loading, "load_checkpoint", watched)
     for lean in (True, False):
         open_target(VerifierConfig(folder("llama"), kv_tokens=64, lean=lean))
-        open_proposer(DrafterConfig(folder("llama"), kv_tokens=64, lean=lean))
+        open_configured(DrafterConfig(folder("llama"), kv_tokens=64, lean=lean))
         factory.open_engine(folder("llama"), kv_tokens=64, lean=lean)
     assert [type(found.forward) for found in seen] == [LeanDecoder] * 3 + [LibraryForward] * 3

@@ -14,7 +14,7 @@ import torchao.quantization
 import transformers
 
 from drafter_svc.config import DrafterConfig
-from drafter_svc.proposers.opening import open_proposer
+from drafter_svc.drafter import open_configured
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.quantisation import QUANTISERS, for_target
@@ -145,7 +145,7 @@ async def guesses_help(client: Gateway, address: str) -> bool:
 
 
 def test_drafters_and_verifiers_open_what_their_settings_say(folder: str) -> None:
-    model, _ = open_proposer(DrafterConfig(model=folder, quantisation="int4", kv_tokens=64))
+    model = open_configured(DrafterConfig(model=folder, quantisation="int4", kv_tokens=64)).model
     assert model.dtype == "int4/float32"
     assert open_target(VerifierConfig(model=folder, quantisation="int8", kv_tokens=64)).model.dtype == "int8/float32"
 

@@ -11,8 +11,6 @@ import pytest
 import torch
 from scipy import stats
 
-from drafter_svc.proposers import DraftRequest
-from drafter_svc.proposers.model import ModelProposer
 from drafter_svc.send_policy import join
 from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.engine import ModelOutput
@@ -20,6 +18,8 @@ from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
+from slipstream.proposers.base import Proposal
+from slipstream.proposers.draft_model import ModelProposer
 from slipstream.speculation.draft_distribution import MAX_WEIGHT, DraftDistribution, check
 from slipstream.speculation.sampling_params import SamplingParams
 
@@ -95,10 +95,15 @@ class Saying:
     def __init__(self, logits: list[float]) -> None:
         self._row = torch.tensor(logits)
 
-    def open(self, capacity: int) -> Sequence:
-        return Sequence([], 1)
+    block_size = blocks_total = blocks_free = 1 << 20
 
-    def rollback(self, sequence: Sequence, length: int) -> None:
+    def begin(self, token_ids: list[int], salt: str) -> Sequence:
+        return Sequence([], 1, salt)
+
+    def missing(self, sequence: Sequence, count: int) -> int:
+        return 0
+
+    def grow(self, sequence: Sequence, count: int) -> None:
         pass
 
     def forward(self, segments: list[Segment]) -> ModelOutput:
@@ -112,19 +117,14 @@ def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] =
     """A session after some steps of the drafting loop."""
     sampling = SamplingParams(temperature=temperature, seed=11, acceptance=rule)
     session = DraftSession(1, sampling, DraftPolicy(12, 0.0), [1, 2], 2, 100, number=7)
-    proposer = ModelProposer(Saying(list(logits)), width=3, max_nodes=12, proposal_tokens=32)  # type: ignore[arg-type]
+    proposer = ModelProposer(Saying(list(logits)), width=3, proposal_tokens=32)  # type: ignore[arg-type]
     for _ in range(steps):
         (start,) = session.frontier(1)
         start.expanded = True
         nodes = session.tree.above([start])
-        index = {node: number for number, node in enumerate(nodes)}
-        parents = [index.get(node.parent, -1) if node.parent else -1 for node in nodes]
-        turn = DraftRequest(
-            session, 0, 0, [1, 2], nodes, [n.token for n in nodes], parents, [index.get(start, -1)], [start]
-        )
-        (answer,) = proposer.grow([turn])
-        assert isinstance(answer, list)
-        join(session, answer)
+        (answer,) = proposer.propose([session.context(nodes, [start], 100)])
+        assert isinstance(answer, Proposal)
+        join(session, [session.tree.root, *nodes], answer.nodes)
     return session
 
 
@@ -136,11 +136,11 @@ def test_each_node_says_what_it_was_drawn_from_given_its_earlier_siblings(rule: 
     for parent in (session.tree.root, *nodes):
         before: list[int] = []
         for child in parent.children.values():
-            assert child.proposal is not None
-            check(child.proposal, 3)
-            assert set(child.proposal.token_ids) == {0, 1, 2} - set(before)
+            assert child.distribution is not None
+            check(child.distribution, 3)
+            assert set(child.distribution.token_ids) == {0, 1, 2} - set(before)
             before.append(child.token)
-            assert child.token in child.proposal.token_ids
+            assert child.token in child.distribution.token_ids
     assert [node.number for node in sorted(nodes, key=lambda node: node.number)] == [*range(1, len(nodes) + 1)]
 
 
@@ -163,7 +163,7 @@ def test_draws_have_noise_of_their_own_at_every_node_and_in_every_generation_and
 @pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
 def test_where_p_is_one_hot_so_is_q(rule: str) -> None:
     session = grown(rule, 0.0, 3)
-    assert [(node.token, node.proposal) for node in session.tree.nodes()] == [
+    assert [(node.token, node.distribution) for node in session.tree.nodes()] == [
         (1, DraftDistribution((1,), (MAX_WEIGHT,)))
     ] * 3
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafter_svc import send_policy
-from drafter_svc.proposers import ProposedNode
 from drafter_svc.session import DraftSession as Drafting
-from drafter_svc.tree import DraftNode
+from slipstream.proposers.base import ProposedNode, ProposerContext
 from slipstream.speculation import noise
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.noise import Purpose
@@ -88,12 +87,13 @@ def test_a_drafter_may_work_rounds_ahead(rule: str, ahead: int) -> None:
 # What would be wrong.
 
 
-def by_position(session: Drafting, start: DraftNode) -> int:
-    return noise.key(SEED, session.tree.base_length + start.depth, Purpose.DRAFT)
+def by_position(session: Drafting, context: ProposerContext, index: int) -> int:
+    return noise.key(SEED, context.length + len(context.path(context.expand[index])), Purpose.DRAFT)
 
 
-def by_base(session: Drafting, start: DraftNode) -> int:
-    return noise.key(noise.key(SEED, session.tree.base_length, Purpose.DRAFT), start.number, Purpose.DRAFT)
+def by_base(session: Drafting, context: ProposerContext, index: int) -> int:
+    base = noise.key(SEED, session.tree.base_length, Purpose.DRAFT)
+    return noise.key(base, context.noise_nodes[index], Purpose.DRAFT)
 
 
 REPLACED = Round(passes=2, meanwhile=2, budget=2, reopens=True), Round(passes=0, budget=2)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from drafter_svc.proposers.translation import Translation
+from slipstream.proposers.cross_vocabulary.translation import Translation
 
 Logs = npt.NDArray[np.float32]
 """[rows, draft tokens]: log q after each row of a session's pass."""

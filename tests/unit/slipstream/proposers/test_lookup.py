@@ -7,17 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from drafter_svc.config import DrafterConfig
-from drafter_svc.proposers.corpus import Corpus
-from drafter_svc.proposers.lookup import CHUNK, Growth, LookupProposer, NgramText, SuffixText, Text
-from drafter_svc.proposers.model import ModelProposer
-from drafter_svc.proposers.opening import open_proposer
 from drafter_svc.scheduler import DraftScheduler, Subscriber
 from drafter_svc.session import DraftPolicy, DraftSession
-from drafter_svc.tree import DraftNode
 from slipstream.engine.model_thread import ModelThread
+from slipstream.proposers.base import ProposerContext, open_proposer
+from slipstream.proposers.corpus import Corpus
+from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.lookup import LookupProposer, Text
+from slipstream.proposers.ngram import NgramText
+from slipstream.proposers.suffix import CHUNK, SuffixText, TreeBounds
 from slipstream.speculation.sampling_params import SamplingParams
 
-BOUNDS = Growth(4, 0.05)
+BOUNDS = TreeBounds(4, 0.05)
 LOOP = [5, 6, 7, 8, 9] * 3
 
 
@@ -33,12 +35,12 @@ class Drafting:
         self.grown: list[DraftNode] = []
         self.thread = ModelThread()
         self.scheduler = DraftScheduler(proposer, self.thread, 512)
-        self.scheduler.add(Subscriber(one, self.grown.extend, pytest.fail))
+        self.scheduler.add_session(Subscriber(one, self.grown.extend, pytest.fail))
 
     def step(self) -> None:
-        turns = self.scheduler._turns()
-        for turn, answer in zip(turns, self.scheduler._step(turns, []), strict=True):
-            self.scheduler._deliver(turn, answer)
+        requests = self.scheduler._schedule_step()
+        for request, answer in zip(requests, self.scheduler._run_step(requests, []), strict=True):
+            self.scheduler._deliver(request, answer)
 
 
 def chain(one: DraftSession) -> list[int]:
@@ -51,7 +53,7 @@ def chain(one: DraftSession) -> list[int]:
 
 
 @pytest.mark.parametrize("text", [lambda _: NgramText(), lambda _: SuffixText(None, BOUNDS, 0)])
-async def test_a_loop_is_guessed_on(text: Callable[[DraftSession], Text]) -> None:
+async def test_a_loop_is_guessed_on(text: Callable[[ProposerContext], Text]) -> None:
     drafting = Drafting(LookupProposer(text, 8), session(LOOP))
     drafting.step()
     assert chain(drafting.session)[:8] == [5, 6, 7, 8, 9, 5, 6, 7]
@@ -60,7 +62,7 @@ async def test_a_loop_is_guessed_on(text: Callable[[DraftSession], Text]) -> Non
 
 
 @pytest.mark.parametrize("text", [lambda _: NgramText(), lambda _: SuffixText(None, BOUNDS, 0)])
-async def test_commits_rollbacks_and_new_prefixes_are_followed(text: Callable[[DraftSession], Text]) -> None:
+async def test_commits_rollbacks_and_new_prefixes_are_followed(text: Callable[[ProposerContext], Text]) -> None:
     drafting = Drafting(LookupProposer(text, 4), session(LOOP))
     drafting.step()
     drafting.session.commit(len(LOOP), [5, 6])
@@ -78,7 +80,7 @@ async def test_commits_rollbacks_and_new_prefixes_are_followed(text: Callable[[D
 def guesses(text: SuffixText, tokens: list[int]) -> list[int]:
     """The first guess, and those on its path."""
     text.read(0, tokens)
-    return [node.token for index, node in enumerate(text.propose([], 4)) if node.parent == index]
+    return [node.token for index, node in enumerate(text.look_up([], 4)) if node.parent == index]
 
 
 def test_sessions_feed_their_corpus_with_output_but_not_with_prompts() -> None:
@@ -118,7 +120,7 @@ async def test_sessions_meet_in_a_corpus_only_under_one_salt_unless_sharing_is_a
         ({"corpus_tokens": 0}, ("red", "red"), False),
     ):
         config = DrafterConfig(method="suffix", **{"corpus_tokens": 1000, **settings})
-        _, proposer = open_proposer(config)
+        proposer = open_proposer(config.method, config.proposer_settings()).proposer
         assert isinstance(proposer, LookupProposer)
         one, other = (session([1]), session([99]))
         one.cache_salt, other.cache_salt = salts
@@ -126,7 +128,7 @@ async def test_sessions_meet_in_a_corpus_only_under_one_salt_unless_sharing_is_a
         writing.step()
         one.commit(1, [11, 12, 13, 14, 15, 16])
         writing.step()
-        proposer.close(one)
+        proposer.close_sequence(one)
         reading.step()
         other.commit(1, [11, 12, 13])
         reading.step()

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_svc.proposers.belief import believed
-from drafter_svc.proposers.ngram_index import NgramIndex
 from slipstream.errors import InvalidArgument, OutOfRange
+from slipstream.proposers.lookup import confidence
+from slipstream.proposers.ngram import NgramIndex
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 paths = st.lists(st.integers(0, 2), max_size=6)
@@ -49,7 +49,7 @@ class Naive:
             hits = sum(self.text[end] == token for end in ends)
             if not hits:
                 break
-            chain.append((token, believed(hits, len(ends), size)))
+            chain.append((token, confidence(hits, len(ends), size)))
             beyond.append(token)
         return chain
 
@@ -115,9 +115,9 @@ def test_a_guessed_path_is_looked_up_but_is_no_evidence() -> None:
 
 
 def test_frequent_continuations_and_long_matches_are_believed_more() -> None:
-    assert believed(1, 1, 4) < believed(3, 3, 4) < 1
-    assert believed(1, 2, 4) < believed(1, 1, 4)
-    assert believed(1, 1, 1) < believed(1, 1, 2) < believed(1, 1, 32)
+    assert confidence(1, 1, 4) < confidence(3, 3, 4) < 1
+    assert confidence(1, 2, 4) < confidence(1, 1, 4)
+    assert confidence(1, 1, 1) < confidence(1, 1, 2) < confidence(1, 1, 32)
 
 
 @pytest.mark.parametrize("length", [-1, 4])

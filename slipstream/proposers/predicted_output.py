@@ -12,7 +12,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from drafter_svc.proposers.growth import GrownNode as Grown
+from slipstream.proposers.base import OpenedProposer, ProposerSettings, any_vocabulary
+from slipstream.proposers.lookup import FoundNode, LookupProposer
 from slipstream.tokenizer.vocabulary import common_prefix
 
 GRAM = 4
@@ -159,7 +160,7 @@ class PredictionText:
         for token in output[kept:]:
             self._commit(token)
 
-    def propose(self, path: list[int], count: int) -> list[Grown]:
+    def look_up(self, path: list[int], count: int) -> list[FoundNode]:
         place, recent = self._places[-1], self._output[-GRAM:]
         for token in path:
             recent.append(token)
@@ -180,15 +181,15 @@ class PredictionText:
     def finish(self) -> None:
         """Nothing outlives a session."""
 
-    def _grow(self, frontier: list[tuple[float, int, int, int, int, float]], count: int) -> list[Grown]:
+    def _grow(self, frontier: list[tuple[float, int, int, int, int, float]], count: int) -> list[FoundNode]:
         """Chains from each opening, most probable path first."""
-        grown: list[Grown] = []
+        grown: list[FoundNode] = []
         while frontier and len(grown) < count:
             negated, order, parent, index, run, share = heapq.heappop(frontier)
             token = self._alignment.token(index)
             if token is None:
                 continue
-            grown.append(Grown(parent, token, share))
+            grown.append(FoundNode(parent, token, share))
             rate = self._record.rate(run + 1)
             heapq.heappush(frontier, (negated * rate, order, len(grown), index + 1, run + 1, rate))
         return grown
@@ -205,3 +206,11 @@ class PredictionText:
 def _packed(gram: int, token: int) -> int:
     """The gram of GRAM tokens that ends in `token`, as one integer."""
     return (gram << _BITS | token) & (1 << GRAM * _BITS) - 1
+
+
+def open_proposer(settings: ProposerSettings) -> OpenedProposer:
+    """The method `prediction`; it has no settings."""
+    return OpenedProposer(
+        any_vocabulary("prediction"),
+        LookupProposer(lambda context: PredictionText(context.prediction, context.prompt_length)),
+    )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from drafter_svc.proposers.belief import believed
 from slipstream.errors import InvalidArgument, OutOfRange
+from slipstream.proposers.base import OpenedProposer, ProposerSettings, any_vocabulary
+from slipstream.proposers.lookup import FoundNode, LookupProposer, confidence
 
 _TOKEN_BITS = 32
 _ROOT = 0
@@ -67,7 +68,7 @@ class NgramIndex:
 
         It copies what followed the latest earlier occurrence of the longest known n-gram, and goes on into what it
         has copied itself where that occurrence reaches the end, as in a loop. Only appended tokens are evidence: the
-        n-gram and the token after it are looked up there, never in `path`. A probability is `believed` given the
+        n-gram and the token after it are looked up there, never in `path`. A probability is the `confidence` given the
         tokens before it, so that the path's, their product, falls along the chain; the chain ends where it is 0.
         """
         beyond = list(path)
@@ -131,7 +132,7 @@ class NgramIndex:
             seen = self._followed(node, size)
             if seen:
                 longer = self._children.get(node << _TOKEN_BITS | token, _ROOT)
-                return believed(self._count[longer], seen, size)
+                return confidence(self._count[longer], seen, size)
         return 0.0
 
     def _followed(self, node: int, size: int) -> int:
@@ -145,3 +146,26 @@ class NgramIndex:
             if node == _ROOT:
                 break
         return node
+
+
+class NgramText:
+    """The `Text` of prompt lookup: a chain, copied from after the latest earlier occurrence."""
+
+    def __init__(self) -> None:
+        self._index = NgramIndex()
+
+    def read(self, start: int, tokens: list[int]) -> None:
+        self._index.truncate(start)
+        self._index.append(tokens)
+
+    def look_up(self, path: list[int], count: int) -> list[FoundNode]:
+        chain = self._index.propose(path, count)
+        return [FoundNode(number, token, probability) for number, (token, probability) in enumerate(chain)]
+
+    def finish(self) -> None:
+        """Nothing outlives a sequence."""
+
+
+def open_proposer(settings: ProposerSettings) -> OpenedProposer:
+    """The method `ngram`; it has no settings."""
+    return OpenedProposer(any_vocabulary("ngram"), LookupProposer(lambda context: NgramText()))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from drafter_svc.proposers.spelling import Spelling
+from slipstream.proposers.cross_vocabulary.spelling import Spelling
 
 Ids = npt.NDArray[np.int64]
 Piece = bytes | int

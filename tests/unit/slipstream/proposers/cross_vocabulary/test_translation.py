@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from drafter_svc.proposers.continuations import Continuations, Ending
-from drafter_svc.proposers.spelling import Spelling
-from drafter_svc.proposers.translation import CUT_AT, DraftText, Translation
+from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending
+from slipstream.proposers.cross_vocabulary.spelling import Spelling
+from slipstream.proposers.cross_vocabulary.translation import CUT_AT, DraftText, Translation
 
 LINES = [
     "def read(self, path): return open(path).read()  # opens the path and reads it",

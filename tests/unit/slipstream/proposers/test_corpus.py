@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_svc.proposers.corpus import Corpora, Corpus
-from drafter_svc.proposers.growth import grow
 from slipstream.errors import InvalidArgument
+from slipstream.proposers.corpus import Corpora, Corpus
+from slipstream.proposers.suffix import likeliest_tree
 from tests.texts import Text, text
 
 
@@ -38,11 +38,11 @@ def test_texts_of_a_corpus_do_not_run_into_each_other() -> None:
     corpus = Corpus(100)
     corpus.add([1, 2])
     corpus.add([3, 4])
-    assert grow(corpus.matchers([1, 2]), 4, 2, 0.0) == []
+    assert likeliest_tree(corpus.matchers([1, 2]), 4, 2, 0.0) == []
 
 
 def of(corpora: Corpora, salt: str) -> Corpus:
-    corpus = corpora.of(salt)
+    corpus = corpora.find_corpus(salt)
     assert corpus is not None
     return corpus
 
@@ -50,25 +50,25 @@ def of(corpora: Corpora, salt: str) -> Corpus:
 def test_tenants_are_apart_unless_sharing_is_asked_for() -> None:
     corpora = Corpora(100)
     of(corpora, "red").add([1, 2, 3])
-    assert grow(of(corpora, "red").matchers([1, 2]), 4, 2, 0.0)
-    assert grow(of(corpora, "blue").matchers([1, 2]), 4, 2, 0.0) == []
+    assert likeliest_tree(of(corpora, "red").matchers([1, 2]), 4, 2, 0.0)
+    assert likeliest_tree(of(corpora, "blue").matchers([1, 2]), 4, 2, 0.0) == []
     shared = Corpora(100, shared=True)
     of(shared, "red").add([1, 2, 3])
-    assert grow(of(shared, "").matchers([1, 2]), 4, 2, 0.0)
+    assert likeliest_tree(of(shared, "").matchers([1, 2]), 4, 2, 0.0)
 
 
 def test_sessions_without_a_salt_share_nothing_unless_all_do() -> None:
-    assert Corpora(100).of("") is None
-    assert Corpora(100, shared=True).of("") is not None
+    assert Corpora(100).find_corpus("") is None
+    assert Corpora(100, shared=True).find_corpus("") is not None
 
 
 def test_the_tenant_that_was_away_longest_is_dropped() -> None:
     corpora = Corpora(100, max_tenants=2)
-    red, blue = corpora.of("red"), corpora.of("blue")
-    assert corpora.of("red") is red
-    corpora.of("green")
-    assert corpora.of("red") is red
-    assert corpora.of("blue") is not blue
+    red, blue = corpora.find_corpus("red"), corpora.find_corpus("blue")
+    assert corpora.find_corpus("red") is red
+    corpora.find_corpus("green")
+    assert corpora.find_corpus("red") is red
+    assert corpora.find_corpus("blue") is not blue
 
 
 def test_impossible_bounds_are_refused() -> None:

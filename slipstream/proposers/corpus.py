@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from drafter_svc.proposers.suffix_automaton import Matcher, SuffixAutomaton
 from slipstream.errors import InvalidArgument
+from slipstream.proposers.suffix_automaton import Matcher, SuffixAutomaton
 
 REACH = 32
 """Tokens that a reader who comes new is matched with: longer matches are hardly surer."""
@@ -62,7 +62,7 @@ class Corpora:
         self._max_tokens, self._max_tenants, self._shared = max_tokens, max_tenants, shared
         self._corpora: OrderedDict[str, Corpus] = OrderedDict()
 
-    def of(self, salt: str) -> Corpus | None:
+    def find_corpus(self, salt: str) -> Corpus | None:
         if not salt and not self._shared:
             return None
         key = "" if self._shared else salt

@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 from hypothesis import given
 
-from drafter_svc.proposers import suffix_automaton
-from drafter_svc.proposers.suffix_automaton import ROOT, Match, Matcher, SuffixAutomaton
+from slipstream.proposers import suffix_automaton
+from slipstream.proposers.suffix_automaton import ROOT, Match, Matcher, SuffixAutomaton
 from tests.texts import Text, built, ends, followers, longest, read, several, text
 
 

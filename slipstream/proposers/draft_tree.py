@@ -16,7 +16,7 @@ from slipstream.speculation.draft_distribution import DraftDistribution
 
 ROOT = 0
 """Number of the generation's root."""
-UNTOLD = -1
+UNSENT = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -24,14 +24,14 @@ class DraftNode:
     """A guessed token. The root is a node too: it stands for the last committed token."""
 
     number: int
-    """UNTOLD, or its name on the wire."""
+    """UNSENT, or its name on the wire."""
     token: int
     parent: DraftNode | None
     depth: int
     log_prob: float = 0.0
     path_log_prob: float = 0.0
     """Sum of log_probs from above; what is below the present root differs by a constant."""
-    proposal: DraftDistribution | None = None
+    distribution: DraftDistribution | None = None
     """What the token was drawn from, under the ratio rules."""
     expanded: bool = False
     """Whether its children were guessed already."""
@@ -53,7 +53,7 @@ class DraftTree:
     def __init__(self, base_length: int) -> None:
         self.generation = 0
         self._root = DraftNode(ROOT, -1, None, 0)
-        self._told: list[DraftNode] = []
+        self._newly_sent: list[DraftNode] = []
         self._order = 0
         self.restart(base_length)
 
@@ -63,9 +63,9 @@ class DraftTree:
         return self._count
 
     @property
-    def told_count(self) -> int:
+    def sent_count(self) -> int:
         """Those of them that the verifier was told."""
-        return self._count - self._untold_count
+        return self._count - self._unsent_count
 
     @property
     def root(self) -> DraftNode:
@@ -84,33 +84,33 @@ class DraftTree:
         return above is not None
 
     def add(
-        self, parent: DraftNode, token: int, log_prob: float, proposal: DraftDistribution | None = None
+        self, parent: DraftNode, token: int, log_prob: float, distribution: DraftDistribution | None = None
     ) -> DraftNode | None:
         """One more guess, untold; None when the parent is dead, or has that child already."""
         if token in parent.children or not self.lives(parent):
             return None
         # Rounding must not make a path likelier than its beginning: parents are told before their children.
         path_log_prob = parent.path_log_prob + min(log_prob, 0.0)
-        node = DraftNode(UNTOLD, token, parent, parent.depth + 1, log_prob, path_log_prob, proposal)
+        node = DraftNode(UNSENT, token, parent, parent.depth + 1, log_prob, path_log_prob, distribution)
         self._order += 1
         node.order = self._order
         parent.children[token] = node
         self._count += 1
-        self._untold_count += 1
+        self._unsent_count += 1
         entry = (-path_log_prob, node.order, node)
-        heapq.heappush(self._untold, entry)
+        heapq.heappush(self._unsent, entry)
         heapq.heappush(self._open, entry)
         return node
 
-    def untold(self, count: int, least_log_prob: float, max_depth: int) -> list[DraftNode]:
+    def unsent(self, count: int, least_log_prob: float, max_depth: int) -> list[DraftNode]:
         """The `count` likeliest nodes that were not told, best first, and parents before their children.
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or `max_depth` are left.
         """
         deepest = self._root.depth + max_depth
         return self._best(
-            self._untold,
-            lambda node: node.number == UNTOLD,
+            self._unsent,
+            lambda node: node.number == UNSENT,
             count,
             least_log_prob,
             lambda node: node.depth <= deepest,
@@ -121,17 +121,17 @@ class DraftTree:
         node.expanded = False
         self._rank(list(self.nodes()))
 
-    def tell(self, node: DraftNode) -> None:
+    def mark_sent(self, node: DraftNode) -> None:
         """Gives the node its number. Its parent must have one."""
-        assert node.parent is not None and node.parent.number != UNTOLD
+        assert node.parent is not None and node.parent.number != UNSENT
         self._last_number += 1
         node.number = self._last_number
-        self._untold_count -= 1
-        self._told.append(node)
+        self._unsent_count -= 1
+        self._newly_sent.append(node)
 
-    def take_told(self) -> list[DraftNode]:
+    def take_sent(self) -> list[DraftNode]:
         """The nodes told since the last time, in order of their numbers."""
-        told, self._told = self._told, []
+        told, self._newly_sent = self._newly_sent, []
         return told
 
     def commit(self, token_ids: Sequence[int]) -> bool:
@@ -150,11 +150,11 @@ class DraftTree:
             return False
         self._root = node
         node.parent = None
-        if node.number == UNTOLD and not node.children:
+        if node.number == UNSENT and not node.children:
             # A verifier whose tree was left awaits a step from any drafter that lives, also where nothing was found.
             node.expanded = False
         self._rank(list(self.nodes()))
-        if node.number != UNTOLD:
+        if node.number != UNSENT:
             return True
         self._begin(self._committed)
         node.number = ROOT
@@ -223,17 +223,17 @@ class DraftTree:
         """What is kept about the live nodes below the root, anew."""
         entries = [(-node.path_log_prob, node.order, node) for node in (self._root, *alive)]
         self._open: Ranked = [entry for entry in entries if not entry[2].expanded]
-        self._untold: Ranked = [entry for entry in entries[1:] if entry[2].number == UNTOLD]
-        self._count, self._untold_count = len(alive), len(self._untold)
+        self._unsent: Ranked = [entry for entry in entries[1:] if entry[2].number == UNSENT]
+        self._count, self._unsent_count = len(alive), len(self._unsent)
         heapq.heapify(self._open)
-        heapq.heapify(self._untold)
+        heapq.heapify(self._unsent)
 
     def _begin(self, length: int) -> None:
         """The next generation."""
         self.generation += 1
         self.base_length = self._committed = length
         self._last_number = ROOT
-        self._told = []
+        self._newly_sent = []
 
 
 def _drop(node: DraftNode) -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_svc.proposers.belief import believed
-from drafter_svc.proposers.growth import GrownNode, continuations, grow
-from drafter_svc.proposers.suffix_automaton import Matcher
+from slipstream.proposers.lookup import FoundNode, confidence
+from slipstream.proposers.suffix import continuations, likeliest_tree
+from slipstream.proposers.suffix_automaton import Matcher
 from tests.texts import Text, built, ends, followers, longest, read, several, text
 
 
@@ -29,7 +29,7 @@ def naive_continuations(
     shares: dict[int, float] = {}
     left = 1.0
     for size, _, found in sorted(contexts, key=lambda context: context[:2]):
-        wanted = {token: left * believed(hits, found.total(), -size) for token, hits in found.most_common()}
+        wanted = {token: left * confidence(hits, found.total(), -size) for token, hits in found.most_common()}
         fresh = [token for token, share in wanted.items() if token not in shares and share >= enough]
         for token in fresh[: width - len(shares)]:
             shares[token] = wanted[token]
@@ -59,7 +59,7 @@ def test_a_tree_keeps_its_bounds_and_grows_best_first(
     automaton = built(texts)
     matcher = read(automaton, tokens)
     before = matcher.match
-    grown = grow([matcher], nodes, width, least)
+    grown = likeliest_tree([matcher], nodes, width, least)
     assert matcher.match == before
     assert len(grown) <= nodes
     path = [1.0]
@@ -91,7 +91,7 @@ def test_a_tree_is_every_path_that_is_probable_enough(
     matcher = read(automaton, tokens)
     descend(matcher, (), 1.0)
     paths: list[tuple[int, ...]] = [()]
-    for node in grow([matcher], 200, width, least):
+    for node in likeliest_tree([matcher], 200, width, least):
         paths.append((*paths[node.parent], node.token))
     if len(paths) <= 200:
         assert {path for path in paths[1:] if len(path) <= 3} == wanted
@@ -99,22 +99,22 @@ def test_a_tree_is_every_path_that_is_probable_enough(
 
 def test_a_sure_text_grows_a_chain_and_an_unsure_one_a_bush() -> None:
     sure = built([[1, 2, 3, 4, 5, 6]] * 8)
-    assert [node.parent for node in grow([read(sure, [1, 2])], 4, 3, 0.2)] == [0, 1, 2, 3]
+    assert [node.parent for node in likeliest_tree([read(sure, [1, 2])], 4, 3, 0.2)] == [0, 1, 2, 3]
     unsure = built([[1, 2, last] for last in (3, 4, 5)] * 8)
-    assert [node.parent for node in grow([read(unsure, [1, 2])], 4, 3, 0.1)] == [0, 0, 0]
+    assert [node.parent for node in likeliest_tree([read(unsure, [1, 2])], 4, 3, 0.1)] == [0, 0, 0]
 
 
 def test_of_several_matchers_the_longest_match_speaks_first_and_of_equals_the_first() -> None:
     own, other = built([[1, 2, 9]]), built([[0, 1, 2, 3]])
-    assert [node.token for node in grow([read(own, [1, 2]), read(other, [0, 1, 2])], 1, 2, 0.0)] == [3]
-    assert [node.token for node in grow([read(own, [1, 2]), read(other, [1, 2])], 1, 2, 0.0)] == [9]
-    both = grow([read(own, [1, 2]), read(other, [1, 2])], 2, 2, 0.0)
-    assert both[1] == GrownNode(0, 3, (1 - believed(1, 1, 2)) * believed(1, 1, 2))
-    assert grow([], 4, 2, 0.0) == grow([Matcher(own)], 4, 2, 0.0) == []
+    assert [node.token for node in likeliest_tree([read(own, [1, 2]), read(other, [0, 1, 2])], 1, 2, 0.0)] == [3]
+    assert [node.token for node in likeliest_tree([read(own, [1, 2]), read(other, [1, 2])], 1, 2, 0.0)] == [9]
+    both = likeliest_tree([read(own, [1, 2]), read(other, [1, 2])], 2, 2, 0.0)
+    assert both[1] == FoundNode(0, 3, (1 - confidence(1, 1, 2)) * confidence(1, 1, 2))
+    assert likeliest_tree([], 4, 2, 0.0) == likeliest_tree([Matcher(own)], 4, 2, 0.0) == []
 
 
 def test_nodes_are_named_as_on_the_wire() -> None:
-    grown = grow([read(built([[1, 2, 3]]), [1])], 2, 2, 0.0)
+    grown = likeliest_tree([read(built([[1, 2, 3]]), [1])], 2, 2, 0.0)
     assert [(node.parent, node.token) for node in grown] == [(0, 2), (1, 3)]
-    assert isinstance(grown[0], GrownNode)
-    assert math.isclose(grown[0].probability, believed(1, 1, 1))
+    assert isinstance(grown[0], FoundNode)
+    assert math.isclose(grown[0].probability, confidence(1, 1, 1))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_svc.proposers.lookup import LookupProposer
-from drafter_svc.proposers.prediction import GRAM, WINDOW, Alignment, Place, PredictionText, Record
-from tests.unit.drafter_svc.proposers.test_lookup import Drafting, chain, session
+from slipstream.proposers.lookup import LookupProposer
+from slipstream.proposers.predicted_output import GRAM, WINDOW, Alignment, Place, PredictionText, Record
+from tests.unit.slipstream.proposers.test_lookup import Drafting, chain, session
 
 PROMPT = [7, 8, 9]
 NEW = 10**6
@@ -22,7 +22,7 @@ SYMBOLS = st.lists(st.integers(0, 2), max_size=40)
 
 
 def guess(text: PredictionText, path: list[int] | None = None) -> int | None:
-    grown = text.propose(path or [], 1)
+    grown = text.look_up(path or [], 1)
     return grown[0].token if grown else None
 
 
@@ -96,19 +96,19 @@ def test_a_block_that_moved_is_found_wherever_it_went() -> None:
 
 
 def test_the_beginning_is_guessed_before_there_is_output_and_nothing_beyond_the_end() -> None:
-    assert [node.token for node in fed([1, 2, 3], []).propose([], 8)] == [1, 2, 3]
-    assert fed([1, 2, 3], [1, 2, 3]).propose([], 8) == []
-    assert fed([], []).propose([], 8) == []
+    assert [node.token for node in fed([1, 2, 3], []).look_up([], 8)] == [1, 2, 3]
+    assert fed([1, 2, 3], [1, 2, 3]).look_up([], 8) == []
+    assert fed([], []).look_up([], 8) == []
 
 
 def test_right_after_a_difference_both_ways_to_go_on_are_guessed() -> None:
-    grown = fed([1, 2, 3, 4, 5, 6], [1, 2, NEW]).propose([], 8)
+    grown = fed([1, 2, 3, 4, 5, 6], [1, 2, NEW]).look_up([], 8)
     assert {node.token for node in grown if node.parent == 0} == {4, 3}  # replaced; inserted
 
 
 @given(SYMBOLS, SYMBOLS, SYMBOLS, st.integers(1, 8))
 def test_trees_are_honest_and_bounded(prediction: list[int], output: list[int], path: list[int], count: int) -> None:
-    grown = fed(prediction, output).propose(path, count)
+    grown = fed(prediction, output).look_up(path, count)
     assert len(grown) <= count
     shares: dict[tuple[int, ...], float] = {(): 1.0}
     paths: list[tuple[int, ...]] = [()]
@@ -125,8 +125,8 @@ def test_trees_are_honest_and_bounded(prediction: list[int], output: list[int], 
 def test_a_path_of_guesses_moves_the_place_as_commits_do(
     prediction: list[int], output: list[int], path: list[int]
 ) -> None:
-    guessed = [node.token for node in fed(prediction, output).propose(path, 8) if node.parent == 0]
-    committed = [node.token for node in fed(prediction, output + path).propose([], 8) if node.parent == 0]
+    guessed = [node.token for node in fed(prediction, output).look_up(path, 8) if node.parent == 0]
+    committed = [node.token for node in fed(prediction, output + path).look_up([], 8) if node.parent == 0]
     assert guessed == committed
 
 
@@ -141,7 +141,7 @@ def test_rollbacks_and_repeats_leave_the_place_where_the_tokens_say(
         tokens = tokens[:start] + more if start + len(more) >= len(PROMPT) else tokens
         text.read(min(start, len(tokens)), tokens[start:])
         fresh = fed(prediction, tokens[len(PROMPT) :])
-        assert [node.token for node in text.propose([], 4)][:1] == [node.token for node in fresh.propose([], 4)][:1]
+        assert [node.token for node in text.look_up([], 4)][:1] == [node.token for node in fresh.look_up([], 4)][:1]
 
 
 class Counted(list[int]):

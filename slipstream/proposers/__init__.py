@@ -1,0 +1,1 @@
+"""Drafting methods behind one protocol and one registry; imports the engine, tokenizers, speculation, no service."""

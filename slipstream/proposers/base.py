@@ -1,0 +1,160 @@
+"""The seam of every drafting method: a `Proposer` reads committed tokens and proposes nodes for candidate trees.
+
+A drafter process calls it for many sequences in one step and sends what comes back over gRPC; a verifier may call the
+same object in its own process. What it proposes is a hint: the verifier alone decides which tokens become text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Protocol
+
+from slipstream.engine.engine import ModelInfo
+from slipstream.errors import SlipstreamError
+from slipstream.proposers.registry import find_method
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tokenizer.structured_output import StructuredOutput
+
+ROOT = -1
+"""Index of the last committed token wherever a node's index is expected."""
+UNLIMITED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerContext:
+    """A read-only view of one sequence for one call of `propose`.
+
+    It stays valid while the caller's session goes on changing: `tokens` is only ever appended to.
+    """
+
+    handle: Hashable
+    """Names the sequence in every call until `close_sequence`; the proposer keeps its own state under it."""
+    tokens: list[int]
+    """Committed tokens, of which the first `length` count. The same list object from call to call is only appended to;
+    another list means another prefix (a rollback, a migration)."""
+    length: int
+    """Committed tokens at the time of the call, at least one."""
+    prompt_length: int
+    max_length: int
+    """Most tokens that the sequence will ever have."""
+    sampling: SamplingParams
+    node_tokens: list[int] = field(default_factory=list)
+    """Candidate nodes that are in the tree already, parents before children."""
+    parents: list[int] = field(default_factory=list)
+    """[nodes] index of each node's parent, or ROOT."""
+    expand: list[int] = field(default_factory=list)
+    """Nodes, or ROOT, below which new nodes are wanted; empty while a prompt is only being read."""
+    max_read_tokens: int = UNLIMITED
+    """Budget: most committed tokens to read in this call."""
+    max_nodes: int = UNLIMITED
+    """Budget: most nodes to propose in this call."""
+    cache_salt: str = ""
+    """Sequences of different salts share nothing from which one could learn what the other one wrote."""
+    prediction: tuple[int, ...] = ()
+    """Output that the client expects."""
+    structured_output: StructuredOutput | None = None
+    """The grammar that the output must follow."""
+    noise_stream: int = 0
+    """Key of the noise with which tokens are drawn under the acceptance rule `rejection`."""
+    noise_nodes: list[int] = field(default_factory=list)
+    """[expand] number of each expanded node in that stream: draws below different nodes are independent."""
+
+    def path(self, node: int) -> list[int]:
+        """The candidate tokens from below the root down to `node`; none for ROOT."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.node_tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedNode:
+    """One more node for a sequence's candidate tree."""
+
+    parent: int
+    """ROOT, the index of one of the context's nodes, or `len(context.node_tokens) + i` for proposed node i."""
+    token: int
+    log_prob: float
+    """Confidence: the natural logarithm of the probability, given the parent, that the token will be accepted."""
+    distribution: DraftDistribution | None = None
+    """What the token was drawn from; only methods that give a distribution, and only under the rule `rejection`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What one call proposes for one sequence."""
+
+    nodes: list[ProposedNode]
+    """Likeliest first, parents before children; empty until all committed tokens are read."""
+    read_tokens: int
+    """Committed tokens that the proposer has read; less than the context's length when a budget or room ran out."""
+    no_room: bool = False
+    """Whether the KV cache has no room for the sequence now. It drafts nothing; call again when something changed."""
+
+
+class Proposer(Protocol):
+    """One drafting method. Not thread-safe: called on the model's own thread only."""
+
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        """One step for many sequences; one answer for each, in order. A typed error ends that sequence's drafting, and
+        costs no other one anything."""
+        ...
+
+    def close_sequence(self, handle: Hashable) -> None:
+        """Releases what is kept under the handle; harmless for an unknown one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSettings:
+    """What the methods can be set to; each reads what concerns it. Explained at `drafter_svc.config.DrafterConfig`."""
+
+    model: str = ""
+    translate_for: str = ""
+    dtype: str = "auto"
+    quantisation: str = ""
+    lean: bool = True
+    device: str = "auto"
+    kv_tokens: int = 65_536
+    width: int = 4
+    sharpness: float = 1.5
+    proposal_tokens: int = 32
+    corpus_tokens: int = 0
+    corpus_salts: int = 16
+    corpus_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedProposer:
+    model: ModelInfo
+    """The model that drafts, with the vocabulary of the targets it can draft for."""
+    proposer: Proposer
+
+
+def open_proposer(method: str, settings: ProposerSettings) -> OpenedProposer:
+    """Opens a registered method; to be called on the thread that will use it.
+
+    Raises InvalidArgument for an unknown method, and what the method's factory raises (for a draft model what
+    `slipstream.engine.factory.open_engine` does).
+    """
+    module, _, function = find_method(method).factory.partition(":")
+    opened: OpenedProposer = getattr(import_module(module), function)(settings)
+    return opened
+
+
+def any_vocabulary(method: str) -> ModelInfo:
+    """What a method without a model announces: an empty fingerprint fits every target."""
+    return ModelInfo(
+        name=method,
+        revision="",
+        vocabulary_size=UNLIMITED,
+        fingerprint="",
+        max_length=UNLIMITED,
+        dtype="none",
+        parameters=0,
+        eos_token_ids=(),
+    )

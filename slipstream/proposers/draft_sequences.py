@@ -1,0 +1,101 @@
+"""KV of a draft model's sequences: begun on shared prefixes, grown step by step, closed when others need the room.
+
+Nothing is reserved for tokens that may never come, so a large `max_tokens` costs nothing until it is used. When the
+blocks run out, the sequences that no step used for the longest time are closed first; they are computed again when
+their turn comes. What still finds no room drafts nothing until something changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from slipstream.engine.engine import Engine
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.errors import ResourceExhausted
+from slipstream.tokenizer.vocabulary import common_prefix
+
+IDLE_STEPS = 64
+"""A sequence that so many steps did not use may be closed for another one. Fewer would make two sequences, of which one
+fits, compute each other's prompt again and again."""
+
+
+@dataclass(slots=True)
+class _HeldSequence:
+    sequence: Sequence
+    tokens: list[int]
+    """The list whose beginning the rows hold."""
+    step: int
+    """The last step that used it."""
+
+
+class DraftSequences:
+    """The engine's sequences by handle. Used on the model's thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._held: dict[Hashable, _HeldSequence] = {}
+        """Least recently used first."""
+        self._step = 0
+
+    def begin_step(self) -> None:
+        self._step += 1
+
+    def hold(self, handle: Hashable, tokens: list[int], length: int, cache_salt: str) -> Sequence:
+        """The handle's sequence, whose rows hold a beginning of `tokens[:length]` without the last of them: that is
+        computed together with the candidates below it.
+
+        `tokens` is append-only from call to call; another list is compared with what the rows hold.
+        """
+        held = self._held.pop(handle, None)
+        if held is None:
+            held = _HeldSequence(self._engine.begin(tokens[:length], cache_salt), tokens, self._step)
+        self._held[handle] = held
+        held.step = self._step
+        sequence = held.sequence
+        kept = min(sequence.length, length - 1)
+        if held.tokens is not tokens:
+            kept = common_prefix(sequence.tokens[:kept], tokens[:kept])
+            held.tokens = tokens
+        self.roll_back(sequence, kept)
+        return sequence
+
+    def grow(self, sequence: Sequence, count: int) -> bool:
+        """Makes room to write `count` more tokens; False where there is none now.
+
+        Raises ResourceExhausted when even an empty cache could not hold them.
+        """
+        blocks = -(-(sequence.length + count) // self._engine.block_size)
+        if blocks > self._engine.blocks_total:
+            raise ResourceExhausted(
+                f"the session needs {blocks} KV blocks, here are {self._engine.blocks_total}; decode without it.",
+                reason="KV_EXHAUSTED",
+            )
+        missing = self._engine.missing(sequence, count)
+        if missing > self._engine.blocks_free and not self._close_idle(missing):
+            return False
+        self._engine.grow(sequence, count)
+        return True
+
+    def roll_back(self, sequence: Sequence, length: int) -> None:
+        """Keeps the first `length` tokens; what a step wrote beyond them is written over."""
+        if length < sequence.length:
+            self._engine.rollback(sequence, length)
+
+    def close_sequence(self, handle: Hashable) -> None:
+        held = self._held.pop(handle, None)
+        if held is not None:
+            self._engine.close(held.sequence)
+
+    def _close_idle(self, blocks: int) -> bool:
+        """Closes idle sequences, the idlest first, until so many blocks are free. False, closing none, where all of
+        them would not free enough."""
+        idle = [handle for handle, held in self._held.items() if self._step - held.step >= IDLE_STEPS]
+        owned = sum(self._engine.owned(self._held[handle].sequence) for handle in idle)
+        if self._engine.blocks_free + owned < blocks:
+            return False
+        for handle in idle:
+            if self._engine.blocks_free >= blocks:
+                break
+            self.close_sequence(handle)
+        return True

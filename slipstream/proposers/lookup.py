@@ -1,0 +1,113 @@
+"""Propose without a model: what followed the last tokens before, in the sequence itself or in another text.
+
+A method is a `Text`, an index of one sequence's tokens; `LookupProposer` makes a `Proposer` of it. Every node to expand
+is looked up with what stands before it, so a lookup needs no memory of what it proposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from slipstream.errors import SlipstreamError
+from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
+from slipstream.tokenizer.vocabulary import common_prefix
+
+NODES = 8
+"""Most nodes proposed below one node in one step."""
+DOUBT = 2.0
+"""Imagined occurrences of a one-token match that went on otherwise. A longer match is doubted less in proportion."""
+
+
+class FoundNode(NamedTuple):
+    """One node of a lookup's answer. Parent 0 is the place that was looked up, parent n the n-th node of the list."""
+
+    parent: int
+    token: int
+    probability: float
+    """Given the parent; a path's is the product of its nodes'."""
+
+
+class Text(Protocol):
+    """An index of one sequence's committed tokens."""
+
+    def read(self, start: int, tokens: list[int]) -> None:
+        """The committed tokens from index `start` on are these; what was read beyond `start` before is forgotten."""
+        ...
+
+    def look_up(self, path: list[int], count: int) -> list[FoundNode]:
+        """At most `count` nodes after the committed tokens and `path`, parents before children."""
+        ...
+
+    def finish(self) -> None:
+        """Called once, when the sequence ends."""
+        ...
+
+
+@dataclass(slots=True)
+class _ReadText:
+    text: Text
+    tokens: list[int]
+    """The context's list that was read last."""
+    length: int = 0
+    """Tokens of it that were read."""
+
+
+class LookupProposer:
+    """Proposes from a `Text` for each sequence, made by `open_text` when the sequence is first seen."""
+
+    def __init__(self, open_text: Callable[[ProposerContext], Text], count: int = NODES) -> None:
+        """`count` bounds the nodes below one expanded node."""
+        self._open_text = open_text
+        self._count = count
+        self._texts: dict[Hashable, _ReadText] = {}
+
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        return [self._propose_one(context) for context in contexts]
+
+    def close_sequence(self, handle: Hashable) -> None:
+        known = self._texts.pop(handle, None)
+        if known is not None:
+            known.text.finish()
+
+    def _propose_one(self, context: ProposerContext) -> Proposal:
+        text, read = self._read(context)
+        nodes: list[ProposedNode] = []
+        if read < context.length:
+            return Proposal(nodes, read)
+        for place in context.expand:
+            first = len(context.node_tokens) + len(nodes)
+            for found in text.look_up(context.path(place), min(self._count, context.max_nodes - len(nodes))):
+                parent = place if found.parent == 0 else first + found.parent - 1
+                nodes.append(ProposedNode(parent, found.token, math.log(found.probability)))
+        return Proposal(nodes, read)
+
+    def _read(self, context: ProposerContext) -> tuple[Text, int]:
+        """The sequence's text after reading what the budget allows, and the committed tokens it then holds."""
+        known = self._texts.get(context.handle)
+        if known is None:
+            known = self._texts[context.handle] = _ReadText(self._open_text(context), context.tokens)
+        start = known.length
+        if known.tokens is not context.tokens:
+            start = common_prefix(known.tokens[:start], context.tokens[: context.length])
+            known.tokens = context.tokens
+        stop = min(context.length, start + context.max_read_tokens)
+        if (start, stop) != (known.length, known.length):
+            known.text.read(start, context.tokens[start:stop])
+        known.length = stop
+        return known.text, stop
+
+
+def confidence(hits: int, seen: int, length: int) -> float:
+    """Probability of a token that followed `hits` of the `seen` earlier occurrences of the last `length` tokens.
+
+    hits / (seen + DOUBT / length): few occurrences and short matches are weak evidence (the escape of PPM, Cleary and
+    Witten 1984, made to depend on the length). Below 1, and over all tokens that followed one match the sum is below 1.
+
+    DOUBT was fitted to held-out Python sources: one earlier occurrence of 1, 2, 3, 4 and 8 or more tokens was right
+    in 28, 52, 59, 66 and 84 % of cases, where the formula gives 33, 50, 60, 67 and at least 80 %. Other text differs;
+    measured acceptance corrects that.
+    """
+    return hits / (seen + DOUBT / length)

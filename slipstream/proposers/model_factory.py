@@ -1,0 +1,64 @@
+"""Opens the method `model`: a draft model with the target's vocabulary, or one that translates for the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tokenizers import Tokenizer
+
+from slipstream.engine.engine import Engine
+from slipstream.engine.factory import open_engine
+from slipstream.engine.models.spread import Spread
+from slipstream.errors import NotFound
+from slipstream.proposers.base import OpenedProposer, ProposerSettings
+from slipstream.proposers.cross_vocabulary.spelling import Spelling
+from slipstream.proposers.cross_vocabulary.translated import TranslatedProposer
+from slipstream.proposers.cross_vocabulary.translation import Translation
+from slipstream.proposers.draft_model import ModelProposer
+from slipstream.tokenizer.grammar import Grammars
+from slipstream.tokenizer.vocabulary import eos_token_ids, fingerprint, load_tokenizer
+
+
+def open_proposer(settings: ProposerSettings) -> OpenedProposer:
+    """Raises what `open_engine` and `load_tokenizer` raise."""
+    spread = Spread(device=settings.device)
+    engine = open_engine(
+        settings.model, settings.dtype, settings.kv_tokens, settings.quantisation, settings.lean, spread
+    )
+    if settings.translate_for:
+        target = load_tokenizer(settings.translate_for)
+        if fingerprint(target) != engine.model.fingerprint:
+            return _open_translated(settings, engine, target)
+    grammars = Grammars.of(settings.model, engine.model)
+    grammars.prepare().result()
+    proposer = ModelProposer(
+        engine,
+        width=settings.width,
+        proposal_tokens=settings.proposal_tokens,
+        sharpness=settings.sharpness,
+        grammars=grammars,
+    )
+    return OpenedProposer(engine.model, proposer)
+
+
+def _open_translated(settings: ProposerSettings, engine: Engine, tokenizer: Tokenizer) -> OpenedProposer:
+    """Announces the vocabulary of the target that it translates for, so that it is paired with no other."""
+    announced = fingerprint(tokenizer)
+    target, draft = Spelling(tokenizer), Spelling(load_tokenizer(settings.model), engine.model.vocabulary_size)
+    translation = Translation(target, draft, (_end_tokens(settings.translate_for), engine.model.eos_token_ids))
+    proposer = TranslatedProposer(
+        engine,
+        translation,
+        width=settings.width,
+        proposal_tokens=settings.proposal_tokens,
+        sharpness=settings.sharpness,
+    )
+    return OpenedProposer(replace(engine.model, fingerprint=announced, vocabulary_size=target.size), proposer)
+
+
+def _end_tokens(name: str) -> tuple[int, ...]:
+    """The end-of-text ids of a tokenizer's folder; none where it holds a tokenizer and no model."""
+    try:
+        return eos_token_ids(name)
+    except NotFound:
+        return ()

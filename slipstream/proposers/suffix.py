@@ -1,0 +1,141 @@
+"""Propose a tree from suffix matches, most probable path first (SuffixDecoding, arXiv 2411.04975, section 3)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.proposers.base import OpenedProposer, ProposerContext, ProposerSettings, any_vocabulary
+from slipstream.proposers.corpus import REACH, Corpora, Corpus
+from slipstream.proposers.lookup import FoundNode, LookupProposer, confidence
+from slipstream.proposers.suffix_automaton import Match, Matcher, SuffixAutomaton
+
+CHUNK = 256
+"""Tokens of output after which a corpus receives them, while the sequence goes on."""
+LEAST_PROBABILITY = 0.05
+"""A path less likely than this is not looked up any further."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeBounds:
+    """Bounds of the tree that `SuffixText` proposes."""
+
+    width: int
+    """Most nodes below one node."""
+    min_probability: float
+    """Least probability of a path."""
+
+
+class SuffixText:
+    """The `Text` of a suffix automaton over the sequence, and over what others wrote where a corpus is shared."""
+
+    def __init__(self, corpus: Corpus | None, bounds: TreeBounds, first: int) -> None:
+        """The corpus receives what comes after the first `first` tokens: a prompt is not ours to share, and output that
+        a sequence is opened with was added before."""
+        self._corpus = corpus
+        self._bounds = bounds
+        self._first = self._given = first
+        self._tokens: list[int] = []
+        self._automaton = SuffixAutomaton()
+
+    def read(self, start: int, tokens: list[int]) -> None:
+        known = self._tokens[start:]
+        if known != tokens[: len(known)]:  # an automaton cannot forget: it is made anew
+            self._tokens = [*self._tokens[:start], *tokens]
+            self._given = min(self._given, max(self._first, start))
+            self._automaton = SuffixAutomaton()
+            self._automaton.extend(self._tokens)
+        else:
+            fresh = tokens[len(known) :]
+            self._tokens += fresh
+            self._automaton.extend(fresh)
+        if len(self._tokens) - self._given >= CHUNK:
+            self._add_to_corpus()
+
+    def look_up(self, path: list[int], count: int) -> list[FoundNode]:
+        matchers = [Matcher(self._automaton, self._automaton.tail())]
+        if self._corpus is not None:
+            matchers += self._corpus.matchers(self._tokens)
+        for matcher in matchers:
+            for token in path:
+                matcher.advance(token)
+        return likeliest_tree(matchers, count, self._bounds.width, self._bounds.min_probability)
+
+    def finish(self) -> None:
+        self._add_to_corpus()
+
+    def _add_to_corpus(self) -> None:
+        """What was written since the last time, with some of what stands before it so that no match ends there."""
+        if self._corpus is not None and len(self._tokens) > self._given:
+            self._corpus.add(self._tokens[max(self._first, self._given - REACH) :])
+            self._given = len(self._tokens)
+
+
+def continuations(
+    automata: Sequence[SuffixAutomaton], matches: Sequence[Match], width: int, enough: float = 0.0
+) -> list[tuple[int, float]]:
+    """Up to `width` (token, share) after the matches, one for each automaton; those of the longest context first.
+
+    A share is the `confidence` from the longest context that knows the token, times what the longer ones left over: the
+    blending of PPM (Cleary and Witten 1984), over the contexts of all automata; of equally long ones, that of the
+    earlier automaton. All shares together stay below 1. Shares below `enough` are left out.
+    """
+    shares: dict[int, float] = {}
+    contexts = list(matches)
+    left = 1.0
+    while len(shares) < width and left >= enough:
+        best = max(range(len(contexts)), key=lambda index: contexts[index].length, default=-1)
+        if best < 0 or not contexts[best].length:
+            break
+        known = automata[best].followers(contexts[best])
+        seen = sum(hits for _, hits in known)
+        spent = 0.0
+        for token, hits in known:
+            share = left * confidence(hits, seen, contexts[best].length)
+            if share < enough or len(shares) == width:
+                break
+            if token not in shares:
+                shares[token] = share
+                spent += share
+        left -= spent
+        contexts[best] = automata[best].shorter(contexts[best])
+    return list(shares.items())
+
+
+def likeliest_tree(matchers: Sequence[Matcher], nodes: int, width: int, min_probability: float) -> list[FoundNode]:
+    """At most `nodes` nodes after what the matchers have read, the most probable path first.
+
+    At most `width` children each, none on a path below `min_probability`. Every node is looked up with all matchers:
+    that of the sequence's own text first, then those of the tenant's corpus. The matchers do not move.
+    """
+    found: list[FoundNode] = []
+    automata = [matcher.automaton for matcher in matchers]
+    # Path probability (negated, for the smallest comes first), order of creation, the node, its parent's matches.
+    frontier: list[tuple[float, int, FoundNode, list[Match]]] = []
+    order = 0
+    path, matches = 1.0, [matcher.match for matcher in matchers]
+    while len(found) < nodes:
+        for token, share in continuations(automata, matches, width, min_probability / path):
+            order += 1
+            heapq.heappush(frontier, (-path * share, order, FoundNode(len(found), token, share), matches))
+        if not frontier:
+            break
+        negated, _, node, above = heapq.heappop(frontier)
+        found.append(node)
+        path = -negated
+        matches = [automaton.advance(match, node.token) for automaton, match in zip(automata, above, strict=True)]
+    return found
+
+
+def open_proposer(settings: ProposerSettings) -> OpenedProposer:
+    """The method `suffix`; `settings.width` and the `corpus_*` settings concern it."""
+    tokens, salts = settings.corpus_tokens, settings.corpus_salts
+    corpora = Corpora(tokens, salts, settings.corpus_shared) if tokens else None
+    bounds = TreeBounds(settings.width, LEAST_PROBABILITY)
+
+    def open_text(context: ProposerContext) -> SuffixText:
+        corpus = corpora.find_corpus(context.cache_salt) if corpora else None
+        return SuffixText(corpus, bounds, context.length)
+
+    return OpenedProposer(any_vocabulary("suffix"), LookupProposer(open_text))
