@@ -1,6 +1,6 @@
 """A simulated verifier: batched steps over its sessions, planned by the very rules of the real one.
 
-Budget, patience, pace and prefill are `verifier_svc`'s own; what is written again here in small is what
+Budget, wait policy, arrival times and prefill are `verifier_svc`'s own; what is written again here in small is what
 `verifier_svc.scheduling.planner` and `verifier_svc.scheduling.scheduler` put around them. Acceptance is known, so there
 is no calibration.
 """
@@ -16,12 +16,10 @@ from capacity.cost import Cost, over
 from capacity.drafting import Agenda, SimulatedDrafter, SimulatedSession
 from capacity.guessing import Acceptance, SimulatedGuess, SimulatedTree
 from slipstream.speculation.selection import ROOT
-from verifier_svc.scheduling.budget import Offer, allot
-from verifier_svc.scheduling.prefill import chunks
-from verifier_svc.wait_policy.arrival_gain import ExpectedGain
+from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
-from verifier_svc.wait_policy.wait_policy import WaitPolicy
+from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Verifying:
     host_s: float = 0.0
     """Seconds between two passes in which the device waits: planning, committing, talking."""
     host_session_s: float = 0.0
-    """What each session in the step adds to that."""
+    """Further seconds for each session in the step."""
     sessions: int = 1024
     kv_tokens: int = 1 << 40
     max_draft_tokens: int = 8
@@ -65,7 +63,7 @@ class SimulatedStep:
 
     @property
     def sessions(self) -> int:
-        """That decode."""
+        """Number of sessions that decode."""
         return len(self.decoding)
 
     @property
@@ -74,7 +72,7 @@ class SimulatedStep:
 
 
 MOST_NODES = 128
-"""Of a tree."""
+"""Nodes of a tree."""
 
 
 class Serial:
@@ -90,10 +88,10 @@ class Serial:
         for session in decoding:
             for _ in range(self.passes(len(decoding))):
                 _pass(session.tree, self._settings.expand)
-            session.tree.tell(MOST_NODES, now)
+            session.tree.mark_sent(MOST_NODES, now)
 
     def seconds(self, sessions: int) -> float:
-        """Of all passes before a step."""
+        """Seconds of all draft passes before a step."""
         return sum(self._pass_s(sessions, number) for number in range(self.passes(sessions)))
 
     def reading_s(self, tokens: int, prompts: int) -> float:
@@ -114,7 +112,7 @@ class Serial:
         seconds = settings.host_s + settings.host_session_s * sessions
         rates: list[float] = []
         for number in range(settings.max_draft_tokens + 1):
-            tree.tell(MOST_NODES, 0.0)
+            tree.mark_sent(MOST_NODES, 0.0)
             offer = Offer(tree.offer(0.0, settings.max_draft_tokens)[1], settings.max_draft_tokens)
             step = allot([offer] * sessions, over(settings.cost, sessions), settings.step_tokens - sessions)
             rates.append(step.tokens / (step.seconds + seconds))
@@ -135,12 +133,12 @@ def _pass(tree: SimulatedTree, expand: int) -> None:
 
 
 class Attachments:
-    """Of one verifier's sessions, which have a drafter."""
+    """Waiting for the candidates of one verifier's sessions that have a drafter."""
 
     def __init__(self, agenda: Agenda, max_draft_tokens: int) -> None:
         self._agenda = agenda
         self._max_draft_tokens = max_draft_tokens
-        self._paces: dict[SimulatedDrafter, ArrivalTimes] = {}
+        self._arrival_times: dict[SimulatedDrafter, ArrivalTimes] = {}
 
     def opened(self, session: SimulatedSession) -> None:
         self._await(session)
@@ -160,14 +158,14 @@ class Attachments:
         self._await(session)
 
     def awaited(self, session: SimulatedSession) -> tuple[DelayDistribution, float]:
-        """How long its next candidates take, and for how many seconds they have been awaited."""
+        """The distribution of its next candidates' delay, and the seconds they have been awaited."""
         return session.delays, self._agenda.now - session.since
 
     def _await(self, session: SimulatedSession) -> None:
         assert session.drafter is not None
-        if session.drafter not in self._paces:
-            self._paces[session.drafter] = ArrivalTimes()
-        pace = self._paces[session.drafter]
+        if session.drafter not in self._arrival_times:
+            self._arrival_times[session.drafter] = ArrivalTimes()
+        pace = self._arrival_times[session.drafter]
         session.since = self._agenda.now
         if session.fresh:
             session.delays = pace.first
@@ -188,7 +186,7 @@ class SimulatedVerifier:
         self._settings = settings
         self._random = random
         self._ended = ended
-        self._patience = WaitPolicy[SimulatedSession](LEVELS[0], settings.max_wait_s, settings.cost)
+        self._wait_policy = WaitPolicy[SimulatedSession](LEVELS[0], settings.max_wait_s, settings.cost)
         self._attachments = Attachments(agenda, settings.max_draft_tokens)
         self._serial = Serial(settings)
         self._sessions: dict[SimulatedSession, None] = {}
@@ -229,13 +227,13 @@ class SimulatedVerifier:
             session.idle_since = self._agenda.now
             if session.drafter is not None:
                 self._attachments.opened(session)
-                self._say(session.drafter, partial(self._open, session.drafter, session))
+                self._send(session.drafter, partial(self._open, session.drafter, session))
 
     def _open(self, drafter: SimulatedDrafter, session: SimulatedSession) -> None:
         if session in self._sessions:
-            drafter.add(session, self._patience.threshold, self)
+            drafter.add(session, self._wait_policy.threshold, self)
 
-    def _say(self, drafter: SimulatedDrafter, what: Callable[[], None]) -> None:
+    def _send(self, drafter: SimulatedDrafter, what: Callable[[], None]) -> None:
         """It arrives."""
         self._agenda.at(self._agenda.now + drafter.delay_s, what)
 
@@ -270,25 +268,27 @@ class SimulatedVerifier:
         """Seconds worth waiting before it, having waited so long already."""
         if step.reading:
             return 0.0
-        hopes = {
-            session: self._hope(session, nodes, paths)
+        gains = {
+            session: self._expected_gain(session, nodes, paths)
             for session, nodes, paths in zip(step.decoding, step.chosen, step.paths, strict=True)
             if session.drafter is not None and self._settings.limit(session)
         }
-        return self._patience.pause(step, hopes, self._awaited, waited)
+        return self._wait_policy.pause(step, gains, self._awaited, waited)
 
-    def _hope(self, session: SimulatedSession, nodes: list[SimulatedGuess], paths: list[float]) -> ExpectedGain:
+    def _expected_gain(
+        self, session: SimulatedSession, nodes: list[SimulatedGuess], paths: list[float]
+    ) -> ExpectedGain:
         places = {id(node): place for place, node in enumerate(nodes)}
         parents = [places.get(id(node.parent), ROOT) for node in nodes]
-        return self._patience.hope(session.version, paths, parents, self._settings.limit(session))
+        return self._wait_policy.expected_gain(session.version, paths, parents, self._settings.limit(session))
 
     def _awaited(self, session: SimulatedSession) -> tuple[DelayDistribution, float] | None:
         return self._attachments.awaited(session) if self._wanted else None
 
     @property
     def _wanted(self) -> bool:
-        """Whether any candidates pay now."""
-        return self._patience.threshold < PAUSE
+        """True if any candidates pay now."""
+        return self._wait_policy.threshold < PAUSE
 
     def _plan(self) -> SimulatedStep:
         limits, now = self._settings, self._agenda.now
@@ -311,7 +311,7 @@ class SimulatedVerifier:
         allotment = allot(offers, over(limits.cost, max(1, len(decoding))), room, len(decoding) + reserved)
         chosen = [nodes[:count] for nodes, count in zip(offered, allotment.counts, strict=True)]
         room = limits.step_tokens - sum(1 + len(nodes) for nodes in chosen)
-        reading = chunks(prefilling, min(room, limits.prefill_tokens) if decoding else room)
+        reading = prefill_chunks(prefilling, min(room, limits.prefill_tokens) if decoding else room)
         likely = [list(offer.probabilities) for offer in offers]
         seconds = allotment.seconds + self._serial.seconds(len(decoding))
         return SimulatedStep(decoding, chosen, likely, reading, allotment.tokens, seconds)
@@ -329,11 +329,11 @@ class SimulatedVerifier:
 
     def _end(self, step: SimulatedStep, seconds: float) -> None:
         self._busy = False
-        if not step.reading and self._patience.timed(step, step.size, seconds):
+        if not step.reading and self._wait_policy.observe_step(step, step.size, seconds):
             for session in self._sessions:
                 if session.drafter is not None:
-                    demand = partial(session.drafter.demand, session, self._patience.threshold)
-                    self._say(session.drafter, demand)
+                    demand = partial(session.drafter.demand, session, self._wait_policy.threshold)
+                    self._send(session.drafter, demand)
         for session, size in step.reading.items():
             session.pending -= size
         for session, nodes in zip(step.decoding, step.chosen, strict=True):
@@ -348,7 +348,7 @@ class SimulatedVerifier:
         draws = [self._random.random() for _ in range(min(session.left, len(nodes) + 1))]
         ranks, refused = session.tree.decide(nodes, draws)
         if nodes:
-            self._patience.judged(len(ranks) - 1, refused)
+            self._wait_policy.observe_round(len(ranks) - 1, refused)
         if not session.tokens:
             session.first = self._agenda.now
         session.rounds += 1
@@ -358,7 +358,7 @@ class SimulatedVerifier:
             self._finish(session)
         elif session.drafter is not None:
             self._attachments.committed(session, answering=self._wanted)
-            self._say(session.drafter, partial(session.drafter.commit, session, len(ranks)))
+            self._send(session.drafter, partial(session.drafter.commit, session, len(ranks)))
         else:
             session.tree.commit(len(ranks))
 
@@ -367,5 +367,5 @@ class SimulatedVerifier:
         del self._sessions[session]
         self._kv -= session.prompt + session.output
         if session.drafter is not None:
-            self._say(session.drafter, partial(session.drafter.remove, session))
+            self._send(session.drafter, partial(session.drafter.remove, session))
         self._ended(self, session)

@@ -25,6 +25,7 @@ from slipstream.speculation.selection import (
     select_first_children,
     select_first_created,
     select_likeliest,
+    select_likeliest_chain,
 )
 
 
@@ -167,6 +168,10 @@ class CandidateTree:
     def select(self, budget: int) -> Selection:
         """The likeliest nodes, as the `coupled` rule takes them."""
         return select_likeliest(self._root, budget)
+
+    def select_likeliest_chain(self, budget: int) -> Selection:
+        """The likeliest path, for engines that verify chains only."""
+        return select_likeliest_chain(self._root, budget)
 
     def select_chain(self, budget: int) -> Selection:
         """One chain, chosen without a look at its tokens, as a ratio rule needs it."""
