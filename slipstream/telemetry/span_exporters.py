@@ -77,7 +77,7 @@ def _exporters(service: str, environ: Mapping[str, str]) -> Iterator[SpanExporte
     if wanted == "otlp" or (not wanted and any(environ.get(name) for name in ENDPOINTS)):
         if other := {environ[name] for name in PROTOCOLS if name in environ} - {"grpc"}:
             raise InvalidArgument(
-                f"OTLP over {other.pop()!r} is not supported; give the address of a collector's gRPC port."
+                f"OTLP over {other.pop()!r} is not supported; give the address of a collector's port for grpc."
             )
         timed = any(name in environ for name in TIMEOUTS)
         yield OTLPSpanExporter(timeout=None if timed else EXPORT_TIMEOUT_S)
