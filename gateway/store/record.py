@@ -17,7 +17,7 @@ class SessionRecord:
     id: str
     epoch: int
     params: bytes
-    """What was asked for, every default filled in: a serialised GenerateRequest without its prompt."""
+    """What the client asked for, every default filled in: a serialised StoredRequest."""
     prompt_length: int
     tokens: tuple[int, ...]
     """Prompt and output, from `start` on."""
