@@ -1,4 +1,5 @@
 # Every target does its own set-up: each works as the first command on a machine that has Python 3.11 and nothing else.
+# A line `target: ## sentence` is a line of `make help`, which is what a plain `make` prints.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,13 +7,17 @@ READY := $(VENV)/.ready
 PROTOS := $(wildcard protos/slipstream/v1/*.proto)
 SERVICES := $(filter-out %/types.proto,$(PROTOS))
 
-# One torch thread for each process: threads over cores are ruinous. gRPC's chatter helps nobody.
+# One torch thread for each process: threads over cores are ruinous. gRPC logs errors alone.
 export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
-.PHONY: setup demo serve test test-all chaos simulation images lint audit format protos bench equality clean
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test-fast test test-all chaos simulation images lint audit format protos bench equality clean
 
-setup: $(READY)
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## Install the project and its tools into .venv (some minutes the first time)
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV), torch included: some minutes the first time."
@@ -20,59 +25,66 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: setup
+demo: setup ## Start every role here and compare plain with speculative decoding
 	$(BIN)/python -m examples.demo
 
-serve: setup
+serve: setup ## Serve the shipped models on 127.0.0.1:50051
 	$(BIN)/slipstream serve
 
+# What computes with models, starts processes or builds packages is left out.
+FAST := tests/unit tests/contract
+HEAVY := tests/unit/benchmarks tests/unit/capacity tests/unit/slipstream/engine tests/unit/training \
+	tests/unit/repository/test_wheel.py tests/contract/test_redis.py
+test-fast: setup ## The inner loop: unit and contract tests without models and processes (under 90 s on two cores)
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(FAST) $(HEAVY:%=--ignore=%)
+
 # Two files at a time, slow ones first: most tests wait for other processes, or for time to pass.
-test: setup
+test: setup ## Every test but the slow ones (under 8 minutes on two cores)
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
-test-all: setup
+test-all: setup ## Every test, the slow ones too
 	$(BIN)/python -m pytest -q
 
-chaos: setup
+chaos: setup ## Faults in a running system of many processes, and what became of its texts
 	$(BIN)/python -m pytest -q -s tests/chaos
 
 SEEDS ?= 1000
-simulation: setup
+simulation: setup ## The protocol under SEEDS (1000) random schedules, in virtual time
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
 
 ENGINE ?= docker
 VERSION ?= 0.1.0
 BUILD ?=
-images:
+images: ## Build the three roles' container images (ENGINE=docker|podman)
 	for role in gateway drafter verifier; do \
 		$(ENGINE) build $(BUILD) --target $$role -t slipstream/$$role:$(VERSION) -f docker/Dockerfile . || exit 1; \
 	done
 
-lint: setup
+lint: setup ## Format, style, types, import contracts and protos
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	sh tools/buf lint
 
-audit: setup
+audit: setup ## Known vulnerabilities of what the project depends on
 	sh tools/audit
 
-format: setup
+format: setup ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-protos: setup
+protos: setup ## Generate slipstream/v1 from protos/
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --grpc_python_out=. $(SERVICES)
 
-bench: setup
+bench: setup ## The speed of links, of a step and of a whole pair
 	$(BIN)/python -m benchmarks.links
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.pair
 
-equality: setup
+equality: setup ## Token-exactness of speculation over many prompts
 	$(BIN)/python -m benchmarks.equality
 
-clean:
+clean: ## Remove .venv, caches and generated files
 	rm -rf $(VENV) .cache .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

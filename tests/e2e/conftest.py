@@ -25,12 +25,21 @@ MEASURED = {"VERIFIER_MEASURE_S": "1"}
 """A verifier knows enough of its target's costs after that, and learns the rest while it serves."""
 
 
+def serve_command(*options: str) -> list[str]:
+    """`slipstream serve` at a free port."""
+    return [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", *options]
+
+
+def serve_environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"} | ASKED_ALONE | MEASURED
+
+
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
     """The gateway's address, while `slipstream serve` runs with these options."""
-    command = [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"} | ASKED_ALONE | MEASURED
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        serve_command(*options), cwd=ROOT, env=serve_environment(), stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

@@ -55,6 +55,13 @@ async def test_seeds_decide_the_text(server: str) -> None:
     assert await texts(server, speculate=True, temperature=1.0, seed=2) != one
 
 
+@pytest.fixture(scope="module")
+def reference() -> torch.nn.Module:
+    """The target as the library computes it."""
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(ROOT / "models/target", dtype=torch.float32).eval()
+    return model
+
+
 def ranks(completion: Completion, model: torch.nn.Module, top_k: int, chance: np.random.Generator) -> list[float]:
     """Where each token fell in the target's own distribution, given everything before it: uniform on [0, 1) iff it was
     drawn from that distribution (randomised probability integral transform, Smith 1985). The library's own pass."""
@@ -70,7 +77,9 @@ def ranks(completion: Completion, model: torch.nn.Module, top_k: int, chance: np
 @pytest.mark.parametrize(
     ("rule", "least"), [("coupled", 1e-3), ("rejection", 1e-6), ("block", 1e-6), ("recursive", 1e-6)]
 )
-async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, rule: str, least: float) -> None:
+async def test_sampled_tokens_are_distributed_as_the_target_says(
+    server: str, reference: torch.nn.Module, rule: str, least: float
+) -> None:
     """Chi-square through the whole system. The coupled rule's outcome is a function of the seeds, so its bound can be
     tight; the ratio rules' depends on which candidates came in time, so its p-value is a fresh draw in every run."""
     top_k, bins = 20, 20
@@ -90,9 +99,8 @@ async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, ru
         if load.total("accepted") > 20:
             break
     assert load.total("accepted") > 20
-    model = AutoModelForCausalLM.from_pretrained(ROOT / "models/target", dtype=torch.float32).eval()
     chance = np.random.default_rng(1)
-    where = [rank for completion in load.completions for rank in ranks(completion, model, top_k, chance)]
+    where = [rank for completion in load.completions for rank in ranks(completion, reference, top_k, chance)]
     observed = np.bincount((np.array(where) * bins).astype(int), minlength=bins)
     p_value = chisquare(observed).pvalue
     print(f"{rule}: {len(where)} tokens, {load.total('accepted'):.0f} accepted, chi-square p = {p_value:.4f}")
