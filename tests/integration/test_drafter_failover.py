@@ -120,7 +120,7 @@ class Place:
 
 @pytest.fixture
 async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr(drafter_assignment, "LONGEST_AWAY_S", 2.0)
+    monkeypatch.setattr(drafter_assignment, "LONGEST_ABSENCE_S", 2.0)
     async with AsyncExitStack() as stack:
         yield Place(stack)
 
