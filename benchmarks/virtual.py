@@ -22,8 +22,8 @@ from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
 from drafter_svc.metrics_source import StepStats
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
-from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.rpc import proto_conversion

@@ -21,10 +21,10 @@ from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.registry import SessionRegistry
-from gateway.store import SessionStore
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import WriteBehindQueue
+from gateway.store.session_store import SessionStore
 from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
@@ -165,8 +165,7 @@ def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> SessionS
             MemoryBackend(outside.clock), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s
         )
     # Imported here: on one machine without Redis its client is not needed.
-    from gateway.store.client import connect
-    from gateway.store.redis import RedisStore
+    from gateway.store.redis import RedisStore, connect
 
     client = connect(config.store, sentinel_password=config.store_sentinel_password)
     times = {"ttl_s": config.session_ttl_s, "lease_s": config.lease_s}

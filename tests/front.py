@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, GatewayServer, running
-from gateway.store import SessionStore
 from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.store.session_store import SessionStore
 from slipstream.rpc.channel import channel, error_of
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2

@@ -9,11 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.store import SessionStore
-from gateway.store.client import Client, close, connect
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.record import SessionRecord
-from gateway.store.redis import RedisStore
+from gateway.store.redis import Client, RedisStore, close_client, connect
+from gateway.store.session_store import SessionRecord, SessionStore
 from slipstream.errors import SlipstreamError, Unavailable
 
 PROMPT = (5, 0, 4_294_967_295)
@@ -85,7 +83,7 @@ async def connected(url: str, **options: Any) -> AsyncIterator[Client]:
     try:
         yield client
     finally:
-        await close(client)
+        await close_client(client)
 
 
 def keys(session: str) -> tuple[str, str]:

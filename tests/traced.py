@@ -11,8 +11,8 @@ import grpc
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
-from gateway.store import SessionStore
 from gateway.store.memory import MemoryStore
+from gateway.store.session_store import SessionStore
 from slipstream.engine.factory import open_engine
 from slipstream.errors import Internal
 from slipstream.rpc.channel import channel

@@ -80,7 +80,7 @@ def differ(group: Group, place: Rank) -> None:
 def wait_in_vain(engine: FollowingEngine, group: Group) -> None:
     """For a leader that lives and does nothing: in the model's collectives, and for a message."""
     try:
-        engine._pass([Segment(engine.open(8), [1])])
+        engine._run_pass([Segment(engine.open(8), [1])])
     except RuntimeError as error:
         print(f"pass {error}", flush=True)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
-from gateway.store.record import pack
+from gateway.store.session_store import pack_tokens
 
 T = TypeVar("T")
 STRIDE = 64
@@ -22,7 +22,7 @@ def beginnings(token_ids: Sequence[int], salt: str) -> list[bytes]:
     names: list[bytes] = []
     digest = blake2b(salt.encode(), digest_size=16)
     for start in range(0, min(len(token_ids), MOST_PLACES * STRIDE) - STRIDE + 1, STRIDE):
-        digest.update(pack(token_ids[start : start + STRIDE]))
+        digest.update(pack_tokens(token_ids[start : start + STRIDE]))
         names.append(digest.copy().digest())
     return names
 

@@ -13,10 +13,8 @@ from weakref import WeakValueDictionary
 
 from gateway.auth.tenant import caller
 from gateway.sessions.output_stream import rolled_back
-from gateway.store import SessionStore
-from gateway.store.record import SessionRecord, refusal
-from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from slipstream.errors import SlipstreamError
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
@@ -36,7 +34,7 @@ def stored_request(record: SessionRecord) -> gateway_pb2.StoredRequest:
     """What the client asked for. Raises NotFound for a session of another tenant, as for one that never was."""
     stored = gateway_pb2.StoredRequest.FromString(record.params)
     if stored.owner != caller().name:
-        raise refusal("MISSING", record.id, 0, 0)
+        raise store_error("MISSING", record.id, 0, 0)
     return stored
 
 
@@ -72,18 +70,18 @@ class SessionOwnership:
 
     def open_log(self, record: SessionRecord) -> SessionLog:
         """The log of a new session, or of one that was just taken over."""
-        return SessionLog(self.store, record, scribe=self._write_behind, grace_s=self._grace_s)
+        return SessionLog(self.store, record, write_behind=self._write_behind, grace_s=self._grace_s)
 
     async def cut(self, seen: SessionRecord, length: int, edit: Sequence[int], params: bytes) -> int:
         """Leave the session's first `length` tokens and the edit, and no owner, whoever owned it. Returns the epoch.
         Raises Aborted where the session was rolled back since it was `seen`: this may be the late repeat of that."""
         record = await self.take_over(seen.id, force=True)
-        log = SessionLog(self.store, record, scribe=None, grace_s=self._grace_s)
+        log = SessionLog(self.store, record, write_behind=None, grace_s=self._grace_s)
         try:
             if record.params != seen.params:
                 raise rolled_back()
             if length > record.length:  # the store lost the rest
-                raise refusal("MISMATCH", seen.id, record.epoch, record.length)
+                raise store_error("MISMATCH", seen.id, record.epoch, record.length)
             await log.truncate(length, params, edit)
         finally:
             with contextlib.suppress(SlipstreamError):

@@ -22,10 +22,8 @@ from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
 from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
 from gateway.sessions.run import SessionRun
-from gateway.store import SessionStore
-from gateway.store.record import SessionRecord, refusal
-from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.transcript import Transcript, number_only
 from slipstream.errors import Aborted, FailedPrecondition, Internal, OutOfRange, SlipstreamError
@@ -294,7 +292,7 @@ class SessionRegistry:
         """The record, with everything that clients here received. Raises NotFound for a session that never was, has
         expired, or is another tenant's."""
         if not 1 <= len(session_id) <= MAX_ID_CHARACTERS:
-            raise refusal("MISSING", session_id[:MAX_ID_CHARACTERS], 0, 0)
+            raise store_error("MISSING", session_id[:MAX_ID_CHARACTERS], 0, 0)
         await self._ownership.flush_writes(session_id)
         record = await self._ownership.store.read(session_id)
         stored_request(record)  # raises for another tenant's

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from gateway.store import SessionStore
-from gateway.store.record import SessionRecord
+from gateway.store.session_store import SessionRecord, SessionStore
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import BoundedLabels

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.store.record import TOKEN_BYTES, SessionRecord, pack, refusal, unpack
+from gateway.store.session_store import TOKEN_BYTES, SessionRecord, pack_tokens, store_error, unpack_tokens
 
 
 @dataclass(slots=True)
@@ -47,20 +47,20 @@ class MemoryStore:
 
     async def create(self, record: SessionRecord) -> None:
         self._memory.purge()
-        tokens = bytearray(pack(record.tokens))
+        tokens = bytearray(pack_tokens(record.tokens))
         entry = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
         known = self._memory.entries.setdefault(record.id, entry)
         if (known.owner, known.epoch, known.params, known.tokens) != (self.owner, record.epoch, record.params, tokens):
-            raise refusal("EXISTS", record.id, known.epoch, _length(known))
+            raise store_error("EXISTS", record.id, known.epoch, _length(known))
         self._renew(record.id, known)
 
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
         entry = self._fenced(session, epoch, raises=not tokens)
-        packed = pack(tokens)
+        packed = pack_tokens(tokens)
         at, end, present = start * TOKEN_BYTES, start * TOKEN_BYTES + len(packed), len(entry.tokens)
         repeats = epoch == entry.epoch and at >= 0 and end <= present and entry.tokens[at:end] == packed
         if at != present and not repeats:
-            raise refusal("MISMATCH", session, entry.epoch, _length(entry))
+            raise store_error("MISMATCH", session, entry.epoch, _length(entry))
         if at == present and packed:
             entry.tokens += packed
             entry.outcome = b""
@@ -70,10 +70,10 @@ class MemoryStore:
         self, session: str, epoch: int, length: int, params: bytes | None = None, tokens: Sequence[int] = ()
     ) -> None:
         entry = self._fenced(session, epoch, raises=True)
-        present, higher, edit = _length(entry), epoch > entry.epoch, pack(tokens)
+        present, higher, edit = _length(entry), epoch > entry.epoch, pack_tokens(tokens)
         repeats = entry.tokens[length * TOKEN_BYTES :] == edit and params in (None, entry.params)
         if not entry.prompt_length <= length <= present or not (higher or repeats):
-            raise refusal("MISMATCH", session, entry.epoch, present)
+            raise store_error("MISMATCH", session, entry.epoch, present)
         if higher:
             entry.tokens[length * TOKEN_BYTES :] = edit
             entry.params = entry.params if params is None else params
@@ -82,7 +82,7 @@ class MemoryStore:
 
     async def restore(self, record: SessionRecord) -> None:
         self._memory.purge()
-        tokens = bytearray(pack(record.tokens))
+        tokens = bytearray(pack_tokens(record.tokens))
         fresh = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
         entry = self._memory.entries.setdefault(record.id, fresh)
         self._check(record.id, entry, record.epoch)
@@ -94,7 +94,7 @@ class MemoryStore:
     async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
         entry = self._entry(session)
         if not force and entry.owner != self.owner and entry.lease_until > self._memory.clock():
-            raise refusal("LEASED", session, entry.epoch, _length(entry))
+            raise store_error("LEASED", session, entry.epoch, _length(entry))
         self._own(session, entry, entry.epoch + 1)
         return await self.read(session)
 
@@ -115,7 +115,7 @@ class MemoryStore:
             epoch=entry.epoch,
             params=entry.params,
             prompt_length=entry.prompt_length,
-            tokens=unpack(bytes(entry.tokens[start * TOKEN_BYTES :])),
+            tokens=unpack_tokens(bytes(entry.tokens[start * TOKEN_BYTES :])),
             owner=entry.owner,
             outcome=entry.outcome,
             start=start,
@@ -129,24 +129,24 @@ class MemoryStore:
         self._memory.purge()
         entry = self._memory.entries.get(session)
         if entry is None:
-            raise refusal("MISSING", session, 0, 0)
+            raise store_error("MISSING", session, 0, 0)
         return entry
 
     def _fenced(self, session: str, epoch: int, *, raises: bool = False) -> _Entry:
         entry = self._entry(session)
         self._check(session, entry, epoch)
         if epoch > entry.epoch + (raises and entry.owner == self.owner):
-            raise refusal("MISMATCH", session, entry.epoch, _length(entry))
+            raise store_error("MISMATCH", session, entry.epoch, _length(entry))
         return entry
 
     def _check(self, session: str, entry: _Entry, epoch: int) -> None:
         if epoch < entry.epoch or (epoch == entry.epoch and entry.owner != self.owner):
-            raise refusal("FENCED", session, entry.epoch, _length(entry))
+            raise store_error("FENCED", session, entry.epoch, _length(entry))
 
     def _whole(self, session: str, epoch: int, length: int | None) -> _Entry:
         entry = self._fenced(session, epoch)
         if length is not None and length > _length(entry):
-            raise refusal("MISMATCH", session, entry.epoch, _length(entry))
+            raise store_error("MISMATCH", session, entry.epoch, _length(entry))
         return entry
 
     def _own(self, session: str, entry: _Entry, epoch: int) -> None:

@@ -13,22 +13,35 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
 
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import SSLConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
-from gateway.store.client import Client, close
-from gateway.store.record import SessionRecord, pack, refusal, unpack
+from gateway.store.address import Address, parse, refusal
+from gateway.store.session_store import SessionRecord, pack_tokens, store_error, unpack_tokens
 from slipstream.errors import Unavailable
 
 Done = TypeVar("Done")
 
 REPLICATION_TIMEOUT_S = 1.0
 """How long a write waits for replicas; below the timeout of a reply."""
+CONNECT_TIMEOUT_S = 1.0
+REPLY_TIMEOUT_S = 2.0
+RETRIES = 2
+MAX_CONNECTIONS = 4096
+"""Connections to one server: all sessions may write at once, and none may fail for want of a connection."""
+
+Client = Redis | RedisCluster
 
 
 class RedisStore:
     def __init__(self, client: Client, *, owner: str, ttl_s: float, lease_s: float, replicas: int = 0) -> None:
-        """A write is done once `replicas` replicas have it too (of a primary that is no cluster's)."""
+        """A write is done once `replicas` replicas have it too (not for a cluster)."""
         self._client = client
         self.owner = owner
         self._tail = (int(ttl_s * 1000), int(lease_s * 1000))
@@ -40,12 +53,12 @@ class RedisStore:
         await self._run("create", record.id, record.epoch, *_whole(record))
 
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
-        await self._run("append", session, epoch, start, pack(tokens))
+        await self._run("append", session, epoch, start, pack_tokens(tokens))
 
     async def truncate(
         self, session: str, epoch: int, length: int, params: bytes | None = None, tokens: Sequence[int] = ()
     ) -> None:
-        await self._run("truncate", session, epoch, length, pack(tokens), *_given(params))
+        await self._run("truncate", session, epoch, length, pack_tokens(tokens), *_given(params))
 
     async def restore(self, record: SessionRecord) -> None:
         await self._run("restore", record.id, record.epoch, *_whole(record))
@@ -67,18 +80,18 @@ class RedisStore:
 
     async def close(self) -> None:
         async with _typed():
-            await close(self._client)
+            await close_client(self._client)
 
     async def _run(self, name: str, session: str, epoch: int, *arguments: Any) -> list[Any]:
-        """Every script takes owner, TTL, lease and epoch first, and answers [word, stored epoch, stored length]; where
-        it answers with a record, its fields follow."""
+        """Every script takes owner, TTL, lease and epoch first, and returns [word, stored epoch, stored length],
+        followed by the record's fields where it returns a record."""
         replicas = 0 if name == "read" else self._replicas
         words = [*_keys(session), self.owner, *self._tail, epoch, *arguments]
         async with _typed():
             answer, reached = await _cancellable(self._evaluate(self._scripts[name], words, replicas))
         word = answer[0].decode()
         if word != "OK":
-            raise refusal(word, session, int(answer[1]), int(answer[2]))
+            raise store_error(word, session, int(answer[1]), int(answer[2]))
         if reached < replicas:
             raise Unavailable(
                 f"The session store has {reached} of {replicas} replicas up to date; retry.", reason="NOT_REPLICATED"
@@ -86,7 +99,7 @@ class RedisStore:
         return answer
 
     async def _evaluate(self, script: AsyncScript, words: list[Any], replicas: int) -> tuple[list[Any], int]:
-        """The script's answer, and how many replicas have what it wrote."""
+        """The script's reply, and the number of replicas that have its write."""
         if not replicas:
             return await script(keys=words[:2], args=words[2:]), 0
         try:
@@ -96,7 +109,7 @@ class RedisStore:
             return await self._evaluate_and_wait(script.sha, words, replicas)
 
     async def _evaluate_and_wait(self, sha: str, words: list[Any], replicas: int) -> tuple[list[Any], int]:
-        """In one round trip, on one connection: WAIT speaks of that connection's writes."""
+        """In one round trip, on one connection: WAIT covers that connection's writes."""
         pipeline = self._client.pipeline(transaction=False)
         pipeline.evalsha(sha, 2, *words)
         pipeline.wait(replicas, int(REPLICATION_TIMEOUT_S * 1000))
@@ -109,7 +122,7 @@ def _keys(session: str) -> tuple[str, str]:
 
 
 def _whole(record: SessionRecord) -> tuple[bytes, int, bytes]:
-    return record.params, record.prompt_length, pack(record.tokens)
+    return record.params, record.prompt_length, pack_tokens(record.tokens)
 
 
 def _number(length: int | None) -> int | str:
@@ -121,14 +134,14 @@ def _given(params: bytes | None) -> tuple[bytes, ...]:
 
 
 def _record(session: str, answer: list[Any]) -> SessionRecord:
-    """From what `record` in prelude.lua answers."""
+    """The record in the reply of `record` in prelude.lua."""
     _, epoch, _, params, prompt_length, owner, outcome, lease_ms, start, tokens = answer
     return SessionRecord(
         id=session,
         epoch=int(epoch),
         params=params,
         prompt_length=int(prompt_length),
-        tokens=unpack(tokens),
+        tokens=unpack_tokens(tokens),
         owner=owner.decode(),
         outcome=outcome,
         start=int(start),
@@ -137,7 +150,7 @@ def _record(session: str, answer: list[Any]) -> SessionRecord:
 
 
 def _source(name: str) -> str:
-    """A script behind the prelude that all of them share."""
+    """The source of a script: the shared prelude, then its own."""
     folder = files("gateway.store")
     return "".join((folder / part).read_text("utf-8") for part in ("prelude.lua", f"{name}.lua"))
 
@@ -157,7 +170,8 @@ async def _cancellable(doing: Awaitable[Done]) -> Done:
 
 @asynccontextmanager
 async def _typed() -> AsyncIterator[None]:
-    """Out of memory, a read-only replica and a lost connection are the same to a session: the store is away."""
+    """Raises Unavailable for every failure of the client: to a session, out of memory, a read-only replica and a lost
+    connection are the same."""
     try:
         yield
     except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
@@ -165,3 +179,98 @@ async def _typed() -> AsyncIterator[None]:
             "The session store does not answer; retry, and look at the store if it stays so.",
             reason="STORE_UNAVAILABLE",
         ) from error
+
+
+# Connections.
+
+
+def connect(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S, sentinel_password: str = "") -> Client:
+    """A client with socket timeouts: without them a frozen server would freeze every session.
+
+    Raises InvalidArgument for an address that cannot be read (see `gateway.store.address`).
+    """
+    address = parse(url)
+    try:
+        client = _client(address, reply_timeout_s, sentinel_password)
+        if isinstance(client, Redis):
+            # Opens nothing; checks the options now, not at the first request.
+            client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError, RedisError) as error:  # of the options behind the address
+        raise refusal(str(error)) from error
+    return client
+
+
+async def close_client(client: Client) -> None:
+    """Close all connections: also those to sentinels, and those that a cluster's client opened and did not use."""
+    await client.aclose()
+    if isinstance(client, RedisCluster):
+        for nodes in ("nodes_cache", "startup_nodes"):
+            await client.nodes_manager.aclose(nodes)
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, SentinelConnectionPool):
+        await pool.sentinel_manager.aclose()
+
+
+def _client(address: Address, reply_timeout_s: float, sentinel_password: str) -> Client:
+    options: dict[str, Any] = {
+        "protocol": 3,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": reply_timeout_s,
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), RETRIES),  # every write may be repeated
+        "health_check_interval": 15,
+        "max_connections": MAX_CONNECTIONS,
+    }
+    if not address.hosts:
+        return Redis.from_url(address.url, **options)
+    options |= _common(address)
+    if address.cluster:
+        return RedisCluster(startup_nodes=[ClusterNode(*host) for host in address.hosts], **options)
+    return _primary(address, options, sentinel_password)
+
+
+def _common(address: Address) -> dict[str, Any]:
+    """User, password, database and TLS, as keyword arguments for every server."""
+    read: dict[str, Any] = dict(parse_url(address.url))
+    del read["host"]
+    return read | ({"ssl": True} if read.pop("connection_class", None) else {})
+
+
+def _primary(address: Address, options: dict[str, Any], password: str) -> Redis:
+    """A client of the server that the sentinels name as primary."""
+    server_only = {"username", "password", "db", "retry", "health_check_interval"}
+    sentinel = {name: value for name, value in options.items() if name not in server_only}
+    # No retries for one sentinel: the next one is asked, and the whole lookup is tried again.
+    sentinel |= {"password": password or None, "retry": Retry(NoBackoff(), 0)}
+    kind = _PrimaryTlsConnection if options.get("ssl") else _PrimaryConnection
+    client: Redis = _Sentinels(address.hosts, sentinel_kwargs=sentinel).master_for(
+        address.primary, connection_class=kind, **options
+    )
+    return client
+
+
+class _Sentinels(Sentinel):
+    """Sentinels with one lookup at a time: redis-py moves a sentinel that answers to the front of its list, and two
+    lookups that do so at once can drop another sentinel for good."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
+        self._one_at_a_time = asyncio.Lock()
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        async with self._one_at_a_time:
+            found: tuple[str, int] = await super().discover_master(service_name)
+            return found
+
+
+class _PrimaryConnection(SentinelManagedConnection):
+    """Looks the primary up for each connection that it opens. redis-py does so only for a command's first try: a
+    command that is repeated after a loss would go to the very server that was lost."""
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if not self.is_connected:
+            await self.connect()  # type: ignore[no-untyped-call]
+        await super().send_packed_command(command, check_health)
+
+
+class _PrimaryTlsConnection(_PrimaryConnection, SSLConnection):
+    pass

@@ -1,54 +1,60 @@
-"""One session's writes to the store: in order, fenced by its epoch, and as durable as configured."""
+"""The session log: one session's writes to the store, in order, fenced by its epoch, as durable as configured.
+
+A token is in this log before any client sees it, so whatever a client has seen survives the gateway. `strict` waits for
+every write; `relaxed` leaves writes to a queue that all sessions of the gateway share, and catches up later. The log
+remembers what it wrote: where the store lost some of it, in a failover or a restart, it is put back before the next
+write.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.store import SessionStore
-from gateway.store.record import SessionRecord
-from gateway.store.write_behind import RETRY_S, WriteBehindQueue, away
+from gateway.store.session_store import SessionRecord, SessionStore
+from slipstream.concurrency import Broadcast
 from slipstream.errors import NotFound, OutOfRange, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 0.2
+"""Seconds between two tries of a write while the store is away; each try has its own retries and timeouts."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    carry_out: Callable[[], Awaitable[None]]
-    note: Callable[[], None] = lambda: None
-    """Remembers it as written."""
+    execute: Callable[[], Awaitable[None]]
+    remember: Callable[[], None] = lambda: None
+    """Called once it is written."""
 
 
 class SessionLog:
-    """`strict` waits for every write, and at most `grace_s` for a store that is away; `relaxed` leaves writes behind
-    for the scribe. The first write, `create`, is waited for in both: without a record there is no session.
-
-    Remembers all that was written: where the store lost some of it, it is put back before the next write.
-    """
+    """Writes for one session. Strict without a `write_behind` queue: a write waits at most `grace_s` for a store that
+    is away. Relaxed with one: only `create` is waited for, because without a record there is no session."""
 
     def __init__(
-        self, store: SessionStore, record: SessionRecord, *, scribe: WriteBehindQueue | None, grace_s: float
+        self, store: SessionStore, record: SessionRecord, *, write_behind: WriteBehindQueue | None, grace_s: float
     ) -> None:
         """`record`: of a new session, or as it was taken over."""
         self._store = store
         self._written = replace(record, tokens=())
         self._tokens = array("I", record.tokens)
-        """Of `_written`."""
-        self._scribe = scribe
+        """The tokens of `_written`."""
+        self._write_behind = write_behind
         self._grace_s = grace_s
         self._behind: deque[_Write] = deque()
-        self.asked = 0
-        """Writes that were left behind, ever."""
+        self.enqueued = 0
+        """Writes that were left to the queue so far."""
         self._one_at_a_time = asyncio.Lock()
-        self._broken: SlipstreamError | None = None
-        self._given_up = False
-        """Whether the store was away for too long: then nobody waits for it again."""
+        self._fenced: SlipstreamError | None = None
+        self._gave_up = False
+        """Whether the store was away for longer than `grace_s`: further writes do not wait for it again."""
         self.epoch = record.epoch
         self.length = len(record.tokens)
 
@@ -58,13 +64,13 @@ class SessionLog:
 
     @property
     def epoch_written(self) -> int:
-        """The epoch that the store has, as far as anybody here knows."""
+        """The epoch that the store has, as far as this log has seen."""
         return self._written.epoch
 
     @property
-    def done(self) -> int:
-        """Of `asked`: those that are written, or never will be, for another owner has the session."""
-        return self.asked - len(self._behind)
+    def completed(self) -> int:
+        """Those of `enqueued` that are written, or never will be because another owner has the session."""
+        return self.enqueued - len(self._behind)
 
     async def create(self) -> None:
         await self._store.create(self._record())
@@ -73,113 +79,171 @@ class SessionLog:
         """Raises Aborted when another owner has the session, Unavailable when the store is away for too long."""
         epoch, start = self.epoch, self.length
         self.length += len(tokens)
-        carry_out = partial(self._store.append, self._written.id, epoch, start, tokens)
-        await self._do(_Write(carry_out, partial(self._note, epoch, start, tokens)))
+        execute = partial(self._store.append, self._written.id, epoch, start, tokens)
+        await self._write(_Write(execute, partial(self._remember, epoch, start, tokens)))
 
     async def raise_epoch(self) -> None:
-        """Fence off everything that was said under the present epoch."""
+        """Fence off everything that was sent under the present epoch. Raises what `append` raises."""
         self.epoch += 1
         epoch, start = self.epoch, self.length
-        carry_out = partial(self._store.append, self._written.id, epoch, start, ())
-        await self._do(_Write(carry_out, partial(self._note, epoch, start)))
+        execute = partial(self._store.append, self._written.id, epoch, start, ())
+        await self._write(_Write(execute, partial(self._remember, epoch, start)))
 
     async def truncate(self, length: int, params: bytes | None = None, tokens: Sequence[int] = ()) -> None:
         """Cut back to `length` tokens under the next epoch, with other `params` from now on where they are given, and
-        `tokens` behind."""
+        `tokens` behind. Raises what `append` raises."""
         self.epoch += 1
         self.length = length + len(tokens)
         epoch = self.epoch
-        carry_out = partial(self._store.truncate, self._written.id, epoch, length, params, tokens)
-        await self._do(_Write(carry_out, partial(self._note, epoch, length, tokens, params)))
+        execute = partial(self._store.truncate, self._written.id, epoch, length, params, tokens)
+        await self._write(_Write(execute, partial(self._remember, epoch, length, tokens, params)))
 
     async def finish(self, outcome: bytes) -> None:
-        await self._do(_Write(lambda: self._store.finish(*self._last(), outcome, len(self._tokens))))
+        await self._write(_Write(lambda: self._store.finish(*self._last(), outcome, len(self._tokens))))
 
     async def release(self) -> None:
-        """Suspended: whoever the client comes back to may take the session over at once."""
-        await self._do(_Write(lambda: self._store.release(*self._last(), len(self._tokens))))
+        """Suspend the session: whichever gateway its client comes back to may take it over at once."""
+        await self._write(_Write(lambda: self._store.release(*self._last(), len(self._tokens))))
 
     async def renew(self) -> None:
         """Keep the lease without writing. Raises Aborted when another owner has the session, Unavailable when the store
         is away."""
         async with self._one_at_a_time:
-            if self._behind or self._given_up:  # a write is tried again and again: that renews it too
+            if self._behind or self._gave_up:  # a write is tried again and again: that renews it too
                 return
-            await self._carry_out(_Write(partial(self._store.renew, *self._last(), len(self._tokens))))
+            await self._execute(_Write(partial(self._store.renew, *self._last(), len(self._tokens))))
 
     async def catch_up(self) -> bool:
-        """Write what was left behind until now; whether the store took it. Not for two callers at once."""
+        """Carry out what is enqueued so far; whether the store took it. One caller at a time."""
         async with self._one_at_a_time:
             for _ in range(len(self._behind)):
                 try:
-                    await self._carry_out(self._behind[0])
+                    await self._execute(self._behind[0])
                 except Unavailable:
                     return False
-                except SlipstreamError as error:  # fenced: nothing of this session may be written any more
-                    self._broken = error
+                except SlipstreamError as error:  # nothing of this session may be written any more
+                    self._fenced = error
                     self._behind.clear()
                     return True
                 self._behind.popleft()
             return True
 
-    async def _do(self, write: _Write) -> None:
-        if self._broken is not None:
-            raise self._broken
-        if self._scribe is not None:
+    async def _write(self, write: _Write) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+        if self._write_behind is not None:
             self._behind.append(write)
-            self.asked += 1
-            self._scribe.mark(self)
+            self.enqueued += 1
+            self._write_behind.add_log(self)
             return
         async with self._one_at_a_time:
-            if self._given_up:
-                await self._carry_out(write)
+            if self._gave_up:
+                await self._execute(write)
             else:
-                await self._insist(write)
+                await self._retry(write)
 
-    async def _insist(self, write: _Write) -> None:
+    async def _retry(self, write: _Write) -> None:
         try:
             async with asyncio.timeout(self._grace_s):
-                while not await self._done(write):
+                while not await self._executed(write):
                     await asyncio.sleep(RETRY_S)
         except TimeoutError as error:
-            self._given_up = True
-            raise away() from error
+            self._gave_up = True
+            raise _store_away() from error
 
-    async def _done(self, write: _Write) -> bool:
+    async def _executed(self, write: _Write) -> bool:
         try:
-            await self._carry_out(write)
+            await self._execute(write)
         except Unavailable:
             return False
         return True
 
-    async def _carry_out(self, write: _Write) -> None:
+    async def _execute(self, write: _Write) -> None:
         """A record that is gone, or not as it was left, is put back first: a failover lost the last writes, a restart
         all of them."""
         try:
-            await write.carry_out()
+            await write.execute()
         except (NotFound, OutOfRange) as error:
             log.warning("%s It is put back as it was.", error.message)
             await self._store.restore(self._record())
-            await self._carry_out_again(write)
-        write.note()
+            await self._execute_again(write)
+        write.remember()
 
-    async def _carry_out_again(self, write: _Write) -> None:
+    async def _execute_again(self, write: _Write) -> None:
         try:
-            await write.carry_out()
+            await write.execute()
         except (NotFound, OutOfRange) as error:  # lost again already: the next try puts it back again
             raise Unavailable(
                 "The session store goes on losing what is written; retry.", reason="STORE_UNAVAILABLE"
             ) from error
 
-    def _note(self, epoch: int, start: int, tokens: Sequence[int] = (), params: bytes | None = None) -> None:
+    def _remember(self, epoch: int, start: int, tokens: Sequence[int] = (), params: bytes | None = None) -> None:
         del self._tokens[start:]
         self._tokens.extend(tokens)
         self._written = replace(self._written, epoch=epoch, params=self._written.params if params is None else params)
 
     def _last(self) -> tuple[str, int]:
-        """The session under the epoch that was written last: one whose write was interrupted may be nobody's or another
-        owner's, and restoring it would overrule that owner."""
+        """The session's id and the epoch that was written last. A higher one, whose write was interrupted, may belong
+        to another owner by now, and restoring under it would overrule that owner."""
         return self._written.id, self._written.epoch
 
     def _record(self) -> SessionRecord:
         return replace(self._written, tokens=tuple(self._tokens))
+
+
+class WriteBehindQueue:
+    """Carries out the writes of relaxed sessions while the sessions go on: one task for all of them, each session in
+    its own order."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pending: dict[SessionLog, float] = {}
+        """Logs that are behind, and the monotonic seconds since when."""
+        self._filled = asyncio.Event()
+        self._progress = Broadcast()
+
+    def add_log(self, log: SessionLog) -> None:
+        """The log has enqueued a write."""
+        self._pending.setdefault(log, self._clock())
+        self._filled.set()
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest write that waits here."""
+        return self._clock() - min(self._pending.values(), default=self._clock())
+
+    async def written(self, grace_s: float, session: str | None = None) -> None:
+        """Wait until all that is enqueued so far is written, for one session or for all. Raises Unavailable when it
+        takes longer than `grace_s`."""
+        due = {log: log.enqueued for log in self._pending if session in (None, log.id)}
+        try:
+            async with asyncio.timeout(grace_s):
+                while any(log.completed < enqueued for log, enqueued in due.items()):
+                    await self._progress.wait()
+        except TimeoutError as error:
+            raise _store_away() from error
+
+    async def run(self) -> None:
+        """Carry out writes until cancelled."""
+        while True:
+            while not self._pending:
+                self._filled.clear()
+                await self._filled.wait()
+            async with asyncio.TaskGroup() as tasks:
+                taken = [tasks.create_task(self._catch_up(log)) for log in self._pending]
+            if not all(task.result() for task in taken):
+                await asyncio.sleep(RETRY_S)
+
+    async def _catch_up(self, log: SessionLog) -> bool:
+        """Whether the store took the log's writes."""
+        taken = await log.catch_up()
+        if log.completed == log.enqueued:
+            del self._pending[log]
+        elif taken:  # what is left came meanwhile
+            self._pending[log] = self._clock()
+        self._progress.notify_all()
+        return taken
+
+
+def _store_away() -> Unavailable:
+    return Unavailable("The session store is away; what was streamed stays valid, retry.", reason="STORE_UNAVAILABLE")

@@ -20,6 +20,7 @@ import torch
 
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
+from slipstream.errors import Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,10 @@ class ModelOutput:
     node."""
     hidden: HiddenStates | None = None
     """None unless they were requested."""
+
+
+class EngineLost(Unavailable):
+    """The engine can run no further step: its process ends, and its sessions go on elsewhere."""
 
 
 class Engine(Protocol):

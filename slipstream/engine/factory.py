@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
-from urllib.parse import parse_qsl
-
-from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.emulated.model import EMULATED, read_settings
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.models.spread import ONE_DEVICE, Spread
 from slipstream.errors import InvalidArgument
-
-EMULATED = "emulated:"
-
-
-@dataclass(frozen=True, slots=True)
-class Emulation:
-    """The settings of `emulated:base_ms=20&token_ms=0&acceptance=0.8`."""
-
-    base_ms: float = 0.0
-    token_ms: float = 0.0
-    session_ms: float = 0.0
-    flat: float = 0
-    """Tokens of a pass that cost nothing beyond its base."""
-    acceptance: float = 1.0
-    fanout: float = 0.0
-    vocabulary: float = 256
-    seed: float = 0
 
 
 def open_engine(
@@ -54,7 +33,8 @@ def open_engine(
             raise InvalidArgument(f"{model} has no weights to spread; leave the device_map empty.")
         if spread.device not in ("auto", "cpu"):
             raise InvalidArgument(f"{model} has nothing to compute on {spread.device}; leave the device at auto.")
-        return _emulated(model.removeprefix(EMULATED), kv_tokens)
+        emulated, cost = read_settings(model)
+        return EmulatedEngine(emulated, cost, BlockPool.holding(kv_tokens, block_size=32))
     # Loading transformers takes seconds; an emulated worker does without.
     from slipstream.engine.models.quantisation import hush
 
@@ -74,31 +54,3 @@ def open_engine(
     engine = TorchEngine(checkpoint, kv_tokens, block_size=BLOCK_SIZE, acceleration=accelerate(checkpoint))
     engine.capture()
     return engine
-
-
-def _emulated(settings: str, kv_tokens: int) -> EmulatedEngine:
-    emulation = _read(settings)
-    model = EmulatedModel(
-        vocabulary_size=int(emulation.vocabulary),
-        acceptance=emulation.acceptance,
-        fanout=emulation.fanout,
-        seed=int(emulation.seed),
-    )
-    cost = LinearCost(
-        emulation.base_ms / 1e3, emulation.token_ms / 1e3, emulation.session_ms / 1e3, int(emulation.flat)
-    )
-    return EmulatedEngine(model, cost, BlockPool.holding(kv_tokens, block_size=32))
-
-
-def _read(settings: str) -> Emulation:
-    known = {field.name for field in fields(Emulation)}
-    try:
-        given = {name: float(value) for name, value in parse_qsl(settings, strict_parsing=bool(settings))}
-        emulation = Emulation(**given)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"{EMULATED}{settings} cannot be read; settings are {', '.join(sorted(known))}."
-        ) from error
-    if not all(map(math.isfinite, given.values())):
-        raise InvalidArgument(f"{EMULATED}{settings} has a setting without end; give finite numbers.")
-    return emulation

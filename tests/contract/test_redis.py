@@ -17,9 +17,8 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError
 
 from gateway.store.address import Address, parse
-from gateway.store.client import connect
-from gateway.store.record import SessionRecord
-from gateway.store.redis import RedisStore
+from gateway.store.redis import RedisStore, connect
+from gateway.store.session_store import SessionRecord
 from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.certificates import Authority
 from tests.loopback import HOST

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.store.record import pack, unpack
+from gateway.store.session_store import pack_tokens, unpack_tokens
 from slipstream.errors import Aborted, FailedPrecondition, NotFound, OutOfRange
 from tests.stores import PROMPT, World, connected, memory_world, outcome, redis_world
 
@@ -343,5 +343,5 @@ async def test_of_many_takeovers_each_gets_its_own_epoch_and_record(world: World
 
 
 def test_packing_is_little_endian_and_lossless() -> None:
-    assert pack([1, 256]) == b"\x01\x00\x00\x00\x00\x01\x00\x00"
-    assert unpack(pack(PROMPT)) == PROMPT
+    assert pack_tokens([1, 256]) == b"\x01\x00\x00\x00\x00\x01\x00\x00"
+    assert unpack_tokens(pack_tokens(PROMPT)) == PROMPT

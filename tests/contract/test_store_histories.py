@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.store.record import SessionRecord
+from gateway.store.session_store import SessionRecord
 from slipstream.errors import NotFound
 from tests.stores import PROMPT, World, connected, memory_world, outcome, redis_world
 

@@ -18,10 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
-from gateway.store import SessionStore
-from gateway.store.client import connect
 from gateway.store.memory import MemoryBackend
-from gateway.store.redis import RedisStore
+from gateway.store.redis import RedisStore, connect
+from gateway.store.session_store import SessionStore
 from slipstream.errors import Aborted, FailedPrecondition, SlipstreamError, Unavailable
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.auth.tenant import Tenant, TenantLimits
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.record import SessionRecord
+from gateway.store.session_store import SessionRecord
 from slipstream.client.client import RetrySettings, complete, resume
 from slipstream.client.completion import Completion
 from slipstream.errors import Aborted, NotFound, OutOfRange, Unavailable

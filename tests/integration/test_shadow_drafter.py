@@ -24,8 +24,7 @@ from benchmarks.virtual import (
 )
 from drafter_svc import service as drafter_service
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
-from slipstream.engine.emulated.engine import EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.errors import Unavailable
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.rpc import proto_conversion

@@ -22,9 +22,9 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
-from gateway.store import SessionStore
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.redis import RedisStore
+from gateway.store.session_store import SessionStore
 from slipstream.engine.factory import open_engine
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.rpc.channel import channel, error_of

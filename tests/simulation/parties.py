@@ -19,11 +19,11 @@ from gateway.gateway import drain, flush
 from gateway.routing import configured_workers as gateway_workers
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.registry import SessionRegistry
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import WriteBehindQueue
 from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.text.tokenizer import Tokenizer
-from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.errors import Unavailable
 from slipstream.rpc import proto_conversion

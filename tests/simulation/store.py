@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.record import TOKEN_BYTES, unpack
+from gateway.store.session_store import TOKEN_BYTES, unpack_tokens
 from slipstream.errors import Unavailable
 from tests.simulation.clock import Party
 from tests.simulation.network import Network
@@ -65,7 +65,7 @@ class Server:
 
     def logged(self, session: str) -> tuple[int, ...]:
         entry = self.memory.entries.get(session)
-        return () if entry is None else unpack(bytes(entry.tokens))
+        return () if entry is None else unpack_tokens(bytes(entry.tokens))
 
     def carry_out(self, name: str, operation: Operation, answer: asyncio.Future[Any]) -> None:
         """Of an operation that has arrived."""

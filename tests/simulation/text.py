@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from gateway.store.record import pack
+from gateway.store.session_store import pack_tokens
 from gateway.text.transcript import Transcript
 from tests.simulation.chained import continued
 from tests.simulation.parties import tokenizer
@@ -66,7 +66,7 @@ class Text:
         """One more version."""
         version = truth(self.first, kept, tuple(edit))
         self.versions.append(version)
-        self.logs.append(pack((*self.prompt, *version)))
+        self.logs.append(pack_tokens((*self.prompt, *version)))
         return version
 
     def may_say(self, output: Sequence[int]) -> bool:

@@ -11,8 +11,8 @@ from gateway.routing.drafters import DrafterWorker
 from gateway.routing.verifiers import VerifierWorker
 from gateway.routing.worker_watch import WorkerWatch
 from gateway.sessions.registry import SessionRegistry
-from gateway.store.record import unpack
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import WriteBehindQueue
+from gateway.store.session_store import unpack_tokens
 from slipstream.client.completion import Completion, Event
 from slipstream.rpc.multiplexed_stream import MultiplexedStream, SendQueue
 from slipstream.speculation.frame import TreeLimits
@@ -128,7 +128,7 @@ def look(world: World, errors: Errors) -> None:
             demand(len(drafter.scheduler) <= 64, "a drafter has more sessions than it may")
     for name, entry in store.memory.entries.items():
         right = world.texts[entry.tokens[0]].may_log(entry.tokens)
-        demand(right, f"the log of session {name} holds {unpack(bytes(entry.tokens))}")
+        demand(right, f"the log of session {name} holds {unpack_tokens(bytes(entry.tokens))}")
 
 
 def _look_at_verifier(verifier: VerifierParty, texts: dict[int, Text]) -> None:
@@ -161,7 +161,7 @@ def unrest(world: World) -> str:
     left: list[str] = []
     for gateway in gateways:
         left += [f"{gateway.party.name} knows session {name}" for name in gateway.sessions._entries]
-        unwritten = gateway.scribe is not None and gateway.scribe._marked
+        unwritten = gateway.scribe is not None and gateway.scribe._pending
         left += [f"{gateway.party.name} has something to write"] * bool(unwritten)
     for verifier in verifiers:
         name, engine = verifier.party.name, verifier.engine

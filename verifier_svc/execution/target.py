@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.engine.cpu_cores import threads_for
+from slipstream.engine.emulated.model import EMULATED
 from slipstream.engine.engine import Engine
-from slipstream.engine.factory import EMULATED, open_engine
+from slipstream.engine.factory import open_engine
 from slipstream.engine.models.quantisation import for_target, hush
 from slipstream.engine.models.spread import Spread
 from slipstream.engine.tensor_parallel.group import Group, Rank

@@ -9,9 +9,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, EngineLost
 from slipstream.engine.model_thread import ModelThread
-from slipstream.engine.tensor_parallel.group import GroupLost
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry.tracing import Tracing
@@ -161,7 +160,7 @@ class Scheduler:
         ends it, whose sessions go on elsewhere."""
         try:
             return perform(self._engine, turns)
-        except GroupLost:
+        except EngineLost:
             raise
         except Exception as error:
             log.error("a verifier step failed", exc_info=error)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.cuda_graphs.flex import FlexKernel, Kernel, unfit, width
-from slipstream.engine.cuda_graphs.inputs import Bucket, Buckets, Inputs
+from slipstream.engine.cuda_graphs.inputs import Bucket, Buckets, Inputs, Pool
 from slipstream.engine.cuda_graphs.paged import PagedPlan
+from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.models.checkpoint import Checkpoint
 from slipstream.engine.models.forward import Forward
@@ -64,6 +65,15 @@ class Acceleration:
     recorder: Recorder | None
     """None: the padded steps are run, not captured."""
     buckets: Buckets
+
+    def build(self, checkpoint: Checkpoint, pool: BlockPool) -> tuple[KVStore, GraphedSteps]:
+        """KV for the blocks of the pool, and the steps over it."""
+        most, length = self.buckets.most_tokens, checkpoint.info.max_length
+        longest = min(pool.blocks_for(length + most), pool.total + 1)
+        padded = Pool(pool.total, pool.block_size, longest, length)
+        store = KVStore(checkpoint.layers, padded.rows, masked=True)
+        inputs = Inputs(most, self.buckets.width, padded, checkpoint.device)
+        return store, GraphedSteps(self, checkpoint.forward, store, inputs)
 
 
 def accelerate(checkpoint: Checkpoint) -> Acceleration | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream.engine.emulated.model import ALTERNATIVES
+from slipstream.engine.emulated.model import ALTERNATIVES, EmulatedModel
 from slipstream.engine.engine import HiddenRequest, ModelInfo, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
@@ -29,22 +28,6 @@ PEAK = 60.0
 LEAST_VOCABULARY = 8
 """The guesses, and something else."""
 _STRIDE = np.uint64(GOLDEN)
-
-
-@dataclass(frozen=True, slots=True)
-class EmulatedModel:
-    """`acceptance` 1 is the target itself; a drafter agrees with it at that share of the positions. Where it does
-    not, the truth is among its next guesses with probability `fanout`; its logits then say honestly how likely each
-    guess is.
-    """
-
-    name: str = "emulated"
-    vocabulary_size: int = 256
-    max_length: int = 1 << 20
-    acceptance: float = 1.0
-    fanout: float = 0.0
-    seed: int = 0
-    eos_token_ids: tuple[int, ...] = ()
 
 
 class EmulatedEngine(KVCacheManager):
@@ -82,7 +65,7 @@ class EmulatedEngine(KVCacheManager):
         if hidden is not None:
             raise FailedPrecondition("an emulated model has no hidden states", reason="HIDDEN_STATES_MISSING")
         start = self._clock()
-        self._begin(segments)
+        self._check_step(segments)
         for segment in segments:
             self._write(segment)
         chosen = self._next([segment for segment in segments if segment.want_logits])

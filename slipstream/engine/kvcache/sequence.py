@@ -16,23 +16,22 @@ class Sequence:
     blocks: list[int]
     block_size: int
     salt: str | None = None
-    """Whose prefixes it shares; None: nobody's."""
+    """Sequences of one salt share prefixes; None shares nothing."""
     length: int = 0
     ahead: int = 0
     closed: bool = False
-    cut: bool = False
-    """Whether it was rolled back since it grew last: its last block may be read by others, or known for what was in
-    it."""
+    rolled_back: bool = False
+    """Since it grew last: other sequences may read its last block, or the prefix cache may hold its contents."""
     tokens: list[int] = field(default_factory=list)
-    """What the rows hold."""
+    """The committed tokens."""
     digests: list[bytes] = field(default_factory=list)
-    """Names of its leading blocks (`slipstream.engine.kvcache.prefix_cache`)."""
+    """Digests of its full blocks (`slipstream.engine.kvcache.prefix_cache`)."""
     _rows: torch.Tensor | None = field(default=None, repr=False)
     _table: npt.NDArray[np.int32] | None = field(default=None, repr=False)
-    _run: bool = True
+    _contiguous: bool = True
 
     def __post_init__(self) -> None:
-        self.moved()
+        self.blocks_changed()
 
     @property
     def capacity(self) -> int:
@@ -42,7 +41,7 @@ class Sequence:
     @property
     def rows(self) -> torch.Tensor | None:
         """int64 [capacity]: pool row of each slot; None while the blocks are one contiguous run."""
-        if self._run:
+        if self._contiguous:
             return None
         if self._rows is None:
             starts = torch.tensor(self.blocks).unsqueeze(1) * self.block_size
@@ -51,7 +50,7 @@ class Sequence:
 
     @property
     def table(self) -> npt.NDArray[np.int32]:
-        """`blocks`, as the device reads them."""
+        """int32 [blocks]: the same numbers as `blocks`, for the device."""
         if self._table is None:
             self._table = np.array(self.blocks, np.int32)
         return self._table
@@ -61,15 +60,15 @@ class Sequence:
         """The pool row of slot 0; with contiguous blocks slot s is row `first_row + s`."""
         return self.blocks[0] * self.block_size if self.blocks else 0
 
-    def moved(self) -> None:
-        """The blocks are others now."""
+    def blocks_changed(self) -> None:
+        """Drops what was derived from `blocks`."""
         first = self.blocks[0] if self.blocks else 0
-        self._run = self.blocks == list(range(first, first + len(self.blocks)))
+        self._contiguous = self.blocks == list(range(first, first + len(self.blocks)))
         self._rows = self._table = None
 
     def pool_rows(self, start: int, stop: int) -> list[int]:
         """Pool rows of the slots start .. stop-1."""
-        if self._run:
+        if self._contiguous:
             return list(range(self.first_row + start, self.first_row + stop))
         size = self.block_size
         return [self.blocks[slot // size] * size + slot % size for slot in range(start, stop)]

@@ -16,9 +16,8 @@ class KVStore:
     """
 
     def __init__(self, layers: list[AttentionLayer], rows: int, masked: bool = False) -> None:
-        """`masked`: for a kernel that reads whole blocks and weighs what must not be seen with zero. Zero times NaN is
-        NaN, so no value in the store is one: not in rows that nobody wrote, nor in those of a session that is broken
-        (which its keys still show)."""
+        """`masked`: for a kernel that reads whole blocks and weighs hidden rows with zero. Zero times NaN is NaN, so no
+        value in the store is NaN: neither in rows never written nor in those of a broken session (its keys show it)."""
         members: dict[_Shape, list[tuple[int, str]]] = {}
         for layer in layers:
             if layer.source == layer.index:
@@ -40,7 +39,7 @@ class KVStore:
             self._reads[layer.index] = (key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
         self._masked = masked
         self._moves: dict[int, int] = {}
-        """Where each row that is to be written comes from."""
+        """The source row of each row to be written."""
 
     def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """key, value [1, heads, T, dim] to the pool rows [T]. A layer that shares another's rows writes nothing."""
@@ -53,24 +52,24 @@ class KVStore:
         """All rows of a layer as views [1, heads, rows, dim]."""
         return self._reads[layer]
 
-    def move(self, moves: list[tuple[int, int]]) -> None:
-        """Queues row copies (from, to), all of these read before any is written. They happen before the next step, for
-        all sessions at once; until then a copy of a copy is one of its source."""
+    def queue_moves(self, moves: list[tuple[int, int]]) -> None:
+        """Queues row copies (from, to); all of them are read before any is written. They run before the next step, for
+        all sessions at once; until then a copy of a copied row reads the original."""
         self._moves |= {target: self._moves.get(source, source) for source, target in moves}
 
     @property
-    def moves(self) -> list[tuple[int, int]]:
+    def queued_moves(self) -> list[tuple[int, int]]:
         """The queued row copies (from, to)."""
         return [(source, target) for target, source in self._moves.items()]
 
-    def settle(self) -> None:
-        """Carries out the queued moves; every row is read before any is written."""
+    def apply_moves(self) -> None:
+        """Runs the queued copies."""
         if not self._moves:
             return
-        pairs = torch.tensor(self.moves)
+        pairs = torch.tensor(self.queued_moves)
         devices = {group.device: upload(pairs, group.device) for group in self._groups}
         there = [devices[group.device] for group in self._groups]
-        # What may fail comes first: then the moves are still to be made.
+        # The calls that may fail come first: the moves stay queued then.
         rows = [group.index_select(1, here[:, 0]) for group, here in zip(self._groups, there, strict=True)]
         for group, here, moved in zip(self._groups, there, rows, strict=True):
             group.index_copy_(1, here[:, 1], moved)

@@ -23,15 +23,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from slipstream.engine.engine import EngineLost
 from slipstream.engine.model_thread import ModelThread
-from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slipstream.errors import FailedPrecondition, InvalidArgument
 
 LEADER = 0
 HEAD_WORDS = 1024
 """A message up to this size is one broadcast, a longer one is two."""
 
 
-class GroupLost(Unavailable):
+class GroupLost(EngineLost):
     """A rank is gone, hangs, or failed alone: nothing this group computes can be finished, so its processes end."""
 
     def __init__(self, why: object) -> None:

@@ -46,12 +46,12 @@ class LeadingEngine(TorchEngine):
         self._told_at = clock()
         self.lost: GroupLost | None = None
 
-    def _pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+    def _run_pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
         if hidden is not None:
             raise FailedPrecondition("several ranks return no hidden states", reason="HIDDEN_STATES_MISSING")
-        self._tell(encode_step(BroadcastStep(self._store.moves, segments)))
+        self._tell(encode_step(BroadcastStep(self._store.queued_moves, segments)))
         try:
-            return super()._pass(segments)
+            return super()._run_pass(segments)
         except Exception as error:
             self._lose(error)
 
@@ -97,8 +97,8 @@ class FollowingEngine(TorchEngine):
     @torch.inference_mode()
     def _take(self, words: list[int]) -> None:
         step = decode_step(words, self.blocks_total, self.block_size)
-        self._store.move(step.moves)
-        self._pass(step.segments)
+        self._store.queue_moves(step.moves)
+        self._run_pass(step.segments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.record import SessionRecord
-from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_store import SessionRecord
 from slipstream.errors import Aborted, Unavailable
 
 RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
@@ -47,14 +46,14 @@ async def write(log: SessionLog) -> None:
 
 async def test_strict_writes_survive_lost_replies() -> None:
     there = store()
-    await write(SessionLog(there, RECORD, scribe=None, grace_s=5))
+    await write(SessionLog(there, RECORD, write_behind=None, grace_s=5))
     read = await there.read("s")
     assert (read.tokens, read.epoch, read.outcome) == ((1, 2, 3, 4, 7), 3, b"done")
 
 
 async def test_strict_gives_up_after_its_grace_and_then_waits_no_more() -> None:
     there = store()
-    log = SessionLog(there, RECORD, scribe=None, grace_s=0.05)
+    log = SessionLog(there, RECORD, write_behind=None, grace_s=0.05)
     await log.create()
     there.down = True
     for _ in range(2):
@@ -67,7 +66,7 @@ async def test_relaxed_writes_wait_for_the_store_in_order() -> None:
     async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(scribe.run())
         there.down = True
-        await write(SessionLog(there, RECORD, scribe=scribe, grace_s=5))
+        await write(SessionLog(there, RECORD, write_behind=scribe, grace_s=5))
         assert (await there.read("s")).tokens == (1, 2)
         there.down = False
         await scribe.written(5)
@@ -79,7 +78,7 @@ async def test_relaxed_writes_wait_for_the_store_in_order() -> None:
 async def test_a_relaxed_session_hears_that_it_was_fenced() -> None:
     memory, scribe = MemoryBackend(), WriteBehindQueue()
     mine = MemoryStore(memory, owner="me", ttl_s=60, lease_s=0)
-    log = SessionLog(mine, RECORD, scribe=scribe, grace_s=5)
+    log = SessionLog(mine, RECORD, write_behind=scribe, grace_s=5)
     await log.create()
     await MemoryStore(memory, owner="other", ttl_s=60, lease_s=60).takeover("s")
     async with asyncio.TaskGroup() as tasks:
@@ -100,7 +99,7 @@ async def test_without_a_store_no_session_begins_whatever_the_durability() -> No
     for scribe in (None, WriteBehindQueue()):
         down = Down(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
         with pytest.raises(Unavailable):
-            await SessionLog(down, RECORD, scribe=scribe, grace_s=5).create()
+            await SessionLog(down, RECORD, write_behind=scribe, grace_s=5).create()
 
 
 class Watched(MemoryStore):
@@ -125,7 +124,7 @@ class Watched(MemoryStore):
 
 async def test_a_lease_is_renewed_and_an_outage_is_told() -> None:
     there = Watched(MemoryBackend())
-    log = SessionLog(there, RECORD, scribe=None, grace_s=5)
+    log = SessionLog(there, RECORD, write_behind=None, grace_s=5)
     await log.create()
     await log.renew()
     there.away = True
@@ -141,7 +140,7 @@ async def test_a_lease_is_renewed_and_an_outage_is_told() -> None:
 async def test_a_renewal_hears_that_another_owner_has_the_session(scribe: WriteBehindQueue | None) -> None:
     memory = MemoryBackend()
     there = Watched(memory)
-    log = SessionLog(there, RECORD, scribe=scribe, grace_s=5)
+    log = SessionLog(there, RECORD, write_behind=scribe, grace_s=5)
     await log.create()
     taken = await MemoryStore(memory, owner="other", ttl_s=60, lease_s=60).takeover("s", force=True)
     with pytest.raises(Aborted):
@@ -152,7 +151,7 @@ async def test_a_renewal_hears_that_another_owner_has_the_session(scribe: WriteB
 async def test_a_renewal_is_never_overtaken_by_the_next_epoch() -> None:
     """It would be refused, and its session would think itself fenced."""
     there = Watched(MemoryBackend())
-    log = SessionLog(there, RECORD, scribe=None, grace_s=5)
+    log = SessionLog(there, RECORD, write_behind=None, grace_s=5)
     await log.create()
     there.gate.clear()
     renewal = asyncio.create_task(log.renew())
@@ -167,7 +166,7 @@ async def test_a_renewal_is_never_overtaken_by_the_next_epoch() -> None:
 
 async def test_a_released_session_is_suspended_and_its_log_is_whole() -> None:
     memory = MemoryBackend()
-    log = SessionLog(MemoryStore(memory, owner="me", ttl_s=60, lease_s=60), RECORD, scribe=None, grace_s=5)
+    log = SessionLog(MemoryStore(memory, owner="me", ttl_s=60, lease_s=60), RECORD, write_behind=None, grace_s=5)
     await log.create()
     await log.append([3])
     memory.entries.clear()
@@ -177,5 +176,5 @@ async def test_a_released_session_is_suspended_and_its_log_is_whole() -> None:
     assert (taken.tokens, taken.outcome, taken.epoch) == ((1, 2, 3), b"", 2)
     with pytest.raises(Aborted):
         await log.append([4])
-    await SessionLog(other, taken, scribe=None, grace_s=5).append([4])
+    await SessionLog(other, taken, write_behind=None, grace_s=5).append([4])
     assert (await other.read("s")).tokens == (1, 2, 3, 4)

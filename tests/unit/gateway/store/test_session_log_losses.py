@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.record import SessionRecord
-from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_store import SessionRecord
 from slipstream.errors import Aborted
 
 RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
@@ -82,7 +81,7 @@ class History:
     lossless: bool = True
 
     async def run(self, steps: list[tuple[str, Any]]) -> None:
-        log = SessionLog(self.memory.store("a"), RECORD, scribe=None, grace_s=1)
+        log = SessionLog(self.memory.store("a"), RECORD, write_behind=None, grace_s=1)
         self.owners["a"] = Owner(log, "a", [*RECORD.tokens])
         await log.create()
         self.memory.remember()
@@ -106,7 +105,7 @@ class History:
         store = self.memory.store(name)
         taken = await store.takeover("s")
         self.memory.remember()
-        log = SessionLog(store, taken, scribe=None, grace_s=1)
+        log = SessionLog(store, taken, write_behind=None, grace_s=1)
         said = self.owners[name].said if name in self.owners else 0
         if self.lossless:
             for former in self.owners.values():
@@ -162,7 +161,7 @@ async def test_a_former_owner_cannot_raise_the_epoch_of_the_one_that_came_after_
 @pytest.mark.parametrize("relaxed", [False, True])
 async def test_the_end_of_a_session_puts_back_what_was_lost_before_it(relaxed: bool, lost: int) -> None:
     memory, scribe = Forgetful(), WriteBehindQueue() if relaxed else None
-    log = SessionLog(memory.store("a"), RECORD, scribe=scribe, grace_s=1)
+    log = SessionLog(memory.store("a"), RECORD, write_behind=scribe, grace_s=1)
 
     async def written() -> None:
         assert await log.catch_up()
@@ -193,7 +192,7 @@ async def test_the_end_of_a_session_puts_back_what_was_lost_before_it(relaxed: b
 
 async def test_what_waits_for_the_scribe_follows_what_was_lost() -> None:
     memory, scribe = Forgetful(), WriteBehindQueue()
-    log = SessionLog(memory.store("a"), RECORD, scribe=scribe, grace_s=1)
+    log = SessionLog(memory.store("a"), RECORD, write_behind=scribe, grace_s=1)
     await log.create()
     await log.append([3, 4])
     assert await log.catch_up()
@@ -211,7 +210,7 @@ async def test_a_log_that_is_lost_again_while_it_is_put_back_is_put_back_again(
 ) -> None:
     memory, restored = Forgetful(), list[int]()
     store = memory.store("a")
-    log = SessionLog(store, RECORD, scribe=None, grace_s=5)
+    log = SessionLog(store, RECORD, write_behind=None, grace_s=5)
     await log.create()
     await log.append([3])
     restore = store.restore
@@ -235,7 +234,7 @@ async def test_an_owner_whose_next_epoch_was_interrupted_does_not_overrule_a_lat
 ) -> None:
     memory = Forgetful()
     old, store = memory.store("old"), memory.store("new")
-    log = SessionLog(old, RECORD, scribe=None, grace_s=5)
+    log = SessionLog(old, RECORD, write_behind=None, grace_s=5)
     await log.create()
     await log.append([3])
     memory.remember()

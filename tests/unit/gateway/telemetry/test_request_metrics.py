@@ -18,9 +18,8 @@ from gateway.sessions.request_stats import RequestStats
 from gateway.sessions.run import outcome_of
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.record import SessionRecord
-from gateway.store.session_log import SessionLog
-from gateway.store.write_behind import WriteBehindQueue
+from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_store import SessionRecord
 from gateway.telemetry.metrics_source import MetricsParts, _shares, _workers
 from gateway.telemetry.request_metrics import MOST_WORKLOADS, Objectives, RequestMetrics, SessionMetrics
 from slipstream.errors import (
@@ -220,7 +219,7 @@ async def test_the_log_tells_once_why_the_store_is_away_and_when_it_is_back(capl
 async def test_what_relaxed_sessions_left_behind_ages_until_it_is_written() -> None:
     now, there = [0.0], MemoryStore(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     write_behind = WriteBehindQueue(lambda: now[0])
-    log = SessionLog(there, SessionRecord("s", 1, b"", 1, (1,)), scribe=write_behind, grace_s=1)
+    log = SessionLog(there, SessionRecord("s", 1, b"", 1, (1,)), write_behind=write_behind, grace_s=1)
     await log.create()
     await log.append([2])
     now[0] = 2.0

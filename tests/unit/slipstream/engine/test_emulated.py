@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.engine.kvcache.block_pool import BlockPool

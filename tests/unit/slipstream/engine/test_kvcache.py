@@ -74,20 +74,20 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=25, deadline=N
 
 def test_a_contiguous_run_is_taken_from_the_middle_of_the_widest_one() -> None:
     pool = BlockPool(16, SIZE)
-    first, second, third = pool.take(2), pool.take(2), pool.take(2)
+    first, second, third = pool.allocate(2), pool.allocate(2), pool.allocate(2)
     assert (first, second) == ([0, 1], [9, 10])
     assert third == [5, 6]
-    assert pool.take(2, after=6) == [7, 8]  # there was room behind it
-    assert pool.take(5, after=1) == [11, 12, 13, 14, 15]  # and less than five here
-    assert sorted(pool.take(3)) == [2, 3, 4]
+    assert pool.allocate(2, after=6) == [7, 8]  # there was room behind it
+    assert pool.allocate(5, after=1) == [11, 12, 13, 14, 15]  # and less than five here
+    assert sorted(pool.allocate(3)) == [2, 3, 4]
 
 
 def test_scattered_blocks_are_taken_when_no_run_is_long_enough() -> None:
     pool = BlockPool(4, SIZE)
-    blocks = pool.take(4)
+    blocks = pool.allocate(4)
     pool.release([blocks[0]])
     pool.release([blocks[2]])
-    assert sorted(pool.take(2)) == [0, 2]
+    assert sorted(pool.allocate(2)) == [0, 2]
 
 
 def test_releasing_or_sharing_free_blocks_is_a_bug() -> None:
@@ -168,9 +168,9 @@ def test_a_copy_of_a_row_that_is_to_be_written_is_one_of_its_source() -> None:
     store = KVStore([layer], rows=6)
     rows = torch.arange(6.0).view(1, 1, 6, 1)
     store.write(0, torch.arange(6), rows, rows)
-    store.move([(3, 2), (5, 3)])
-    store.move([(2, 0), (3, 1)])
-    store.settle()
+    store.queue_moves([(3, 2), (5, 3)])
+    store.queue_moves([(2, 0), (3, 1)])
+    store.apply_moves()
     assert store.read(0)[0].flatten().tolist() == [3, 5, 3, 5, 4, 5]
 
 
@@ -182,6 +182,6 @@ def test_moves_read_every_row_before_writing_any() -> None:
     key = torch.arange(6.0).view(1, 1, 6, 1).expand(-1, -1, -1, 2)
     store.write(0, rows, key, torch.zeros(1, 1, 6, 3))
     store.write(1, rows, key + 9, torch.zeros(1, 1, 6, 3))
-    store.move([(2, 1), (3, 2), (5, 3)])
-    store.settle()
+    store.queue_moves([(2, 1), (3, 2), (5, 3)])
+    store.apply_moves()
     assert store.read(1)[0][0, 0, :, 0].tolist() == [0, 2, 3, 5, 4, 5]

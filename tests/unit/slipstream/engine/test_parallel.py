@@ -51,8 +51,8 @@ class Recording(FollowingEngine):
         super().__init__(checkpoint, TOKENS, line)
         self.computed: list[torch.Tensor] = []
 
-    def _pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
-        output = super()._pass(segments, hidden)
+    def _run_pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+        output = super()._run_pass(segments, hidden)
         self.computed.append(output.logits)
         return output
 
@@ -153,7 +153,7 @@ def test_after_a_fault_that_others_do_not_share_nothing_is_computed_any_more(
         def fail() -> None:
             raise MemoryError("none left")
 
-        monkeypatch.setattr(leader._store, "settle", fail)
+        monkeypatch.setattr(leader._store, "apply_moves", fail)
     with pytest.raises(GroupLost, match=r"cut|MemoryError: none left") as lost:
         leader.forward([segment])
     assert lost.value.reason == "GROUP_LOST" and leader.lost is lost.value

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from slipstream.engine.kvcache.block_pool import KEPT_SHARE, BlockPool
+from slipstream.engine.kvcache.block_pool import MAX_CACHED_SHARE, BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
-from slipstream.engine.kvcache.prefix_cache import PrefixCache, root
+from slipstream.engine.kvcache.prefix_cache import PrefixCache, salt_digest
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
 from slipstream.errors import ResourceExhausted
@@ -43,16 +43,16 @@ class Books(KVCacheManager):
         known = tuple(sequence.tokens)
         paths: list[tuple[int, ...]] = []
         for node, parent in enumerate(segment.parents):
-            above = paths[parent] if parent >= 0 else (*known, *segment.pending)
-            paths.append((*above, segment.nodes[node]))
+            parent = paths[parent] if parent >= 0 else (*known, *segment.pending)
+            paths.append((*parent, segment.nodes[node]))
         chain = [(*known, *segment.pending[: end + 1]) for end in range(len(segment.pending))]
         for row, tokens in zip(rows, [*chain, *paths], strict=True):
-            assert self.pool.count(row // SIZE) == 1 and row // SIZE not in self.prefixes  # nobody else reads it
+            assert self.pool.references(row // SIZE) == 1 and row // SIZE not in self.prefixes  # nobody else reads it
             self.rows[row] = owner, tokens
         sequence.ahead = segment.tokens
 
-    def _copy(self, moves: list[tuple[int, int]]) -> None:
-        """As `KVStore.move`: before the next pass."""
+    def _copy_rows(self, moves: list[tuple[int, int]]) -> None:
+        """As `KVStore.queue_moves`: before the next pass."""
         self.queued |= {target: self.queued.get(source, source) for source, target in moves}
 
     def row(self, row: int) -> Row:
@@ -148,16 +148,16 @@ class SharingMachine(RuleBasedStateMachine):
     def named_blocks_hold_what_their_names_say(self) -> None:
         for block in filter(self.books.prefixes.__contains__, range(BLOCKS)):
             salt, tokens = self.books.row(block * SIZE + SIZE - 1)
-            found, _ = self.books.prefixes.find(tokens, salt or "")
-            assert found[-1:] == [block] or len(found) < len(tokens) // SIZE  # what is above it was forgotten
+            found, _ = self.books.prefixes.find_prefix(tokens, salt or "")
+            assert found[-1:] == [block] or len(found) < len(tokens) // SIZE  # what is parent it was forgotten
 
     @invariant()
     def the_books_balance(self) -> None:
         pool = self.books.pool
         uses = [block for writer in self.alive for block in writer.sequence.blocks]
-        assert [pool.count(block) for block in range(BLOCKS)] == [uses.count(block) for block in range(BLOCKS)]
+        assert [pool.references(block) for block in range(BLOCKS)] == [uses.count(block) for block in range(BLOCKS)]
         assert pool.free == BLOCKS - len(set(uses))
-        assert pool.kept <= BLOCKS * KEPT_SHARE
+        assert pool.cached <= BLOCKS * MAX_CACHED_SHARE
 
     def teardown(self) -> None:
         for writer in self.alive:
@@ -205,7 +205,7 @@ def test_what_was_closed_is_found_until_its_room_is_needed_the_oldest_goes_first
     books = Books()
     books.close(write(books, [1] * 9))
     books.close(write(books, [2] * 9))
-    assert books.blocks_free == BLOCKS and books.pool.kept == 4
+    assert books.blocks_free == BLOCKS and books.pool.cached == 4
     whole = books.open((BLOCKS - 3) * SIZE)  # all blank blocks, and one kept one
     assert books.begin([1] * 9, "").length == 4  # its end went first
     assert books.begin([2] * 9, "").length == 8
@@ -261,7 +261,7 @@ def test_sequences_grow_in_place_as_long_as_their_neighbours_leave_room() -> Non
 
 def test_equal_tokens_behind_different_ones_have_different_names() -> None:
     names = PrefixCache(2)
-    assert names.name(0, root(""), [1, 2]) != names.name(1, root("salt"), [1, 2])
-    first = names.name(2, root(""), [3, 3])
-    assert names.name(3, first, [1, 2]) != names.name(4, root(""), [1, 2])
-    assert names.find([3, 3, 1, 2, 5, 5], "")[0] == [2, 3]
+    assert names.add_block(0, salt_digest(""), [1, 2]) != names.add_block(1, salt_digest("salt"), [1, 2])
+    first = names.add_block(2, salt_digest(""), [3, 3])
+    assert names.add_block(3, first, [1, 2]) != names.add_block(4, salt_digest(""), [1, 2])
+    assert names.find_prefix([3, 3, 1, 2, 5, 5], "")[0] == [2, 3]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream.engine.emulated.engine import EmulatedEngine, EmulatedModel
-from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.emulated.engine import EmulatedEngine
+from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.segment import Segment

@@ -1,0 +1,142 @@
+"""The contract of a session store: records of sessions, the only truth about them.
+
+Every write is fenced and idempotent, so it may be repeated after a lost reply:
+
+- fenced: a lower epoch than the stored one is refused, an equal one of another owner too. An owner raises its epoch by
+  one with `truncate` or an append of nothing; only `takeover` and `restore` change the owner. Every other write that is
+  ahead of the stored epoch is refused: something that was written is gone, and its owner may `restore` it.
+- idempotent: a write that finds its own effect already there does nothing, however late it comes.
+- every write renews the owner's lease and the record's time to live. A lease given up (`finish`, `release`) comes back
+  only under a higher epoch.
+
+`tokens` are prompt and output together; `start` and `length` count from the prompt's first token.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slipstream.errors import Aborted, FailedPrecondition, NotFound, OutOfRange, SlipstreamError
+
+TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """What a store keeps of one session."""
+
+    id: str
+    epoch: int
+    params: bytes
+    """The request without its prompt, every default filled in: a serialised StoredRequest."""
+    prompt_length: int
+    tokens: tuple[int, ...]
+    """Prompt and output, from `start` on."""
+    owner: str = ""
+    """Set by the store, as are the fields below."""
+    outcome: bytes = b""
+    """How the session ended, a serialised Finished. Empty while the log grows, and once it changed again."""
+    start: int = 0
+    """Position of the first of `tokens`: above 0 where only a tail was read."""
+    lease_s: float = field(default=0.0, compare=False)
+    """Seconds that the owner's lease still runs, by the store's clock; 0 when it lapsed or was given up."""
+
+    @property
+    def length(self) -> int:
+        """Length of the whole log, in tokens."""
+        return self.start + len(self.tokens)
+
+    @property
+    def leased(self) -> bool:
+        """Whether the owner's lease runs: then no other gateway can take the session over."""
+        return self.lease_s > 0.0
+
+
+class SessionStore(Protocol):
+    """The store as one owner (one gateway) sees it.
+
+    Every method raises Unavailable when the store cannot be reached. All but `create` and `restore` raise NotFound for
+    a session that never was or has expired. All that take an epoch raise Aborted when it is fenced, and OutOfRange when
+    it is ahead.
+    """
+
+    @property
+    def owner(self) -> str:
+        """The owner's name in records."""
+
+    async def create(self, record: SessionRecord) -> None:
+        """Raises FailedPrecondition when another session has the id."""
+
+    async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
+        """Write tokens [start, start + len(tokens)). Raises OutOfRange when `start` is not the length of the log and
+        the log does not already hold the same tokens there, written under this epoch. Appending clears the outcome."""
+
+    async def truncate(
+        self, session: str, epoch: int, length: int, params: bytes | None = None, tokens: Sequence[int] = ()
+    ) -> None:
+        """Cut the log back to `length` under a higher epoch, with other `params` from now on where they are given, and
+        `tokens` behind it. Both in one write, or a store that fails over could keep the cut and lose the tokens. Clears
+        the outcome. Raises OutOfRange for a length beyond the log or inside the prompt, and for
+        another log or other params under an epoch that is not higher."""
+
+    async def restore(self, record: SessionRecord) -> None:
+        """Put back what its owner knows was written, after the store lost it in a failover or a restart. What was
+        appended since under the same epoch stays; any higher epoch is adopted. Raises Aborted when fenced."""
+
+    async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
+        """Become the owner under the next epoch, of a finished session too: its outcome stays until the log changes.
+        Raises Aborted while another owner's lease runs, unless `force`: the session's own client wants it."""
+
+    async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
+        """Renew the owner's lease and the record's time to live, and write nothing else. Raises OutOfRange for a log
+        shorter than `length`."""
+
+    async def finish(self, session: str, epoch: int, outcome: bytes, length: int | None = None) -> None:
+        """Record how the session ended and give the lease up. Raises OutOfRange for a log shorter than `length`."""
+
+    async def release(self, session: str, epoch: int, length: int | None = None) -> None:
+        """Give the lease up without an outcome: any gateway may take the session over at once. Raises OutOfRange for a
+        log shorter than `length`."""
+
+    async def read(self, session: str, start: int = 0) -> SessionRecord:
+        """The record with its tokens from `start` on. Where the log ends before, it has no tokens and its `start` is
+        the end of the log: a reader that finds `start` moved back knows that the log was cut."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Little-endian unsigned 32-bit integers, one for each token; `unpack_tokens` is the inverse."""
+    packed = array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    tokens = array("I", packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tuple(tokens)
+
+
+def store_error(cause: str, session: str, epoch: int, length: int) -> SlipstreamError:
+    """The typed error of a refused operation; `epoch` and `length` are the stored ones."""
+    if cause == "MISSING":
+        return NotFound(f"There is no session {session}: it never was, or its record has expired.", reason="NO_SESSION")
+    if cause == "EXISTS":
+        return FailedPrecondition(f"Session {session} exists already; choose another id.", reason="SESSION_EXISTS")
+    if cause == "FENCED":
+        return Aborted(f"Session {session} is at epoch {epoch} and has another owner; forget it.", reason="FENCED")
+    if cause == "LEASED":
+        return Aborted(f"Session {session} has an owner whose lease runs; try again when it lapsed.", reason="LEASED")
+    return OutOfRange(
+        f"The log of session {session} holds {length} tokens under epoch {epoch}; the write fits neither its end nor "
+        "its content.",
+        reason="LOG_MISMATCH",
+    )
