@@ -29,6 +29,7 @@ from slipstream.engine.cuda_graphs.flex import BLOCK_SIZE, FlexKernel, width
 from slipstream.engine.cuda_graphs.graphs import Acceleration, CudaRecorder
 from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import activate, find_device
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.sampler import coupled_sampling
@@ -85,7 +86,7 @@ def _median(run: Callable[[], object], wait: Callable[[], object], repeats: int)
 
 
 def open_sessions(engine: TorchEngine, count: int, context: int, room: int) -> list[Sequence]:
-    sequences = [engine.open(context + room) for _ in range(count)]
+    sequences = [begin_unshared(engine, context + room) for _ in range(count)]
     for sequence in sequences:
         start = Segment(sequence, list(range(1, context + 1)), want_logits=False)
         engine.forward([start])
@@ -146,7 +147,7 @@ class Writer:
     def write(self, prompt: list[int], tokens: int) -> tuple[list[int], float]:
         """(the text, seconds without the prompt's)."""
         room = len(prompt) + tokens + 2 * self.chain + 2
-        target, draft = self.target.open(room), self.draft.open(room)
+        target, draft = begin_unshared(self.target, room), begin_unshared(self.draft, room)
         text = [*prompt, *self._likeliest(self.target, Segment(target, prompt), [])]
         begun = time.perf_counter()
         while len(text) < len(prompt) + tokens:

@@ -32,6 +32,7 @@ from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.engine.attention.plan import Read, visible
 from slipstream.engine.cpu_cores import threads_for
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.lean_decoder import Linear
@@ -53,10 +54,10 @@ Pass = Callable[[int], None]
 
 def engine_pass(engine: TorchEngine, scattered: bool = False) -> Pass:
     if scattered:
-        singles = [engine.open(1) for _ in range(engine.blocks_total)]
+        singles = [begin_unshared(engine, 1) for _ in range(engine.blocks_total)]
         for single in singles[::2]:
             engine.close(single)
-    sequence = engine.open(CONTEXT + max(SIZES))
+    sequence = begin_unshared(engine, CONTEXT + max(SIZES))
     assert (sequence.rows is not None) == scattered
     start = Segment(sequence, list(range(1, CONTEXT + 1)), want_logits=False)
     engine.forward([start])
@@ -138,7 +139,7 @@ def compare(name: str, folder: Path, dtype: str, clock: Callable[[], float]) -> 
 
 def read(engine: TorchEngine, text: list[int], together: int) -> torch.Tensor:
     """fp32 [LENGTH, V]: the logits behind each of the text's last tokens, in passes of so many."""
-    sequence = engine.open(len(text) + together)
+    sequence = begin_unshared(engine, len(text) + together)
     start = Segment(sequence, text[:-LENGTH], want_logits=False)
     engine.forward([start])
     engine.keep(start, [])

@@ -24,6 +24,7 @@ import torch
 from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import DISTINCT, distinct_share, held_out
 from benchmarks.records import Row, write
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.forward import LibraryForward
 from slipstream.engine.sampler import coupled_sampling
@@ -53,7 +54,7 @@ class Text:
 
 def write_texts(engine: TorchEngine, prompts: list[list[int]], greedy: bool) -> list[Text]:
     """What the target says after each prompt, all of them in one step."""
-    sequences = [engine.open(len(prompt) + TOKENS) for prompt in prompts]
+    sequences = [begin_unshared(engine, len(prompt) + TOKENS) for prompt in prompts]
     pending, texts = prompts, [Text(prompt, [], greedy, seed) for seed, prompt in enumerate(prompts)]
     for _ in range(TOKENS):
         segments = [Segment(sequence, tokens) for sequence, tokens in zip(sequences, pending, strict=True)]
@@ -86,7 +87,7 @@ def target_texts(count: int) -> list[Text]:
 
 def guesses(engine: TorchEngine, text: Text) -> list[int]:
     """The draft's best guess at every position of the text."""
-    sequence = engine.open(len(text.prompt) + TOKENS + WALK)
+    sequence = begin_unshared(engine, len(text.prompt) + TOKENS + WALK)
     start = Segment(sequence, text.prompt[:-1], want_logits=False)
     engine.forward([start])
     engine.keep(start, [])
@@ -108,7 +109,7 @@ def pass_ms(engines: list[TorchEngine], tokens: int) -> list[float]:
     """CPU of each engine's passes of `tokens` tokens, the median; one pass of each in turn."""
     segments = []
     for engine in engines:
-        sequence = engine.open(CONTEXT + tokens)
+        sequence = begin_unshared(engine, CONTEXT + tokens)
         start = Segment(sequence, list(range(1, CONTEXT + 1)))
         engine.forward([start])
         engine.keep(start, [])

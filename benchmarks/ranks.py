@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.processes import MODELS
 from benchmarks.records import Row, write
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.spread import Spread
 from slipstream.engine.segment import Segment
@@ -34,7 +35,9 @@ COMMAND = "python -m torch.distributed.run --standalone --nproc-per-node 2 -m be
 
 
 def decoding(engine: TorchEngine, sessions: int) -> list[Segment]:
-    context = [Segment(engine.open(CONTEXT + NODES + 1), [1] * CONTEXT, want_logits=False) for _ in range(sessions)]
+    context = [
+        Segment(begin_unshared(engine, CONTEXT + NODES + 1), [1] * CONTEXT, want_logits=False) for _ in range(sessions)
+    ]
     engine.forward(context)
     for segment in context:
         engine.keep(segment, [])
@@ -43,7 +46,7 @@ def decoding(engine: TorchEngine, sessions: int) -> list[Segment]:
 
 
 def reading(engine: TorchEngine) -> list[Segment]:
-    return [Segment(engine.open(PROMPT), [1] * PROMPT)]
+    return [Segment(begin_unshared(engine, PROMPT), [1] * PROMPT)]
 
 
 def seconds(*actions: Callable[[], object]) -> list[float]:

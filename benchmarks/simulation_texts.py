@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.prompts import DISTINCT, distinct_share, held_out
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, begin_unshared
 from slipstream.engine.segment import Segment
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
@@ -58,7 +58,7 @@ class Walk:
         self.tokens = [[*prompt] for prompt in prompts]
         self._engine = engine
         self._samplings = samplings
-        self._sequences = [engine.open(len(prompt) + room) for prompt in prompts]
+        self._sequences = [begin_unshared(engine, len(prompt) + room) for prompt in prompts]
 
     def __enter__(self) -> Walk:
         return self

@@ -33,7 +33,7 @@ from benchmarks.prompts import held_out
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
 from drafter_svc.session import DraftPolicy, DraftSession
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
@@ -89,7 +89,7 @@ def runs(target: Engine, prompts: Sequence[str], temperature: float, tokens: int
 
 
 def _continued(target: Engine, prompt: list[int], sampling: SamplingParams, count: int) -> Run:
-    sequence = target.open(len(prompt) + count)
+    sequence = begin_unshared(target, len(prompt) + count)
     tokens, pending = list(prompt), list(prompt)
     for _ in range(count):
         segment = Segment(sequence, pending)

@@ -44,7 +44,8 @@ class GatewayConfig:
     failed_keys_per_minute: int = 60
     """Wrong API keys that one address may try; 0 is without limit."""
     drafters: tuple[str, ...] = ()
-    """NAME=HOST:PORT of each, or NAME=dns:///HOST:PORT. All of one name are replicas to requests."""
+    """NAME=HOST:PORT of each, NAME=dns:///HOST:PORT, or NAME=verifier:METHOD for one that runs inside the verifiers
+    (`VERIFIER_LOCAL_DRAFTERS`). All of one name are replicas to requests."""
     discovery_s: float = 2.0
     """How often the names of `dns:///` are looked up."""
     trusted_drafters: tuple[str, ...] = ()

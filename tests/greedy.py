@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, begin_unshared
 from slipstream.engine.segment import Segment
 
 
 def greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
     """The `count` tokens after the prompt."""
-    sequence = engine.open(len(prompt) + count)
+    sequence = begin_unshared(engine, len(prompt) + count)
     text, pending = list[int](), prompt
     for _ in range(count):
         segment = Segment(sequence, pending)

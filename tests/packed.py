@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
@@ -93,7 +94,7 @@ def prefill(pair: Pair, session: Session) -> None:
 
 def fragment(engine: TorchEngine) -> list[Sequence]:
     """Takes every second block, so that whatever is opened next has no contiguous run."""
-    singles = [engine.open(1) for _ in range(engine.blocks_total)]
+    singles = [begin_unshared(engine, 1) for _ in range(engine.blocks_total)]
     for single in singles[::2]:
         engine.close(single)
     return singles[1::2]
@@ -133,7 +134,7 @@ def check_greedy_text(pair: Pair) -> None:
     tokens = prompt(9, 3)
     with torch.inference_mode():
         generated = pair.reference.generate(torch.tensor([tokens]), max_new_tokens=14, do_sample=False)
-    sequence = pair.engine.open(32)
+    sequence = begin_unshared(pair.engine, 32)
     pending, text = tokens, list(tokens)
     for _ in range(14):
         segment = Segment(sequence, pending)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.quantisation import hush
 
 hush()
@@ -44,7 +45,7 @@ class Room:
 def compare(whole: TorchEngine, cut: LeadingEngine) -> float:
     """The largest difference of a logit, over steps of five sessions with rows that move and a rollback."""
     source, worst = random.Random(1), 0.0
-    pairs = [(whole.open(300), cut.open(300)) for _ in range(5)]
+    pairs = [(begin_unshared(whole, 300), begin_unshared(cut, 300)) for _ in range(5)]
     for length in PENDING:
         tokens = [[source.randrange(1, VOCABULARY) for _ in range(length + len(TREE))] for _ in pairs]
         steps = [
@@ -80,7 +81,7 @@ def differ(group: Group, place: Rank) -> None:
 def wait_in_vain(engine: FollowingEngine, group: Group) -> None:
     """For a leader that lives and does nothing: in the model's collectives, and for a message."""
     try:
-        engine._run_pass([Segment(engine.open(8), [1])])
+        engine._run_pass([Segment(begin_unshared(engine, 8), [1])])
     except RuntimeError as error:
         print(f"pass {error}", flush=True)
     try:

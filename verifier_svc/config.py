@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
+from slipstream.proposers.base import ProposerSettings
+from slipstream.proposers.registry import METHODS
 from slipstream.telemetry import logs
 from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.wait_policy.draft_threshold import LEVELS
@@ -62,6 +64,21 @@ class VerifierConfig:
     """Seconds at the start in which the cost of passes of all sizes is measured; it is refined while serving."""
     silence_s: float = 3.0
     """A drafter that owes a step and gives no sign of life for so long is given up."""
+    local_drafters: tuple[str, ...] = ()
+    """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
+    draft model, a folder or hub id. Gateways name them as `verifier:METHOD`."""
+    draft_dtype: str = "auto"
+    """For a draft model inside the verifier: like `dtype`."""
+    draft_quantisation: str = ""
+    """For a draft model inside the verifier: empty, or one of `slipstream.engine.models.quantisation`."""
+    draft_kv_tokens: int = 65_536
+    """For a draft model inside the verifier: tokens of all sessions together that have room in its KV cache."""
+    draft_translate: bool = False
+    """Whether the draft model inside the verifier may have another tokenizer than the target."""
+    corpus_tokens: int = 0
+    """For `suffix` inside the verifier: like `DRAFTER_CORPUS_TOKENS`."""
+    corpus_shared: bool = False
+    """For `suffix` inside the verifier: like `DRAFTER_CORPUS_SHARED`."""
     drafters_allowed: tuple[str, ...] = ()
     """HOST:PORT patterns (`verifier_svc.sources.address_allowlist`) of the drafters that gateways may name; none:
     any address."""
@@ -75,9 +92,12 @@ class VerifierConfig:
     """`json`, `text`, or `auto`: text on a terminal, else JSON."""
 
     def __post_init__(self) -> None:
+        self.local_methods()
         AddressAllowlist(self.drafters_allowed)  # raises for what cannot be read
         logs.check(self.log_level, self.log_format)
-        require_positive(self, PREFIX, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
+        require_positive(
+            self, PREFIX, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens", "draft_kv_tokens"
+        )
         require_positive(self, PREFIX, "group_timeout_s", "group_start_s")
         require_not_negative(self, PREFIX, "threads", "max_draft_tokens", "min_path_probability", "max_wait_s")
         require_not_negative(self, PREFIX, "measure_s", "grace_s")
@@ -85,3 +105,31 @@ class VerifierConfig:
             raise InvalidArgument(
                 f"VERIFIER_MIN_PATH_PROBABILITY={self.min_path_probability}; give a probability, 1 at most."
             )
+
+    def local_methods(self) -> dict[str, str]:
+        """Methods that draft inside the verifier, each with its draft model or an empty string.
+
+        Raises InvalidArgument for an entry that names no method, or a method without the model that it needs.
+        """
+        entries = {name: model for name, _, model in (entry.partition("=") for entry in self.local_drafters)}
+        for name, model in entries.items():
+            if name not in METHODS or METHODS[name].needs_model != bool(model):
+                raise InvalidArgument(
+                    f"VERIFIER_LOCAL_DRAFTERS holds {name!r}; write METHOD, or METHOD=FOLDER for a draft model, with "
+                    f"one of {', '.join(METHODS)}."
+                )
+        return entries
+
+    def proposer_settings(self, model: str) -> ProposerSettings:
+        """Settings of a drafter inside the verifier, with this draft model."""
+        return ProposerSettings(
+            model=model,
+            translate_for=self.model if self.draft_translate else "",
+            dtype=self.draft_dtype,
+            quantisation=self.draft_quantisation,
+            lean=self.lean,
+            device=self.device,
+            kv_tokens=self.draft_kv_tokens,
+            corpus_tokens=self.corpus_tokens,
+            corpus_shared=self.corpus_shared,
+        )

@@ -30,6 +30,7 @@ from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import ServiceLimits, VerifierService
 from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.sources.candidate_sources import CandidateSources
+from verifier_svc.sources.local import local_drafters
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ async def _serving(
     service = VerifierService(scheduler, drafters, bounds, Grammars.of(config.model, engine.model))
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
     server = Server([service.register, worker.register], role_access(parts.certificates))
-    async with asyncio.TaskGroup() as tasks:
+    async with local_drafters(config, drafters), asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
         try:
             address = await server.start(config.listen, config.health_listen)

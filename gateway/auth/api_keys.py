@@ -2,52 +2,59 @@
 
     alice = { sha256 = "64 hex digits", sessions = 8, tokens_per_minute = 100000 }
 
-The fields besides `sha256` are those of `gateway.auth.tenant.Limits`; `slipstream key alice` makes a key and its line.
-A key that is taken out of the file opens nothing any more; what runs already ends by itself.
+The fields besides `sha256` are those of `gateway.auth.tenant.TenantLimits`; `slipstream key alice` makes a key and its
+line. A key that is taken out of the file opens nothing any more; what runs already ends by itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hmac
+import ipaddress
 import logging
 import re
 import time
 import tomllib
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from gateway.auth.failed_attempts import FailedAttempts
-from gateway.auth.tenant import Tenant, TenantLimits, called_by
+from gateway.auth.tenant import MINUTE_S, Tenant, TenantLimits, called_by
 from gateway.request_context import RequestContext
 from slipstream.client.api_key import KEY_NAME, digest
-from slipstream.errors import InvalidArgument, Unauthenticated
+from slipstream.concurrency import TokenBucket
+from slipstream.errors import InvalidArgument, ResourceExhausted, Unauthenticated
 from slipstream.telemetry.logs import LogOnce
 
 log = logging.getLogger(__name__)
 
 SCHEME = "Bearer "
 MAX_KEY_CHARACTERS = 256
+MOST_ORIGINS = 4096
+"""Origins of wrong keys that are remembered: for a new one, the one that failed longest ago is forgotten."""
+NETWORK_BITS = 64
+"""Bits of an IPv6 address that count; the rest of it is its owner's to choose."""
 LEAST_PRIORITY = -(2**31)
 Stamp = tuple[int, int, int]
-"""By which a file is told from the one that replaced it."""
+"""Modification time, inode and size: differ when a file was replaced."""
 
 
 class ApiKeys:
-    """Raises InvalidArgument for a file that cannot be used at the start; later the last good state stays."""
+    """The constructor raises InvalidArgument for a file that cannot be used; later the last good state stays."""
 
     def __init__(self, path: str, failures: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`failures`: so many a minute from one address are answered; 0 is without limit."""
+        """`failures`: wrong keys a minute that are answered for one address; 0 is without limit."""
         self._path = Path(path)
         self._clock = clock
         self._attempts = FailedAttempts(failures, clock)
         self._complaint = LogOnce(log, logging.ERROR)
         self._keys: list[tuple[bytes, Tenant]] = []
         self._stamp: Stamp | None = None
-        """Of the file that the keys are of."""
+        """The file that the keys were read from."""
         self._wrong: Stamp | None = None
-        """Of one after it that was read and makes no sense."""
+        """A later file that was read and is not valid."""
         self._read(self._stamped())
 
     def authenticate(self, context: RequestContext) -> None:
@@ -64,7 +71,8 @@ class ApiKeys:
         tenant.arrive()
 
     def _find(self, key: str) -> Tenant | None:
-        """Takes as long whoever's key it is, and if it is nobody's: every entry is compared, in constant time each."""
+        """The tenant of a key. Takes equally long for every key, known or not: each entry is compared in constant
+        time."""
         asked, found = digest(key), None
         for kept, tenant in self._keys:
             if hmac.compare_digest(kept, asked):
@@ -132,7 +140,7 @@ def _entry(name: str, fields: Any) -> tuple[bytes, TenantLimits]:
 
 
 def _refused(field: str, value: Any) -> str:
-    """What a limit must be; empty where it is."""
+    """What is wrong with a limit's value; empty if nothing is."""
     if field == "operator":
         return "" if isinstance(value, bool) else "is true or false"
     least, wanted = (LEAST_PRIORITY, f"from {LEAST_PRIORITY} on") if field == "least_priority" else (1, "above zero")
@@ -145,3 +153,39 @@ def _bearer(context: RequestContext) -> str:
     value = context.header("authorization")
     known = value[: len(SCHEME)].lower() == SCHEME.lower() and len(value) <= len(SCHEME) + MAX_KEY_CHARACTERS
     return value[len(SCHEME) :].strip() if known else ""
+
+
+class FailedAttempts:
+    """Limits wrong keys to `per_minute` for each origin; 0 is without limit."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def fail(self, peer: str) -> None:
+        """Count one failure. Raises ResourceExhausted, with the time until the next one is answered, for one too
+        many."""
+        origin, now = origin_of(peer), self._clock()
+        bucket = self._buckets.setdefault(origin, TokenBucket(self._per_minute, MINUTE_S, now))
+        self._buckets.move_to_end(origin)
+        if len(self._buckets) > MOST_ORIGINS:
+            self._buckets.popitem(last=False)
+        if wait := bucket.wait_s(1, now):
+            message = f"too many wrong API keys came from your address; retry in {wait:.1f} s."
+            raise ResourceExhausted(message, reason="KEY_ATTEMPTS", retry_s=wait)
+        bucket.take(1)
+        if bucket.wait_s(1, now):
+            log.warning("too many wrong API keys from %s", origin)
+
+
+def origin_of(peer: str) -> str:
+    """The IPv4 address, or IPv6 network, of a peer as gRPC names it (`ipv4:HOST:PORT`, `ipv6:[HOST]:PORT`)."""
+    host = unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a socket of this machine, say
+        return "elsewhere"
+    if address.version == 4 or address.ipv4_mapped:
+        return str(getattr(address, "ipv4_mapped", None) or address)
+    return str(ipaddress.ip_network((address, NETWORK_BITS), strict=False))

@@ -14,6 +14,7 @@ from gateway.routing.drafters import DrafterWorker, pool_of, replica
 from gateway.routing.router import Router
 from gateway.routing.verifiers import VerifierWorker
 from gateway.telemetry.request_metrics import RequestMetrics
+from slipstream.proposers.registry import method_in_verifier
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import DRAFTER, VERIFIER
@@ -60,8 +61,9 @@ class ConfiguredWorkers:
 
         def made(name: str, address: str) -> DrafterWorker:
             pool = pool_of(name)
+            channel = None if method_in_verifier(address) else dial(address)
             drafter = DrafterWorker(
-                name, address, pool in config.trusted_drafters, dial(address), router.changes.notify_all, tolerance
+                name, address, pool in config.trusted_drafters, channel, router.changes.notify_all, tolerance
             )
             drafter.reserved = pool in reserved
             return drafter

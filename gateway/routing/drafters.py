@@ -8,8 +8,9 @@ import grpc
 
 from gateway.routing.breaker import BreakerSettings, CircuitBreaker
 from gateway.routing.worker_watch import WorkerWatch
+from slipstream.proposers.registry import method_in_verifier
 from slipstream.tokenizer.vocabulary import share_vocabulary
-from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2, worker_pb2
 
 REPLICA = "@"
 
@@ -27,6 +28,19 @@ def unreached_yet(pool: str) -> str:
     return f"Drafter {pool} has not been reached yet."
 
 
+class InVerifierWatch:
+    """Stands for the watch of a drafter that runs inside every verifier: there is no worker to ask."""
+
+    def __init__(self, address: str) -> None:
+        self.method = method_in_verifier(address)
+        self.model: types_pb2.ModelInfo | None = types_pb2.ModelInfo(name=address)  # no fingerprint: fits every target
+        self.load = worker_pb2.WatchResponse()
+        self.present = True
+
+    async def run(self) -> None:
+        """Nothing changes."""
+
+
 class DrafterWorker:
     """A worker as it says it is, and whether sessions may have it."""
 
@@ -35,11 +49,12 @@ class DrafterWorker:
         name: str,
         address: str,
         trusted: bool,
-        channel: grpc.aio.Channel,
+        channel: grpc.aio.Channel | None,
         changed: Callable[[], None],
         tolerance: BreakerSettings | None = None,
     ) -> None:
-        """`name`: what verifiers call it, one of its own; of one that was found behind a DNS name, `replica`."""
+        """`name`: what verifiers call it, one of its own; of one that was found behind a DNS name, `replica`. A drafter
+        inside the verifiers has no `channel`."""
         self.name = name
         self.pool = pool_of(name)
         """What requests, rules and clients call it, and its replicas."""
@@ -48,7 +63,7 @@ class DrafterWorker:
         self.reserved = False
         """Whether it serves only those who name it: it is a shadow (`gateway.experiments.experiment`)."""
         self._channel = channel
-        self._presence = WorkerWatch(address, channel, changed)
+        self._presence = InVerifierWatch(address) if channel is None else WorkerWatch(address, channel, changed)
         self.breaker = CircuitBreaker(tolerance)
         self.closed = False
         """Whether it was let go: nobody is at its address, and nobody is expected there."""
@@ -110,4 +125,5 @@ class DrafterWorker:
 
     async def close(self) -> None:
         self.closed = True
-        await self._channel.close()
+        if self._channel is not None:
+            await self._channel.close()

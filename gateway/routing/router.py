@@ -1,36 +1,75 @@
-"""Pairing: which verifier decides a session, and which drafters guess for it."""
+"""Pairing: which verifier decodes a session, and which drafters propose for it."""
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Generic, TypeVar
 
 from gateway.routing.breaker import BreakerState
 from gateway.routing.discovery import Discovery
 from gateway.routing.drafters import DrafterWorker, unreached_yet
-from gateway.routing.prefix_affinity import PrefixAffinity
 from gateway.routing.verifiers import VerifierWorker
+from gateway.store.session_store import pack_tokens
 from slipstream.concurrency import Broadcast
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from slipstream.proposers.registry import METHODS, gives_distribution, needs_prediction
 from slipstream.v1 import gateway_pb2, types_pb2
 
+T = TypeVar("T")
+STRIDE = 64
+"""Tokens between two prefixes that are remembered; prefill of shorter ones costs as little as looking them up."""
+MOST_PREFIXES = 64
+"""Prefixes of one text that are remembered."""
+MOST_REMEMBERED = 65_536
 BUSIER, SPARE = 1.5, 2
-"""A verifier may have so many times the sessions of the least busy one, and so many more, and still be preferred."""
+"""A verifier with the prefix is preferred up to BUSIER times the sessions of the least busy one, plus SPARE."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterRequirements:
-    """Who may draft for a session, for as long as it runs."""
+    """Which drafters may propose for a session, for as long as it runs."""
 
     names: tuple[str, ...] = ()
-    """Those that the request named: then it gets no others."""
+    """Drafters that the request named: then it gets no others."""
     need_trust: bool = False
     predicted: bool = False
-    """Whether there is a prediction to guess from."""
+    """Whether the request has a predicted output."""
     among: tuple[str, ...] = ()
-    """Those that a rule chose; empty: all."""
+    """Drafters that a rule chose; empty: all."""
+
+
+def prefix_hashes(token_ids: Sequence[int], salt: str) -> list[bytes]:
+    """A hash of each prefix of STRIDE, 2 * STRIDE, ... tokens. Texts with different salts share none."""
+    hashes: list[bytes] = []
+    digest = blake2b(salt.encode(), digest_size=16)
+    for start in range(0, min(len(token_ids), MOST_PREFIXES * STRIDE) - STRIDE + 1, STRIDE):
+        digest.update(pack_tokens(token_ids[start : start + STRIDE]))
+        hashes.append(digest.copy().digest())
+    return hashes
+
+
+class PrefixAffinity(Generic[T]):
+    """Which verifier computed a prefix last: its KV may still be there, and prefill is shorter. A hint only."""
+
+    def __init__(self, capacity: int = MOST_REMEMBERED) -> None:
+        self._capacity = capacity
+        self._places: OrderedDict[bytes, T] = OrderedDict()
+
+    def note(self, hashes: Sequence[bytes], place: T) -> None:
+        """`place` has computed the text with these prefix hashes."""
+        for each in hashes:
+            self._places[each] = place
+            self._places.move_to_end(each)
+        while len(self._places) > self._capacity:
+            self._places.popitem(last=False)
+
+    def find(self, hashes: Sequence[bytes]) -> T | None:
+        """The place that computed the longest of these prefixes last."""
+        return next((self._places[each] for each in reversed(hashes) if each in self._places), None)
 
 
 class Router:
@@ -41,9 +80,9 @@ class Router:
         self.verifiers: list[VerifierWorker] = []
         self.drafters: list[DrafterWorker] = []
         self.discoveries: list[Discovery[VerifierWorker] | Discovery[DrafterWorker]] = []
-        """What adds to these lists, and takes from them."""
+        """DNS names whose addresses are added to these lists and removed from them."""
         self.pools: dict[str, bool] = {}
-        """Names of drafters, which may be there later, and whether they are trusted."""
+        """Configured drafter names, some perhaps not reached yet, and whether they are trusted."""
         self.affinity: PrefixAffinity[VerifierWorker] = PrefixAffinity()
         self.changes = Broadcast()
         """Notified whenever a worker came, went or changed its load."""
@@ -53,7 +92,7 @@ class Router:
         return [*self.verifiers, *self.drafters]
 
     def models(self) -> dict[str, types_pb2.ModelInfo]:
-        """By name. Raises Unavailable while no verifier is known."""
+        """The models served, by name. Raises Unavailable while no verifier is known."""
         known = {verifier.model.name: verifier.model for verifier in self.verifiers if verifier.model is not None}
         if not known:
             problems = " ".join(verifier.mismatch for verifier in self.verifiers if verifier.mismatch)
@@ -72,17 +111,17 @@ class Router:
         return known[name]
 
     def place(
-        self, model: str, avoid: Collection[VerifierWorker] = (), beginnings: Sequence[bytes] = ()
+        self, model: str, avoid: Collection[VerifierWorker] = (), prefixes: Sequence[bytes] = ()
     ) -> VerifierWorker | None:
-        """The least loaded verifier of a model, best one where nobody waits for memory; but the one that has computed
-        the text's beginning, unless it is much busier. None while there is none."""
+        """The verifier for a session: the least loaded one of the model, preferably without sessions that wait for
+        memory; but the one that has computed the text's prefix, unless it is much busier. None while there is none."""
         able = [
             verifier
             for verifier in self.verifiers
             if verifier.ready and verifier not in avoid and verifier.model and verifier.model.name == model
         ]
         least = min(able, key=lambda verifier: (verifier.crowded, verifier.sessions), default=None)
-        known = self.affinity.find(beginnings)
+        known = self.affinity.find(prefixes)
         if least is None or known is None or known not in able or known.crowded:
             return least
         return known if known.sessions <= BUSIER * least.sessions + SPARE else least
@@ -109,8 +148,8 @@ class Router:
         return best_of_each(method, (drafter for drafter in able if drafter.breaker.state(now) is BreakerState.CLOSED))
 
     def able(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
-        """Who could draft for a session now, whatever their breakers say. Those that it named need not be there yet:
-        the verifier goes on dialling them, where no replica is."""
+        """The drafters that could propose for a session now, whatever their breakers' states. Those that it named need
+        not be there yet: the verifier goes on dialling them, where no replica is."""
         fit = [drafter for drafter in self.drafters if not drafter.mismatch(target)]
         if drafting.names:
             named = [d for d in fit if d.pool in drafting.names and (believed(d) or not drafting.need_trust)]
@@ -127,7 +166,7 @@ class Router:
         ]
 
     def watching(self, target: types_pb2.ModelInfo, names: Collection[str]) -> list[DrafterWorker]:
-        """Of each of these the replica to have as a shadow, as far as it can work now."""
+        """For each of these names the replica to use as a shadow, if one can work now."""
         now = self.clock()
         able = (
             drafter
@@ -141,15 +180,15 @@ class Router:
         return best_of_each(pool, able)
 
     def target_of(self, verifier: VerifierWorker) -> str:
-        """How the configuration names it: by its address, or the name that it was found behind."""
+        """The verifier as the configuration names it: its address, or the DNS name that it was found behind."""
         return next((each.target for each in self.discoveries if each.found(verifier)), verifier.address)
 
     def drafter(self, name: str) -> DrafterWorker | None:
-        """By the name that verifiers know."""
+        """The drafter with the name that verifiers use."""
         return next((drafter for drafter in self.drafters if drafter.name == name), None)
 
     def predicts(self, name: str) -> bool:
-        """Whether the drafter of this name guesses from predictions."""
+        """Whether the drafter of this name proposes from predicted outputs."""
         return any(drafter.pool == name and needs_prediction(drafter.method) for drafter in self.drafters)
 
     def served(self) -> gateway_pb2.ListModelsResponse:
@@ -169,7 +208,7 @@ class Router:
         return list(dict.fromkeys([*self.pools, *(drafter.pool for drafter in self.drafters)]))
 
     def _best(self, name: str, target: types_pb2.ModelInfo) -> DrafterWorker | None:
-        """The replica to choose; one that does not fit only if none does."""
+        """The replica to choose; one with another vocabulary only if none fits."""
         now = self.clock()
         return min(
             (drafter for drafter in self.drafters if drafter.pool == name),
@@ -196,7 +235,7 @@ class Router:
             )
 
     def _named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> DrafterWorker | None:
-        """None where nobody of the name is there at present."""
+        """The drafter that a request names; None while no replica of it is known. Raises what `pair` raises."""
         if name not in self._names():
             known = ", ".join(sorted(self._names())) or "none at all"
             raise NotFound(f"There is no drafter {name!r}; known are {known}.", reason="NO_DRAFTER")
@@ -232,7 +271,7 @@ def _check_predicted(named: Iterable[DrafterWorker], drafting: DrafterRequiremen
 
 
 def believed(drafter: DrafterWorker) -> bool:
-    """Whether a rule that needs each draft's q may have it."""
+    """Whether a ratio rule may use the drafter: trusted, and with a distribution q for each draft token."""
     return drafter.trusted and (not drafter.method or gives_distribution(drafter.method))  # empty: not reached yet
 
 
@@ -245,7 +284,7 @@ def pool(drafter: DrafterWorker) -> str:
 
 
 def best_of_each(kind: Callable[[DrafterWorker], str], drafters: Iterable[DrafterWorker]) -> list[DrafterWorker]:
-    """Those of one kind share the load; different methods feed the same tree."""
+    """The least loaded drafter of each kind: replicas share the load; different methods feed the same tree."""
     best: dict[str, DrafterWorker] = {}
     for drafter in drafters:
         known = best.get(kind(drafter))

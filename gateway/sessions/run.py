@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from structlog.contextvars import bind_contextvars
 
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.routing.prefix_affinity import beginnings
+from gateway.routing.router import prefix_hashes
 from gateway.routing.verifiers import VerifierWorker
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.drafter_assignment import DrafterAssignment
@@ -189,7 +189,7 @@ class SessionRun:
         return self._router.place(model, self._avoid, prefixes) or self._router.place(model, (), prefixes)
 
     def _prefixes(self) -> list[bytes]:
-        return beginnings([*self._resolved.prompt, *self._stream.tokens], self._resolved.salt)
+        return prefix_hashes([*self._resolved.prompt, *self._stream.tokens], self._resolved.salt)
 
     def _verifier_steps(self) -> int:
         return self._verifier.steps if self._verifier else 0

@@ -1,20 +1,60 @@
-"""A session's output as its client sees it: tokens, the text that is final, and which tokens carry it."""
+"""A session's output as its client sees it: tokens, the text that is final, and which tokens carry it.
+
+The text ends before the first stop string, however tokens and deltas divide it.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gateway.text.detokenizer import Detokenizer
-from gateway.text.stop_strings import StopScan, StopStrings
 from slipstream.v1 import gateway_pb2, types_pb2
 
 Shown = Callable[[int], gateway_pb2.TokenText]
-"""What can be said of a single token."""
+"""A token id -> its text and bytes."""
 
 
 def number_only(token: int) -> gateway_pb2.TokenText:
     return gateway_pb2.TokenText(token_id=token)
+
+
+@dataclass(frozen=True, slots=True)
+class StopScan:
+    """Text that became final, and the stop string that ended it; empty if none did."""
+
+    text: str
+    stop: str = ""
+
+
+class StopStrings:
+    """Holds back the end of the text while it may be the beginning of a stop string.
+
+    The stop string that is complete first wins, of several the longest: a rule that does not depend on how the text
+    arrived, so the same text ends at the same place whatever was drafted.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> StopScan:
+        held = self._held + text
+        # The first occurrence of a string is also the one that ends first.
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := held.find(stop)) >= 0]
+        if found:
+            _, start, stop = min(found)
+            self._held = ""
+            return StopScan(held[:start], stop)
+        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        self._held = held[len(held) - keep :]
+        return StopScan(held[: len(held) - keep])
+
+    def flush(self) -> str:
+        """The text that was held back, once no more can follow."""
+        held, self._held = self._held, ""
+        return held
 
 
 class Transcript:
@@ -25,13 +65,13 @@ class Transcript:
         self._shown_token = shown
         self._stops = StopStrings(stops)
         self._ends: list[int] = []
-        """Characters that were there after each token."""
+        """Characters of text up to and including each token."""
         self._shown = 0
-        """Characters given out."""
+        """Characters returned so far."""
         self.stop = ""
 
     def __len__(self) -> int:
-        """Output tokens, those behind a stop string included."""
+        """Number of output tokens, those behind a stop string included."""
         return len(self._ends)
 
     def push(self, tokens: Sequence[int]) -> str:
@@ -39,8 +79,8 @@ class Transcript:
         return "".join(self._advance(self._detokenizer.push(token)) for token in tokens)
 
     def likelihoods(self, tokens: Sequence[int], told: Sequence[types_pb2.TokenLogprobs]) -> list[gateway_pb2.Logprob]:
-        """What the verifier said of these tokens, with their words, and perhaps of more behind them, which were cut;
-        nothing where it was not asked."""
+        """The log-probabilities of these tokens, with their texts. `told` may hold more, of tokens that were cut off
+        behind them; it is empty where none were requested."""
         return [self._likelihood(token, each) for token, each in zip(tokens, told, strict=False)]
 
     def _likelihood(self, token: int, told: types_pb2.TokenLogprobs) -> gateway_pb2.Logprob:
@@ -77,3 +117,11 @@ class Transcript:
     def _show(self, text: str) -> str:
         self._shown += len(text)
         return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -17,7 +17,7 @@ from slipstream.cli.options import explained
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.process import ALLOCATOR, END_WITH_PARENT
-from slipstream.proposers.registry import METHODS
+from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.server import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
@@ -106,12 +106,17 @@ class Fleet:
         translate: bool = False,
         traces: Path | None = None,
         metrics: bool = False,
+        draft_in_verifier: bool = False,
     ) -> None:
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
         self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if metrics else {}
         both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
         verifier = both | {"MODEL": target, "THREADS": str(threads), "QUANTISATION": target_quantisation}
         self._target = target
+        self._local = list(kinds) if draft_in_verifier else []
+        if self._local:
+            verifier |= _local_settings(self._local, draft, dtype, draft_quantisation, translate=translate)
+            kinds = []
         self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing)
         drafter = both | {"MODEL": draft, "QUANTISATION": draft_quantisation}
         methods = {kind: drafter | {"METHOD": kind} for kind in kinds}
@@ -137,11 +142,12 @@ class Fleet:
         return await self.gateway.start()
 
     def _gateway(self, listen: str, store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
+        named = {kind: IN_VERIFIER + kind for kind in self._local} | dict(drafters)
         settings = {
             "GATEWAY_LISTEN": listen,
             "GATEWAY_VERIFIERS": verifier,
-            "GATEWAY_DRAFTERS": ",".join(f"{kind}={address}" for kind, address in drafters.items()),
-            "GATEWAY_TRUSTED_DRAFTERS": ",".join(drafters),  # our own processes
+            "GATEWAY_DRAFTERS": ",".join(f"{kind}={address}" for kind, address in named.items()),
+            "GATEWAY_TRUSTED_DRAFTERS": ",".join(named),  # our own processes
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
         }
@@ -172,6 +178,19 @@ class Fleet:
     async def stop(self) -> None:
         for role in self.roles.values():
             await role.end()
+
+
+def _local_settings(
+    kinds: Sequence[str], draft: str, dtype: str, quantisation: str, *, translate: bool
+) -> dict[str, str]:
+    """Settings of a verifier in whose process these methods draft."""
+    named = (f"{kind}={draft}" if METHODS[kind].needs_model else kind for kind in kinds)
+    return {
+        "LOCAL_DRAFTERS": ",".join(named),
+        "DRAFT_DTYPE": dtype,
+        "DRAFT_QUANTISATION": quantisation,
+        "DRAFT_TRANSLATE": str(translate).lower(),
+    } | {name: os.environ.get(f"VERIFIER_{name}", value) for name, value in OWN_CORPUS.items()}
 
 
 def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
@@ -242,6 +261,10 @@ def serve(
     target_quantisation: Annotated[str, typer.Option(help="int8 or int4; the text is then that model's.")] = "",
     draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; changes the speed alone.")] = "",
     translate: Annotated[bool, typer.Option("--translate", help="The draft model has another tokenizer.")] = False,
+    draft_in_verifier: Annotated[
+        bool,
+        typer.Option("--draft-in-verifier", help="Drafters run inside the verifier's process: for few cores."),
+    ] = False,
     traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Every role serves /metrics, at addresses that the ready line tells.")
@@ -267,6 +290,7 @@ def serve(
         translate,
         traces,
         metrics,
+        draft_in_verifier,
     )
     with explained("serve"):
         asyncio.run(run(fleet, listen, store))

@@ -87,16 +87,9 @@ class Engine(Protocol):
     @property
     def blocks_free(self) -> int: ...
 
-    def open(self, capacity: int) -> Sequence:
-        """Reserves KV for `capacity` tokens, the most candidates of one step included; it shares nothing with others.
-
-        Raises ResourceExhausted when the pool has no room now, OutOfRange for less than one token.
-        """
-        ...
-
-    def begin(self, token_ids: Tokens[int], salt: str) -> Sequence:
+    def begin(self, token_ids: Tokens[int], salt: str | None) -> Sequence:
         """A sequence that starts with as much of `token_ids` as the cache holds under this salt: whole blocks, never
-        the last token. It reserves nothing; `grow` does."""
+        the last token. It reserves nothing; `grow` does. With the salt None it shares nothing, now or later."""
         ...
 
     def missing(self, sequence: Sequence, count: int) -> int:
@@ -141,3 +134,10 @@ class Engine(Protocol):
     def close(self, sequence: Sequence) -> None:
         """Gives the blocks back; closing twice is harmless."""
         ...
+
+
+def begin_unshared(engine: Engine, capacity: int) -> Sequence:
+    """A sequence that shares nothing, with room for `capacity` tokens: for measurements. Raises ResourceExhausted."""
+    sequence = engine.begin((), None)
+    engine.grow(sequence, capacity)
+    return sequence

@@ -36,6 +36,8 @@ class ProposerMethod:
     """Whether its tokens can be drawn from a distribution that is sent along, as the rule `rejection` needs."""
 
 
+IN_VERIFIER = "verifier:"
+"""In place of an address: before the method of a drafter that runs inside the verifiers."""
 METHODS: dict[str, ProposerMethod] = {
     method.name: method
     for method in (
@@ -73,3 +75,10 @@ def gives_distribution(name: str) -> bool:
 def needs_prediction(name: str) -> bool:
     """False for methods of drafters newer than this table, too."""
     return name in METHODS and METHODS[name].needs_prediction
+
+
+def method_in_verifier(address: str) -> str:
+    """The method of a drafter that runs inside the verifiers, which gateways name `verifier:METHOD`; empty for the
+    address of a worker. A host may be called `verifier`: its port is a number, which no method's name is."""
+    name = address.removeprefix(IN_VERIFIER)
+    return name if name != address and not name.isdecimal() else ""

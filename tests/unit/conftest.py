@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.torch_engine import TorchEngine
@@ -40,7 +41,7 @@ def opened(request: pytest.FixtureRequest, pairs: Any) -> Iterator[Any]:
     def build(pair: Pair, lengths: list[int]) -> list[Session]:
         if request.param:
             used.extend((pair.engine, single) for single in fragment(pair.engine))
-        sessions = [Session(pair.engine.open(64), prompt(length, length)) for length in lengths]
+        sessions = [Session(begin_unshared(pair.engine, 64), prompt(length, length)) for length in lengths]
         assert all((session.sequence.rows is not None) == request.param for session in sessions)
         used.extend((pair.engine, session.sequence) for session in sessions)
         return sessions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, begin_unshared
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.segment import Segment
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
@@ -67,7 +67,7 @@ class _Bench:
         if not fits or not self._affordable(missing * context, missing):
             return False
         for _ in range(missing):
-            self._sequences.append(self._engine.open(capacity))
+            self._sequences.append(begin_unshared(self._engine, capacity))
         segments = [Segment(each, [TOKEN] * context, want_logits=False) for each in self._sequences[-missing:]]
         self._engine.forward(segments)
         for segment in segments:

@@ -103,6 +103,7 @@ class Scheduler:
         while True:
             self._changed.clear()
             self._close()
+            self._drafters.collect()
             plan = self._planner.plan(self.memory.enter())
             if not plan.turns:
                 self._waiting_since = None  # those whom it was for are gone

@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.errors import InvalidArgument, NotFound, ResourceExhausted, SlipstreamError
+from slipstream.proposers.registry import method_in_verifier
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
 from slipstream.rpc.multiplexed_stream import ByteCounter
@@ -38,7 +39,8 @@ class CandidateSources:
         silence_s: float = 3.0,
         dial: Dial = channel,
     ) -> None:
-        self._context = SourceContext(target, min_path_probability, self._gave_up, clock, silence_s, dial)
+        self.context = SourceContext(target, min_path_probability, self._gave_up, clock, silence_s, dial)
+        self._local: dict[str, CandidateSource] = {}
         self._links: dict[str, DrafterLink] = {}
         self._of_session: dict[Session, list[CandidateSource]] = {}
         self.shadows = ShadowDrafters(self, clock)
@@ -48,32 +50,36 @@ class CandidateSources:
     @property
     def wanted(self) -> bool:
         """Whether any candidate pays for its place in a step now."""
-        return self._context.wanted
+        return self.context.wanted
 
     @property
     def threshold(self) -> float:
         """Path probability that candidates must have."""
-        return self._context.threshold
+        return self.context.threshold
 
     @property
     def dropped(self) -> Counter[str]:
         """Candidates that came and were not taken, by reason."""
-        return self._context.dropped
+        return self.context.dropped
 
     @property
     def traffic(self) -> ByteCounter:
         """Bytes exchanged with drafters."""
-        return self._context.traffic
+        return self.context.traffic
+
+    def add_local(self, source: CandidateSource) -> None:
+        """Adds a source that runs in this process; to be called before `run`."""
+        self._local[source.address] = source
 
     def on_candidates(self, wake: Callable[[], None]) -> None:
         """`wake` is called from now on whenever candidates came: a step may be worth starting."""
-        self._context.candidates_arrived = wake
+        self.context.candidates_arrived = wake
 
     async def run(self) -> None:
         """Keeps the links; cancelled when the verifier ends."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            for source in self._links.values():
+            for source in (*self._local.values(), *self._links.values()):
                 self._running[source] = tasks.create_task(source.run())
             while True:
                 await asyncio.sleep(FORGET_S)
@@ -96,7 +102,7 @@ class CandidateSources:
         for address in addresses:
             name = address.name or address.address
             try:
-                names.setdefault(self._link(address.address, names), name)
+                names.setdefault(self._source(address.address, names), name)
             except SlipstreamError as error:
                 report(session, name, proto_conversion.failure_to_proto(error))
         for source in self._of_session.get(session, []):
@@ -117,7 +123,7 @@ class CandidateSources:
 
     def set_threshold(self, threshold: float) -> None:
         """Candidates below this path probability do not pay now."""
-        self._context.threshold = threshold
+        self.context.threshold = threshold
         for session, sources in self._of_session.items():
             for source in sources if session.served else ():
                 source.threshold_changed(session)
@@ -131,6 +137,11 @@ class CandidateSources:
         for source in self._of_session.get(session, ()):
             source.reopen(session)
         self.shadows.reopen(session)
+
+    def collect(self) -> None:
+        """A step is about to be planned: candidates that can be had at once join the sessions' trees."""
+        for source in self._local.values():
+            source.collect()
 
     def root_moved(self, session: Session) -> None:
         """The session's root moved: from now on candidates on the new one are expected."""
@@ -173,6 +184,17 @@ class CandidateSources:
         if session in self._of_session:
             self._of_session[session] = [other for other in self._of_session[session] if other is not source]
 
+    def _source(self, address: str, wanted: Collection[CandidateSource]) -> CandidateSource:
+        """Raises NotFound for a local drafter that is not configured, and what `_link` raises."""
+        if not method_in_verifier(address):
+            return self._link(address, wanted)
+        if address not in self._local:
+            raise NotFound(
+                f"no drafter {address!r} runs inside this verifier; add it to VERIFIER_LOCAL_DRAFTERS.",
+                reason="NO_DRAFTER",
+            )
+        return self._local[address]
+
     def _link(self, address: str, wanted: Collection[CandidateSource]) -> DrafterLink:
         """The link to the drafter at the address. Raises ResourceExhausted where there is no room for one more."""
         known = self._links.get(address)
@@ -180,7 +202,7 @@ class CandidateSources:
             return known
         if len(self._links) >= MAX_DRAFTERS:
             self._release(wanted)
-        drafter = self._links[address] = DrafterLink(address, self._context)
+        drafter = self._links[address] = DrafterLink(address, self.context)
         if self._tasks is not None:
             self._running[drafter] = self._tasks.create_task(drafter.run())
         return drafter

@@ -75,10 +75,12 @@ class DrafterLink:
 
     @property
     def idle(self) -> bool:
+        """Whether no session has it."""
         return not self._by_session
 
     @property
     def serves(self) -> bool:
+        """Whether steps take its candidates for any session; shadows' candidates are in no step."""
         return any(session.served for session in self._by_session)
 
     @property
@@ -136,6 +138,7 @@ class DrafterLink:
             self._give_up(attachment, error)
 
     def dismiss(self) -> None:
+        """Close all sessions: the link's place is given to another drafter."""
         for session in list(self._by_session):
             self.quarantine(session, ResourceExhausted("the verifier needs the link for another drafter."))
 

@@ -32,16 +32,6 @@ class CandidateSource(Protocol):
         """Whether it can send candidates now."""
         ...
 
-    @property
-    def idle(self) -> bool:
-        """Whether no session has it."""
-        ...
-
-    @property
-    def serves(self) -> bool:
-        """Whether steps take its candidates for any session; shadows' candidates are in no step."""
-        ...
-
     async def run(self) -> None:
         """Keeps the source working until it is cancelled."""
         ...
@@ -80,10 +70,6 @@ class CandidateSource(Protocol):
 
     def quarantine(self, session: Session, error: SlipstreamError) -> None:
         """Take no more candidates of this source for the session, until its gateway attaches it again."""
-        ...
-
-    def dismiss(self) -> None:
-        """Close all sessions: the source's place is given to another one."""
         ...
 
 

@@ -32,12 +32,9 @@ class KVCacheManager:
     def blocks_free(self) -> int:
         return self._pool.free
 
-    def open(self, capacity: int) -> Sequence:
-        if capacity < 1:
-            raise OutOfRange(f"a sequence needs room for at least one token, not {capacity}")
-        return Sequence(self._pool.allocate(self._pool.blocks_for(capacity)), self._pool.block_size)
-
-    def begin(self, token_ids: Tokens[int], salt: str) -> Sequence:
+    def begin(self, token_ids: Tokens[int], salt: str | None) -> Sequence:
+        if salt is None:
+            return Sequence([], self._pool.block_size)
         blocks, digests = self._prefixes.find_prefix(token_ids[: len(token_ids) - 1], salt)
         self._pool.share(blocks)
         length = len(blocks) * self._pool.block_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.auth.failed_attempts import MOST_ORIGINS, FailedAttempts, origin_of
+from gateway.auth.api_keys import MOST_ORIGINS, FailedAttempts, origin_of
 from slipstream.errors import ResourceExhausted
 
 

@@ -6,36 +6,35 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.routing.prefix_affinity import STRIDE, PrefixAffinity, beginnings
-from gateway.routing.router import BUSIER, SPARE, Router
+from gateway.routing.router import BUSIER, SPARE, STRIDE, PrefixAffinity, Router, prefix_hashes
 from slipstream.v1 import types_pb2
 
 TURN = list(range(3 * STRIDE + 5))
 
 
 def test_a_longer_text_has_the_beginnings_of_a_shorter_one() -> None:
-    assert beginnings([*TURN, 1, 2, 3] + [0] * STRIDE, "s")[:3] == beginnings(TURN, "s")
-    assert len(beginnings(TURN, "s")) == 3
-    assert beginnings(TURN[: STRIDE - 1], "s") == []
+    assert prefix_hashes([*TURN, 1, 2, 3] + [0] * STRIDE, "s")[:3] == prefix_hashes(TURN, "s")
+    assert len(prefix_hashes(TURN, "s")) == 3
+    assert prefix_hashes(TURN[: STRIDE - 1], "s") == []
 
 
 @pytest.mark.parametrize("other", [[9, *TURN[1:]], [*TURN[: STRIDE - 1], 7, *TURN[STRIDE:]]])
 def test_texts_that_differ_early_share_no_beginning(other: list[int]) -> None:
-    assert not set(beginnings(TURN, "s")) & set(beginnings(other, "s"))
+    assert not set(prefix_hashes(TURN, "s")) & set(prefix_hashes(other, "s"))
 
 
 def test_texts_of_different_salts_share_none() -> None:
-    assert not set(beginnings(TURN, "red")) & set(beginnings(TURN, "blue"))
+    assert not set(prefix_hashes(TURN, "red")) & set(prefix_hashes(TURN, "blue"))
 
 
 def test_the_longest_beginning_counts_and_the_oldest_is_forgotten() -> None:
     affinity: PrefixAffinity[str] = PrefixAffinity(capacity=4)
-    names = beginnings(TURN, "")
+    names = prefix_hashes(TURN, "")
     affinity.note(names[:1], "short")
     affinity.note(names[1:], "long")
     assert affinity.find(names) == "long"
     assert affinity.find(names[:1]) == "short"
-    affinity.note(beginnings(TURN, "other"), "else")
+    affinity.note(prefix_hashes(TURN, "other"), "else")
     assert affinity.find(names[:1]) is None
     assert affinity.find([]) is None
 
@@ -59,7 +58,7 @@ class Place:
     ],
 )
 def test_the_verifier_that_knows_the_text_is_preferred_unless_it_is_much_busier(known: Place, chosen: bool) -> None:
-    router, least, names = Router(), Place(4), beginnings(TURN, "")
+    router, least, names = Router(), Place(4), prefix_hashes(TURN, "")
     router.verifiers = [least, known]  # type: ignore[list-item]
     router.affinity.note(names, known)  # type: ignore[arg-type]
     assert (router.place("m", (), names) is known) == chosen

@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.stop_strings import StopStrings
-from gateway.text.transcript import Transcript
+from gateway.text.transcript import StopStrings, Transcript
 
 TEXTS = st.text(alphabet="ab", max_size=12)
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3)

@@ -16,7 +16,7 @@ from slipstream.engine.cuda_graphs.flex import Call, unfit, width
 from slipstream.engine.cuda_graphs.graphs import Acceleration, accelerate
 from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.cuda_graphs.paged import PagedPlan
-from slipstream.engine.engine import HiddenRequest, ModelOutput
+from slipstream.engine.engine import HiddenRequest, ModelOutput, begin_unshared
 from slipstream.engine.models.attention_layers import AttentionLayer
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.models.forward import ForwardStep
@@ -80,7 +80,9 @@ def test_repeated_steps_equal_plain_forward_passes(
     pair = pairs(family, engine=captured)
     for _ in range(2):
         before = recorder.captures
-        check_mixed_steps(pair, lambda _, lengths: [Session(pair.engine.open(64), prompt(n, n)) for n in lengths])
+        check_mixed_steps(
+            pair, lambda _, lengths: [Session(begin_unshared(pair.engine, 64), prompt(n, n)) for n in lengths]
+        )
     assert recorder.captures == before > 0  # the second time nothing was new
 
 
@@ -128,7 +130,7 @@ def test_logits_stay_when_the_next_step_runs(pairs: Any, opened: Any, captured: 
 
 def test_a_step_above_all_buckets_takes_the_ordinary_way(pairs: Any, captured: Any, recorder: TapeRecorder) -> None:
     pair = pairs("mistral", engine=captured)
-    session = Session(pair.engine.open(128), prompt(BUCKETS.most_tokens + 1, 3))
+    session = Session(begin_unshared(pair.engine, 128), prompt(BUCKETS.most_tokens + 1, 3))
     prefill(pair, session)
     assert recorder.captures == 0
     session.segment(parents=TREE)

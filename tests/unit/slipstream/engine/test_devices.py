@@ -16,6 +16,7 @@ from slipstream.config import from_env
 from slipstream.engine.cuda_graphs.graphs import Acceleration
 from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import find_device
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
@@ -82,7 +83,7 @@ def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:
 
 def steps(engine: TorchEngine) -> list[torch.Tensor]:
     """Logits of a prefill, of trees, and of what comes after an accepted path."""
-    first, second = (Session(engine.open(64), prompt(length, length)) for length in (20, 9))
+    first, second = (Session(begin_unshared(engine, 64), prompt(length, length)) for length in (20, 9))
     logits = [engine.forward([first.segment(), second.segment()]).logits]
     for session in (first, second):
         engine.keep(session.step, [])
@@ -121,7 +122,7 @@ def test_a_padded_step_is_sent_in_one_piece(tmp_path: Path) -> None:
     with torch.inference_mode(), elsewhere:
         engine = TorchEngine(moved(loaded, elsewhere), 1024, block_size=8, acceleration=ACCELERATIONS["padded"])
         engine.capture()
-        sessions = [Session(engine.open(64), prompt(length, length)) for length in (20, 9)]
+        sessions = [Session(begin_unshared(engine, 64), prompt(length, length)) for length in (20, 9)]
         elsewhere.sent.clear()
         engine.forward([session.segment(parents=TREE) for session in sessions])
         assert elsewhere.sent == ["copy_"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.segment import Segment
@@ -132,10 +133,10 @@ def test_the_pool_is_sized_in_tokens(llama: Path) -> None:
 
 
 def test_room_is_reserved_or_refused(engine: TorchEngine) -> None:
-    first = engine.open(40)
+    first = begin_unshared(engine, 40)
     assert (engine.blocks_total, engine.blocks_free) == (4, 1)
     with pytest.raises(ResourceExhausted, match="try later"):
-        engine.open(17)
+        begin_unshared(engine, 17)
     with pytest.raises(OutOfRange):
         engine.forward([Segment(first, [1] * 49)])
     engine.close(first)
@@ -144,7 +145,7 @@ def test_room_is_reserved_or_refused(engine: TorchEngine) -> None:
 
 
 def test_bad_steps_are_refused(engine: TorchEngine) -> None:
-    sequence = engine.open(16)
+    sequence = begin_unshared(engine, 16)
     for segments in (
         [],
         [Segment(sequence, [1]), Segment(sequence, [1])],
@@ -156,22 +157,22 @@ def test_bad_steps_are_refused(engine: TorchEngine) -> None:
 
 
 def test_a_prefill_chunk_costs_no_logits(engine: TorchEngine) -> None:
-    chunk = Segment(engine.open(16), [1, 2, 3], want_logits=False)
+    chunk = Segment(begin_unshared(engine, 16), [1, 2, 3], want_logits=False)
     assert engine.forward([chunk]).logits.shape == (0, VOCABULARY)
 
 
 def test_a_step_that_was_not_kept_is_forgotten(engine: TorchEngine) -> None:
-    sequence = engine.open(32)
+    sequence = begin_unshared(engine, 32)
     engine.forward([Segment(sequence, [9, 8, 7], [6, 5], [-1, 0])])
     again = engine.forward([Segment(sequence, [1, 2])]).logits
-    fresh = engine.forward([Segment(engine.open(8), [1, 2])]).logits
+    fresh = engine.forward([Segment(begin_unshared(engine, 8), [1, 2])]).logits
     assert torch.equal(again, fresh)
 
 
 def test_committed_tokens_end_at_the_models_length(tmp_path: Path) -> None:
     save_checkpoint("llama", tmp_path, max_position_embeddings=8)
     engine = TorchEngine(load_checkpoint(str(tmp_path)), tokens=64, block_size=16)
-    sequence = engine.open(16)
+    sequence = begin_unshared(engine, 16)
     last = Segment(sequence, list(range(8)), [3, 4], [-1, 0])
     at_the_end = engine.forward([last]).logits[0]
     assert torch.allclose(at_the_end, engine.forward([Segment(sequence, list(range(8)))]).logits[0], atol=1e-5)

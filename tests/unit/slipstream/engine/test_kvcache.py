@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.sequence import Sequence
@@ -35,9 +36,9 @@ class PoolMachine(RuleBasedStateMachine):
         need = -(-capacity // SIZE)
         if need > self.pool.free:
             with pytest.raises(ResourceExhausted):
-                self.books.open(capacity)
+                begin_unshared(self.books, capacity)
             return Sequence([], SIZE, closed=True)
-        sequence = self.books.open(capacity)
+        sequence = begin_unshared(self.books, capacity)
         assert len(set(sequence.blocks)) == len(sequence.blocks) == need
         assert not {block for blocks in self.held for block in blocks} & set(sequence.blocks)
         self.held.append(sequence.blocks)
@@ -111,11 +112,9 @@ def books() -> KVCacheManager:
 
 
 def test_capacity_is_bounded(books: KVCacheManager) -> None:
-    with pytest.raises(OutOfRange):
-        books.open(0)
     with pytest.raises(ResourceExhausted):
-        books.open(BLOCKS * SIZE + 1)
-    sequence = books.open(6)  # two blocks of four
+        begin_unshared(books, BLOCKS * SIZE + 1)
+    sequence = begin_unshared(books, 6)  # two blocks of four
     with pytest.raises(OutOfRange):
         Segment(sequence, [1] * 7, [1, 1], [-1, 0]).check()
 
@@ -136,7 +135,7 @@ def test_malformed_segments_are_refused(segment: Segment) -> None:
 
 
 def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
-    segment = Segment(books.open(16), [1, 2], [3, 4, 5], [-1, -1, 0])
+    segment = Segment(begin_unshared(books, 16), [1, 2], [3, 4, 5], [-1, -1, 0])
     with pytest.raises(FailedPrecondition):
         books.keep(segment, [])
     segment.sequence.ahead = segment.tokens
@@ -150,7 +149,7 @@ def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
 
 
 def test_rollback_only_shortens(books: KVCacheManager) -> None:
-    sequence = books.open(16)
+    sequence = begin_unshared(books, 16)
     sequence.length = 7
     with pytest.raises(OutOfRange):
         books.rollback(sequence, 8)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slipstream.engine import factory
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models import lean_decoder
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.forward import LibraryForward
@@ -86,7 +87,7 @@ def prompt(length: int, seed: int) -> list[int]:
 
 def rows(engine: TorchEngine) -> torch.Tensor:
     """Logits of prompts, and of a mixed step after them: one token, a chain, two trees."""
-    sequences = [engine.open(64) for _ in range(4)]
+    sequences = [begin_unshared(engine, 64) for _ in range(4)]
     starts = [
         Segment(sequence, prompt(length, length)) for sequence, length in zip(sequences, (5, 20, 31, 13), strict=True)
     ]
@@ -122,7 +123,7 @@ def test_it_answers_as_the_library_does(variant: str, dtype: str, folder: Any) -
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_do_not_depend_on_who_shares_the_step(dtype: str, folder: Any) -> None:
     engine = engines(folder("llama"), dtype)[0]
-    starts = [Segment(engine.open(64), prompt(length, length)) for length in (20, 1, 14)]
+    starts = [Segment(begin_unshared(engine, 64), prompt(length, length)) for length in (20, 1, 14)]
     together = engine.forward(starts).logits
     assert torch.equal(together, torch.cat([engine.forward([start]).logits for start in starts]))
     for start in starts:

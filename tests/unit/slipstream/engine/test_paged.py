@@ -19,6 +19,7 @@ from slipstream.engine.cuda_graphs.flex import FlexKernel, Kernel
 from slipstream.engine.cuda_graphs.graphs import Acceleration
 from slipstream.engine.cuda_graphs.inputs import Bucket, Buckets, Inputs, Pool, walk
 from slipstream.engine.cuda_graphs.paged import PagedPlan
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint
 from slipstream.engine.segment import Segment
@@ -84,7 +85,7 @@ def test_the_compiled_kernel_computes_the_same(family: str, pairs: Any) -> None:
     as many columns in a list as the pool has blocks, so the pool is smaller than the model's length."""
     acceleration = Acceleration(FlexKernel(), None, Buckets(WIDTH, most_tokens=64))
     pair = pairs(family, engine=lambda checkpoint: TorchEngine(checkpoint, 64, 8, acceleration))
-    session = Session(pair.engine.open(64), prompt(WINDOW + 2, 3))
+    session = Session(begin_unshared(pair.engine, 64), prompt(WINDOW + 2, 3))
     prefill(pair, session)
     session.segment(parents=TREE)
     assert worst(pair, [session]) < TOLERANCE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.engine.engine import HiddenRequest, ModelOutput
+from slipstream.engine.engine import HiddenRequest, ModelOutput, begin_unshared
 from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.segment import Segment
@@ -119,7 +119,7 @@ def test_a_follower_computes_the_same_step_by_step(seed: int, checkpoint: Checkp
 def test_what_cannot_be_computed_is_refused_before_anybody_hears_of_it(checkpoint: Checkpoint) -> None:
     tape = Tape()
     leader = LeadingEngine(checkpoint, TOKENS, tape)
-    sequence = leader.open(32)
+    sequence = begin_unshared(leader, 32)
     for segment, error in (
         (Segment(sequence, [VOCABULARY]), InvalidArgument),
         (Segment(sequence, []), InvalidArgument),
@@ -135,8 +135,8 @@ def test_several_ranks_refuse_hidden_states_before_they_hear_of_it(checkpoint: C
     tape = Tape()
     leader = LeadingEngine(checkpoint, TOKENS, tape)
     with pytest.raises(FailedPrecondition, match="no hidden states"):
-        leader.forward([Segment(leader.open(32), [1])], HiddenRequest())
-    assert leader.forward([Segment(leader.open(32), [1])]).hidden is None
+        leader.forward([Segment(begin_unshared(leader, 32), [1])], HiddenRequest())
+    assert leader.forward([Segment(begin_unshared(leader, 32), [1])]).hidden is None
 
 
 @pytest.mark.parametrize("fault", ["line", "pass"])
@@ -145,7 +145,7 @@ def test_after_a_fault_that_others_do_not_share_nothing_is_computed_any_more(
 ) -> None:
     tape = Tape()
     leader = LeadingEngine(checkpoint, TOKENS, tape)
-    segment = Segment(leader.open(32), [1])
+    segment = Segment(begin_unshared(leader, 32), [1])
     if fault == "line":
         tape.broken = True
     else:
@@ -172,7 +172,7 @@ def test_a_leader_that_told_nothing_for_a_while_tells_that_it_lives(checkpoint: 
     said: list[int] = []
     for now[0] in (1.0, 4.0, 4.9, 8.9, 9.0, 13.0):
         if now[0] == 4.9:
-            leader.forward([Segment(leader.open(32), [1])])
+            leader.forward([Segment(begin_unshared(leader, 32), [1])])
         leader.beat(4.0)
         said.append(len(tape.messages))
     assert said == [0, 1, 2, 3, 3, 4]
@@ -182,8 +182,8 @@ def test_a_leader_that_told_nothing_for_a_while_tells_that_it_lives(checkpoint: 
 def test_a_follower_does_not_do_what_makes_no_sense(checkpoint: Checkpoint) -> None:
     tape = Tape()
     leader = LeadingEngine(checkpoint, 2 * TOKENS, tape)
-    leader.open(TOKENS)
-    leader.forward([Segment(leader.open(TOKENS), [1])])
+    begin_unshared(leader, TOKENS)
+    leader.forward([Segment(begin_unshared(leader, TOKENS), [1])])
     follower = Recording(checkpoint, tape)
     with pytest.raises(Internal, match="outside the pool"):  # it has fewer blocks
         follower.follow()

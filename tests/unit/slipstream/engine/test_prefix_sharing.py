@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import MAX_CACHED_SHARE, BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.prefix_cache import PrefixCache, salt_digest
@@ -206,7 +207,7 @@ def test_what_was_closed_is_found_until_its_room_is_needed_the_oldest_goes_first
     books.close(write(books, [1] * 9))
     books.close(write(books, [2] * 9))
     assert books.blocks_free == BLOCKS and books.pool.cached == 4
-    whole = books.open((BLOCKS - 3) * SIZE)  # all blank blocks, and one kept one
+    whole = begin_unshared(books, (BLOCKS - 3) * SIZE)  # all blank blocks, and one kept one
     assert books.begin([1] * 9, "").length == 4  # its end went first
     assert books.begin([2] * 9, "").length == 8
     books.close(whole)
@@ -239,7 +240,7 @@ def test_a_rollback_into_a_shared_block_copies_it() -> None:
 
 def test_what_was_reserved_shares_nothing_and_stays_reserved() -> None:
     books = Books()
-    sequence = books.open(12)
+    sequence = begin_unshared(books, 12)
     books.forward(Segment(sequence, [*range(9)]))
     books.keep(Segment(sequence, [*range(9)]), [])
     assert not len(books.prefixes)

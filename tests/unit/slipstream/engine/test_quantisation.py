@@ -15,6 +15,7 @@ import transformers
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.quantisation import QUANTISERS, for_target
@@ -76,7 +77,7 @@ def library_model(folder: str, quantisation: str) -> Any:
 
 
 def last_logits(engine: TorchEngine, tokens: list[int]) -> torch.Tensor:
-    sequence = engine.open(len(tokens))
+    sequence = begin_unshared(engine, len(tokens))
     logits = engine.forward([Segment(sequence, tokens)]).logits[0]
     engine.close(sequence)
     return logits
@@ -104,7 +105,7 @@ def test_only_targets_quantisers_keep_rows_apart(quantisation: str, opened: Any)
     engine = opened(quantisation)
     tokens, other = prompt(20), prompt(37, seed=2)
     nodes = prompt(len(TREE), seed=3)
-    sequence, neighbour = engine.open(64), engine.open(64)
+    sequence, neighbour = begin_unshared(engine, 64), begin_unshared(engine, 64)
     logits = engine.forward([Segment(neighbour, other), Segment(sequence, tokens, nodes, TREE)]).logits[1:]
     texts = [tokens]
     for token, parent in zip(nodes, TREE, strict=True):

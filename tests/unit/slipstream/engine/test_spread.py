@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.spread import Spread, spread_options
@@ -46,7 +47,7 @@ def partly_on_disk(folder: Path) -> str:
 def rounds(engine: TorchEngine) -> torch.Tensor:
     """The logits of two steps of two sessions; the second step stands on moved rows."""
     found = []
-    sequences = [engine.open(64), engine.open(64)]
+    sequences = [begin_unshared(engine, 64), begin_unshared(engine, 64)]
     for start in (5, 90):
         segments = [
             Segment(sequence, [start + at, 7, 8], [9, 10, 11, 12], [-1, 0, -1, 2])

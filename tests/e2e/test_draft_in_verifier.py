@@ -1,0 +1,38 @@
+"""`slipstream serve --draft-in-verifier`: no drafter process, and the same text."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slipstream.client.load_generator import LoadResult, run_load
+from slipstream.v1 import gateway_pb2
+from tests.e2e.conftest import serving
+
+PROMPTS = ["def read(self, path):\n", "class Queue:\n    def __init__(self):\n"]
+
+
+def texts(server: str, *drafters: str) -> LoadResult:
+    requests = [
+        gateway_pb2.GenerateRequest(
+            prompt=prompt,
+            max_tokens=96,
+            ignore_eos=True,
+            sampling=gateway_pb2.SamplingOptions(temperature=temperature, seed=7),
+            speculation=gateway_pb2.SpeculationOptions(disabled=not drafters, drafters=drafters),
+        )
+        for prompt in PROMPTS
+        for temperature in (0.0, 0.8)
+    ]
+    return asyncio.run(run_load(server, requests, 2))
+
+
+@pytest.mark.timeout(300)
+def test_drafters_in_the_verifier_s_process_change_no_token() -> None:
+    with serving("--draft-in-verifier", "--drafter", "model", "--drafter", "ngram", "--dtype", "float32") as server:
+        plain, guessed = texts(server), texts(server, "model", "ngram")
+    with serving("--drafter", "ngram", "--dtype", "float32") as server:
+        apart = texts(server, "ngram")
+    assert [each.token_ids for each in guessed.completions] == [each.token_ids for each in plain.completions]
+    assert [each.token_ids for each in apart.completions] == [each.token_ids for each in plain.completions]

@@ -1,0 +1,433 @@
+"""Proposers that run inside the verifier, as a source of candidates: no network, no second process.
+
+A lookup takes microseconds, so it runs on the event loop right before a step is planned: its candidates are always
+there, and no step waits for them. A draft model takes milliseconds, so it runs ahead of the verifier on a thread of its
+own, in one packed pass for all sessions at a time, and the wait policy decides how long a step waits for it, as for a
+remote drafter. Candidates join the sessions' trees through the same checks and under the same labels as remote ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from slipstream.engine.model_thread import ModelThread
+from slipstream.errors import FailedPrecondition, Internal, ResourceExhausted, SlipstreamError
+from slipstream.proposers.base import (
+    ROOT,
+    OpenedProposer,
+    Proposal,
+    ProposedNode,
+    ProposerContext,
+    open_proposer,
+)
+from slipstream.proposers.draft_tree import UNSENT, DraftNode, DraftTree
+from slipstream.proposers.registry import IN_VERIFIER, METHODS, ProposerMethod
+from slipstream.rpc import proto_conversion
+from slipstream.speculation import noise
+from slipstream.speculation.frame import Frame, TreeLimits, check
+from slipstream.speculation.noise import Purpose
+from slipstream.tokenizer.vocabulary import share_vocabulary
+from verifier_svc.config import VerifierConfig
+from verifier_svc.session import Session
+from verifier_svc.sources.candidate_sources import CandidateSources
+from verifier_svc.sources.source import Attachment, SourceContext
+from verifier_svc.wait_policy.arrival_times import ArrivalTimes
+
+log = logging.getLogger(__name__)
+
+LOOKUP_PASSES = 4
+"""Most passes of a lookup before one step; what is left, as of a long prompt, follows before the next one."""
+LOOKUP_AHEAD = 1
+"""Candidates that a lookup keeps for each that a step may take: the next step's are looked up after this one."""
+MODEL_AHEAD = 4
+"""Candidates that a draft model keeps for each that a step may take: it goes on while a step runs."""
+EXPAND = 4
+"""Nodes of one session expanded in one pass, and PASS_NODES of all sessions, at least one of each."""
+PASS_NODES = 64
+PASS_TOKENS = 512
+"""Committed tokens that a pass reads; each session's share is at least READ_TOKENS."""
+READ_TOKENS = 16
+DEEPEST = TreeLimits().depth
+"""Tokens beyond the committed ones that a session's tree takes."""
+NEVER = 1e-9
+"""Path probability below which nothing is proposed, whatever the threshold."""
+
+
+@dataclass(slots=True, eq=False)
+class LocalSession(Attachment):
+    """One session on a local proposer."""
+
+    tree: DraftTree = field(init=False)
+    """What was proposed, with the nodes that do not pay yet."""
+    length: int = field(init=False)
+    """Committed tokens that the tree stands on."""
+    read_tokens: int = 0
+    """Committed tokens that the proposer has read; never all of them."""
+    no_room: bool = False
+    """Whether the draft model's KV cache had no room for the session."""
+
+    def __post_init__(self) -> None:
+        Attachment.__post_init__(self)
+        self.length = len(self.session.tokens)
+        self.tree = DraftTree(self.length)
+
+    def context(self, nodes: Sequence[DraftNode], expand: Sequence[DraftNode], max_read: int) -> ProposerContext:
+        """A snapshot for the proposer: `nodes`, parents before children, and those of them, or the root, to expand."""
+        session = self.session
+        index = {id(node): number for number, node in enumerate(nodes)}
+        return ProposerContext(
+            handle=self,
+            tokens=session.tokens,
+            length=self.length,
+            prompt_length=session.prompt_length,
+            max_length=session.max_length,
+            sampling=session.sampling,
+            node_tokens=[node.token for node in nodes],
+            parents=[index.get(id(node.parent), ROOT) for node in nodes],
+            expand=[index.get(id(node), ROOT) for node in expand],
+            max_read_tokens=max_read,
+            cache_salt=session.cache_salt,
+            prediction=session.prediction,
+            structured_output=session.structure,
+            noise_stream=0 if session.sampling.coupled else self._noise_stream(),
+            noise_nodes=[node.number for node in expand],
+        )
+
+    def _noise_stream(self) -> int:
+        """The law of a drafter's session (`drafter_svc.session.DraftSession.stream`): new noise for each generation."""
+        session = self.session
+        opening = noise.key(noise.key(session.sampling.seed, self.number, Purpose.DRAFT), session.epoch, Purpose.DRAFT)
+        return noise.key(opening, self.tree.base_length, Purpose.DRAFT)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRequest:
+    """One session's part of one pass."""
+
+    attachment: LocalSession
+    context: ProposerContext
+    places: list[DraftNode]
+    """The root, then the context's nodes: what a proposal's parent indices stand for."""
+
+
+class LocalSource:
+    """One proposer and the sessions that have it. Without a `thread` it runs in `collect`, on the event loop."""
+
+    def __init__(
+        self,
+        method: ProposerMethod,
+        opened: OpenedProposer,
+        context: SourceContext,
+        thread: ModelThread | None = None,
+    ) -> None:
+        self.address = IN_VERIFIER + method.name
+        self.arrival_times = ArrivalTimes()
+        self._method = method
+        self._proposer = opened.proposer
+        self._max_length = opened.model.max_length
+        self._context = context
+        self._thread = thread
+        self._ahead = LOOKUP_AHEAD if thread is None else MODEL_AHEAD
+        self._sessions: dict[Session, LocalSession] = {}
+        self._pending: dict[LocalSession, None] = {}
+        """Sessions whose trees may have to grow."""
+        self._closing: list[LocalSession] = []
+        self._work = asyncio.Event()
+        self.passes = 0
+        """Calls of the proposer."""
+
+    @property
+    def up(self) -> bool:
+        return True
+
+    async def run(self) -> None:
+        while self._thread is not None:
+            await self._work.wait()
+            requests, closing = self._schedule(), self._take_closing()
+            if not requests and not closing:
+                self._work.clear()
+                continue
+            answers = await self._thread.run(self._propose, requests, closing)
+            arrived = [self._deliver(request, answer) for request, answer in zip(requests, answers, strict=True)]
+            if any(arrived):
+                self._context.candidates_arrived()
+
+    def open(self, session: Session, name: str) -> None:
+        known = self._sessions.get(session)
+        if known is not None:
+            if known.name != name:
+                known.name = name
+                session.name_source(known.number, name)
+            return
+        attachment = LocalSession(session, self.arrival_times, name, next(self._context.numbers), self._context.clock())
+        try:
+            self._check(session)
+        except SlipstreamError as error:
+            self._give_up(attachment, error)
+            return
+        session.name_source(attachment.number, name)
+        self._sessions[session] = attachment
+        self._wake(attachment)
+
+    def close(self, session: Session) -> None:
+        attachment = self._sessions.pop(session, None)
+        if attachment is None:
+            return
+        session.tree.forget(attachment.number)
+        self._pending.pop(attachment, None)
+        self._closing.append(attachment)
+        for other in self._sessions.values():
+            if other.no_room:
+                other.no_room = False
+                self._pending[other] = None
+        self._work.set()
+
+    def reopen(self, session: Session) -> None:
+        name = self._sessions[session].name
+        self.close(session)
+        self.open(session, name)
+
+    def root_moved(self, session: Session) -> None:
+        attachment = self._sessions.get(session)
+        if attachment is not None:
+            attachment.root_moved(self._context.clock(), awaited=self._expected(attachment))
+            self._follow(attachment)
+
+    def committed(self, session: Session, base: int, token_ids: list[int]) -> None:
+        attachment = self._sessions.get(session)
+        if attachment is not None:  # a shadow's double, whose root moves only here
+            self._follow(attachment)
+
+    def collect(self) -> None:
+        if self._thread is not None or not (self._pending or self._closing):
+            return
+        self._propose([], self._take_closing())
+        for _ in range(LOOKUP_PASSES if self._pending else 0):
+            for request in self._schedule():  # one call for each: what it raises costs one session its source
+                self._deliver(request, *self._propose([request], []))
+
+    def awaited(self, session: Session) -> Attachment | None:
+        attachment = self._sessions.get(session)
+        return attachment if attachment is not None and self._expected(attachment) else None
+
+    def threshold_changed(self, session: Session) -> None:
+        attachment = self._sessions.get(session)
+        if attachment is not None:
+            self._graft(attachment)
+            self._wake(attachment)
+
+    def quarantine(self, session: Session, error: SlipstreamError) -> None:
+        attachment = self._sessions.get(session)
+        if attachment is not None:
+            self.close(session)
+            self._give_up(attachment, error)
+
+    def _check(self, session: Session) -> None:
+        """Raises FailedPrecondition or ResourceExhausted for a session that the method cannot serve."""
+        if not session.sampling.coupled and not self._method.gives_distribution:
+            raise FailedPrecondition(
+                f"drafter {self._method.name} draws nothing, as the rule {session.sampling.acceptance!r} needs it; "
+                "use the coupled rule, which accepts as much of its candidates.",
+                reason="NO_DISTRIBUTION",
+            )
+        if len(session.tokens) >= self._max_length:
+            raise ResourceExhausted(f"the draft model holds {self._max_length} tokens; decode without it.")
+
+    def _give_up(self, attachment: LocalSession, error: SlipstreamError) -> None:
+        self._context.give_up(attachment.session, self)
+        attachment.report_given_up(error)
+
+    def _expected(self, attachment: LocalSession) -> bool:
+        """Whether a step may wait for candidates of the proposer."""
+        session = attachment.session
+        short = len(session.tokens) < self._max_length and not attachment.no_room
+        return self._thread is not None and self._context.wanted and session.max_draft_tokens > 0 and short
+
+    def _wake(self, attachment: LocalSession) -> None:
+        self._pending[attachment] = None
+        self._work.set()
+
+    def _follow(self, attachment: LocalSession) -> None:
+        """Moves the proposed tree's root to the session's last committed token."""
+        fresh = attachment.session.tokens[attachment.length :]
+        if fresh:
+            attachment.tree.commit(fresh)
+            attachment.length += len(fresh)
+            attachment.no_room = False
+            self._graft(attachment)
+            self._wake(attachment)
+
+    def _take_closing(self) -> list[LocalSession]:
+        closing, self._closing = self._closing, []
+        return closing
+
+    def _schedule(self) -> list[LocalRequest]:
+        """A part of the next pass for each session whose tree has to grow."""
+        pending = list(self._pending)
+        share = max(READ_TOKENS, PASS_TOKENS // max(1, len(pending)))
+        expand = min(EXPAND, max(1, PASS_NODES // max(1, len(pending))))
+        requests = []
+        for attachment in pending:
+            request = self._request(attachment, expand, share)
+            if request is None:
+                del self._pending[attachment]
+            else:
+                requests.append(request)
+        return requests
+
+    def _request(self, attachment: LocalSession, expand: int, share: int) -> LocalRequest | None:
+        session, tree = attachment.session, attachment.tree
+        room = self._most_nodes(session) - tree.sent_count
+        if room <= 0 or attachment.no_room:
+            return None
+        depth = min(DEEPEST, min(session.max_length, self._max_length) - attachment.length)
+        starts = tree.frontier(min(expand, room), self._least_log_prob, depth)
+        if not starts:
+            return None
+        unread = attachment.length - attachment.read_tokens
+        if unread > share:
+            return LocalRequest(attachment, attachment.context([], [], share), [])
+        nodes = tree.above(starts)
+        for node in starts:
+            node.expanded = True
+        # A proposer that closed the sequence for others has to read it again: as a prompt, not at once.
+        context = attachment.context(nodes, starts, max(unread, READ_TOKENS))
+        return LocalRequest(attachment, context, [tree.root, *nodes])
+
+    def _most_nodes(self, session: Session) -> int:
+        return self._ahead * session.max_draft_tokens if self._context.wanted else 0
+
+    @property
+    def _least_log_prob(self) -> float:
+        return math.log(max(self._context.threshold, NEVER))
+
+    def _propose(
+        self, requests: list[LocalRequest], closing: list[LocalSession]
+    ) -> Sequence[Proposal | SlipstreamError]:
+        """Runs on the proposer's thread."""
+        for attachment in closing:
+            self._proposer.close_sequence(attachment)
+        if not requests:
+            return []
+        self.passes += 1
+        try:
+            return self._proposer.propose([request.context for request in requests])
+        except Exception as error:
+            log.error("the local drafter %s failed", self._method.name, exc_info=error)
+            return [Internal("the local drafter failed in this session's pass.") for _ in requests]
+
+    def _deliver(self, request: LocalRequest, answer: Proposal | SlipstreamError) -> bool:
+        """Whether a step may take candidates that were not there before."""
+        attachment, session = request.attachment, request.attachment.session
+        if self._sessions.get(session) is not attachment:
+            return False
+        if isinstance(answer, SlipstreamError):
+            self.quarantine(session, answer)
+            return session.served
+        attachment.read_tokens = min(answer.read_tokens, request.context.length - 1)
+        attachment.no_room = answer.no_room
+        if answer.read_tokens < request.context.length:
+            for node in request.context.expand:
+                attachment.tree.reopen(request.places[1 + node])
+        if session.sampling.coupled:
+            _join_ranked(attachment.tree, request.places, answer.nodes)
+        else:
+            _join_drawn(attachment.tree, request.places, answer.nodes, self._most_nodes(session))
+        return self._graft(attachment)
+
+    def _graft(self, attachment: LocalSession) -> bool:
+        """Adds proposed nodes that pay to the session's tree. Whether a step may take any that were not there."""
+        session, tree = attachment.session, attachment.tree
+        for node in self._worthy(attachment) if session.sampling.coupled else ():
+            tree.mark_sent(node)
+        nodes = tree.take_sent()
+        if not nodes:
+            return False
+        distributions = tuple(node.distribution for node in nodes)
+        frame = Frame(
+            base_length=tree.base_length,
+            generation=tree.generation,
+            first_node=nodes[0].number,
+            token_ids=tuple(node.token for node in nodes),
+            log_probs=tuple(node.log_prob for node in nodes),
+            parents=tuple(node.parent.number if node.parent is not None else 0 for node in nodes),
+            distributions=distributions if any(distributions) else (),
+            source=attachment.number,
+        )
+        try:
+            checked = check(frame, self._context.target.vocabulary_size, session.tree.limits)
+            added = self._context.graft(session, checked)
+        except SlipstreamError as error:
+            self._context.dropped["invalid"] += len(nodes)
+            self.quarantine(session, error)
+            return session.served
+        if not added or not session.served:  # no step waits for a shadow
+            return False
+        attachment.candidates_came(self._context.clock())
+        return True
+
+    def _worthy(self, attachment: LocalSession) -> list[DraftNode]:
+        """Nodes that are not in the session's tree yet and pay, likeliest first, as many as there is room for."""
+        tree = attachment.tree
+        room = self._most_nodes(attachment.session) - tree.sent_count
+        if room <= 0:
+            return []
+        worthy = tree.unsent(room, self._least_log_prob, DEEPEST)
+        first = tree.favourite
+        if first is not None and first.number == UNSENT and first not in worthy and len(worthy) < room:
+            worthy.append(first)
+        return worthy
+
+
+def _join_ranked(tree: DraftTree, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
+    nodes: list[DraftNode | None] = [*places]
+    for each in proposed:
+        parent = nodes[1 + each.parent]
+        node = None if parent is None else tree.add(parent, each.token, each.log_prob)
+        nodes.append(node or (parent.children.get(each.token) if parent is not None else None))
+        if node is not None and parent is not None:
+            parent.expanded = True
+
+
+def _join_drawn(
+    tree: DraftTree, places: Sequence[DraftNode], proposed: Sequence[ProposedNode], most_nodes: int
+) -> None:
+    """In the order of drawing, as many as there is room for: that must not depend on what was drawn."""
+    for each in proposed:
+        parent = places[1 + each.parent]
+        if tree.node_count >= most_nodes:
+            if not parent.children:  # it is expanded again: its noise is its own, so is its draw
+                tree.reopen(parent)
+        elif node := tree.add(parent, each.token, each.log_prob, each.distribution):
+            tree.mark_sent(node)
+
+
+@asynccontextmanager
+async def local_drafters(config: VerifierConfig, sources: CandidateSources) -> AsyncIterator[None]:
+    """Opens the configured proposers and adds them to the verifier's sources; a draft model gets a thread of its own.
+
+    Raises FailedPrecondition for a draft model with another vocabulary, and what the method's factory raises.
+    """
+    async with AsyncExitStack() as stack:
+        for name, model in config.local_methods().items():
+            method, settings = METHODS[name], config.proposer_settings(model)
+            thread = ModelThread(1, f"draft-{name}") if method.needs_model else None
+            if thread is None:
+                opened = open_proposer(name, settings)
+            else:
+                await stack.enter_async_context(thread)
+                opened = await thread.run(open_proposer, name, settings)
+            context = sources.context
+            if not share_vocabulary(proto_conversion.model_to_proto(opened.model), context.target):
+                raise FailedPrecondition(
+                    f"draft model {model} has another vocabulary than the target {context.target.name}; choose a pair "
+                    "with one tokenizer, or set VERIFIER_DRAFT_TRANSLATE.",
+                    reason="VOCABULARY_MISMATCH",
+                )
+            sources.add_local(LocalSource(method, opened, context, thread))
+        yield
