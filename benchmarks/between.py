@@ -33,6 +33,8 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.execution.embedded import EmbeddedExecutor
+from verifier_svc.metrics_source import StepStats
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Session
@@ -68,7 +70,8 @@ class Between:
         for size in BUCKETS:
             curve.record(size, sessions, [PASS_S])
         planner = Planner(drafters, StepLimits(512, 256, max_wait_s=0.0), curve)
-        self.scheduler = Scheduler(engine, thread, drafters, planner)  # type: ignore[arg-type]
+        executor, observers = EmbeddedExecutor(engine), [StepStats(), drafters.shadows]
+        self.scheduler = Scheduler(executor, thread, drafters, planner, observers=observers)  # type: ignore[arg-type]
         self.began: list[float] = []
         self.ended: list[float] = []
         self.busy_s = 0.0
@@ -82,7 +85,7 @@ class Between:
         for number in range(sessions):
             session = _session(number, nodes)
             self._texts[session] = [*session.tokens, *engine.text(session.tokens, LENGTH)]
-            self.scheduler.add(session)
+            self.scheduler.add_session(session)
 
     def forward(self, segments: list[Segment]) -> ModelOutput:
         self.began.append(time.perf_counter())
@@ -187,7 +190,7 @@ def _session(number: int, nodes: int) -> Session:
         credit=None,
         tree=CandidateTree(prompt),
         history=None,
-        say=lambda reply: None,
+        send=lambda reply: None,
     )
     session.name_source(SOURCE, "model")
     return session

@@ -25,7 +25,9 @@ from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
 from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import verifier_pb2
-from verifier_svc.scheduling.step_stats import StepStats
+from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.metrics_source import StepStats
+from verifier_svc.observer import RoundResult, StepReport, StepTiming
 
 DEPTHS = (1, 2, 3, 4, 5, 2, 3, 1)
 ROUND = verifier_pb2.Round(
@@ -110,7 +112,7 @@ def scrape() -> tuple[Case, Case]:
 
 
 def main() -> None:
-    tally, passes = StepStats(), Passes()
+    stats, passes = StepStats(), Passes()
     tree = SimpleNamespace(root=SimpleNamespace(path_log_prob=-3.0))
     request = SimpleNamespace(
         session=SimpleNamespace(tree=tree),
@@ -119,6 +121,11 @@ def main() -> None:
         places=[tree.root, SimpleNamespace(path_log_prob=-4.0)],
     )
     requests: list[Any] = [request] * 32
+    timing = StepTiming(0.0, 0.02, 0.0, 32, 288)
+    report, message = StepReport(1, [], [], timing, 0.0), verifier_pb2.Round()
+    scheduled: Any = SimpleNamespace(selection=SimpleNamespace(depths=DEPTHS))
+    accepted, miss = AcceptanceResult((0, 1), 7), verifier_pb2.MISS_CAUSE_UNSPECIFIED
+    result = RoundResult(scheduled, accepted, [1, 2, 7], timing, 1, miss, 0.0)
 
     def passed() -> None:
         passes.step_began(requests)
@@ -130,8 +137,8 @@ def main() -> None:
         ("gateway, a round", ledgers(), TIMES),
         ("gateway, a write to the store", stores(), TIMES),
         ("gateway or verifier, a frame of 32 rounds", (FRAME.ByteSize, nothing), TIMES),
-        ("verifier, a round of 8 candidates", (lambda: tally.judged(DEPTHS, 2), nothing), TIMES),
-        ("verifier, a step", (lambda: tally.step(32, 288, 0.02, 0.0), nothing), TIMES),
+        ("verifier, a round of 8 candidates", (lambda: stats.round_reported(result, message), nothing), TIMES),
+        ("verifier, a step", (lambda: stats.step_ended(report), nothing), TIMES),
         ("drafter, a pass of 32 sessions", (passed, nothing), TIMES),
         (f"gateway, a scrape of {KINDS} kinds, on the loop", (reading, nothing), 200),
         (f"gateway, a scrape of {KINDS} kinds, on a thread", (page, nothing), 20),

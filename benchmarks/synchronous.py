@@ -10,12 +10,14 @@ by "until the answer is complete", as in engines that ask.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from slipstream.config import from_env
 from slipstream.process import run_role, until_signal
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.execution.executor import StepOutcome
+from verifier_svc.observer import StepTiming
 from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.verifier import VerifierParts, running
@@ -37,14 +39,14 @@ class SynchronousPlanner(Planner):
         super().__init__(drafters, limits, curve, clock)
         drafters.set_threshold(0.0)
 
-    def timed(self, plan: StepPlan, seconds: float, waited: float) -> int:
+    def observe_step(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> float:
         """Nothing is learned of what a candidate must be worth."""
-        return sum(turn.tokens for turn in plan.turns)
+        return 0.0
 
     def pause(self, plan: StepPlan, waited_s: float) -> float:
         if not plan.decoding or waited_s >= ANSWER_TIMEOUT_S:
             return 0.0
-        missing = any(turn.session.tree.depth < turn.session.draft_limit for turn in plan.turns)
+        missing = any(each.session.tree.depth < each.session.draft_limit for each in plan.step)
         return ANSWER_TIMEOUT_S - waited_s if missing else 0.0
 
 

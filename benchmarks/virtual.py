@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
-from drafter_svc.metrics_source import StepStats
+from drafter_svc.metrics_source import StepStats as DraftStats
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
@@ -31,6 +31,8 @@ from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc import service as verifier_service
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.execution.embedded import EmbeddedExecutor
+from verifier_svc.metrics_source import StepStats
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.sources.candidate_sources import CandidateSources
@@ -178,8 +180,9 @@ class System:
     engine: EmulatedEngine
     """The target."""
     drafting: DraftScheduler
-    draft_stats: StepStats
+    draft_stats: DraftStats
     link: VirtualLink
+    stats: StepStats
     drafter: verifier_pb2.DrafterAddress
 
     def gateway(self) -> verifier_service.GatewayStream:
@@ -200,14 +203,16 @@ async def system(world: World) -> AsyncIterator[System]:
     )
     proposer = ModelProposer(draft, width=world.width, proposal_tokens=32)
     drafting = DraftScheduler(proposer, draft_thread, 512, world.expand, loop.time)  # type: ignore[arg-type]
-    drafting.observer = stats = StepStats()
+    drafting.observer = draft_stats = DraftStats()
     bounds = drafter_service.ServiceLimits(proto_conversion.model_to_proto(draft.model), 4096, world.max_nodes)
 
     target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
     model = proto_conversion.model_to_proto(target.model)
     drafters = CandidateSources(model, world.min_path_probability, loop.time)
     planner = world.planner(drafters, StepLimits(512, 256, 0.25), _curve(world.target), loop.time)
-    verifying = Scheduler(target, target_thread, drafters, planner, loop.time)  # type: ignore[arg-type]
+    stats = StepStats()
+    executor, observers = EmbeddedExecutor(target), (stats, drafters.shadows)
+    verifying = Scheduler(executor, target_thread, drafters, planner, loop.time, observers)  # type: ignore[arg-type]
     tokens = world.blocks * BLOCK_SIZE
     promised = verifier_service.ServiceLimits(model, 4096, 64, tokens)
     service = verifier_service.VerifierService(verifying, drafters, promised, Grammars.of("", target.model))
@@ -218,7 +223,7 @@ async def system(world: World) -> AsyncIterator[System]:
     drafter._link = link  # type: ignore[assignment]
     tasks = [loop.create_task(each.run()) for each in (drafting, verifying, link)]
     try:
-        yield System(service, verifying, target, drafting, stats, link, address)
+        yield System(service, verifying, target, drafting, draft_stats, link, stats, address)
     finally:
         for task in tasks:
             task.cancel()

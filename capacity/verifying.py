@@ -1,6 +1,6 @@
 """A simulated verifier: batched steps over its sessions, planned by the very rules of the real one.
 
-Budget, patience, pace and prefill are `verifier_svc`'s own; what is written again here in small is what
+Budget, wait policy, arrival times and prefill are `verifier_svc`'s own; what is written again here in small is what
 `verifier_svc.scheduling.planner` and `verifier_svc.scheduling.scheduler` put around them. Acceptance is known, so there
 is no calibration.
 """
@@ -16,12 +16,10 @@ from capacity.cost import Cost, over
 from capacity.drafting import Agenda, SimulatedDrafter, SimulatedSession
 from capacity.guessing import Acceptance, SimulatedGuess, SimulatedTree
 from slipstream.speculation.selection import ROOT
-from verifier_svc.scheduling.budget import Offer, allot
-from verifier_svc.scheduling.prefill import chunks
-from verifier_svc.wait_policy.arrival_gain import ExpectedGain
+from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
-from verifier_svc.wait_policy.wait_policy import WaitPolicy
+from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +186,7 @@ class SimulatedVerifier:
         self._settings = settings
         self._random = random
         self._ended = ended
-        self._patience = WaitPolicy[SimulatedSession](LEVELS[0], settings.max_wait_s, settings.cost)
+        self._wait_policy = WaitPolicy[SimulatedSession](LEVELS[0], settings.max_wait_s, settings.cost)
         self._attachments = Attachments(agenda, settings.max_draft_tokens)
         self._serial = Serial(settings)
         self._sessions: dict[SimulatedSession, None] = {}
@@ -233,7 +231,7 @@ class SimulatedVerifier:
 
     def _open(self, drafter: SimulatedDrafter, session: SimulatedSession) -> None:
         if session in self._sessions:
-            drafter.add(session, self._patience.threshold, self)
+            drafter.add(session, self._wait_policy.threshold, self)
 
     def _say(self, drafter: SimulatedDrafter, what: Callable[[], None]) -> None:
         """It arrives."""
@@ -270,17 +268,19 @@ class SimulatedVerifier:
         """Seconds worth waiting before it, having waited so long already."""
         if step.reading:
             return 0.0
-        hopes = {
-            session: self._hope(session, nodes, paths)
+        gains = {
+            session: self._expected_gain(session, nodes, paths)
             for session, nodes, paths in zip(step.decoding, step.chosen, step.paths, strict=True)
             if session.drafter is not None and self._settings.limit(session)
         }
-        return self._patience.pause(step, hopes, self._awaited, waited)
+        return self._wait_policy.pause(step, gains, self._awaited, waited)
 
-    def _hope(self, session: SimulatedSession, nodes: list[SimulatedGuess], paths: list[float]) -> ExpectedGain:
+    def _expected_gain(
+        self, session: SimulatedSession, nodes: list[SimulatedGuess], paths: list[float]
+    ) -> ExpectedGain:
         places = {id(node): place for place, node in enumerate(nodes)}
         parents = [places.get(id(node.parent), ROOT) for node in nodes]
-        return self._patience.hope(session.version, paths, parents, self._settings.limit(session))
+        return self._wait_policy.expected_gain(session.version, paths, parents, self._settings.limit(session))
 
     def _awaited(self, session: SimulatedSession) -> tuple[DelayDistribution, float] | None:
         return self._attachments.awaited(session) if self._wanted else None
@@ -288,7 +288,7 @@ class SimulatedVerifier:
     @property
     def _wanted(self) -> bool:
         """Whether any candidates pay now."""
-        return self._patience.threshold < PAUSE
+        return self._wait_policy.threshold < PAUSE
 
     def _plan(self) -> SimulatedStep:
         limits, now = self._settings, self._agenda.now
@@ -311,7 +311,7 @@ class SimulatedVerifier:
         allotment = allot(offers, over(limits.cost, max(1, len(decoding))), room, len(decoding) + reserved)
         chosen = [nodes[:count] for nodes, count in zip(offered, allotment.counts, strict=True)]
         room = limits.step_tokens - sum(1 + len(nodes) for nodes in chosen)
-        reading = chunks(prefilling, min(room, limits.prefill_tokens) if decoding else room)
+        reading = prefill_chunks(prefilling, min(room, limits.prefill_tokens) if decoding else room)
         likely = [list(offer.probabilities) for offer in offers]
         seconds = allotment.seconds + self._serial.seconds(len(decoding))
         return SimulatedStep(decoding, chosen, likely, reading, allotment.tokens, seconds)
@@ -329,10 +329,10 @@ class SimulatedVerifier:
 
     def _end(self, step: SimulatedStep, seconds: float) -> None:
         self._busy = False
-        if not step.reading and self._patience.timed(step, step.size, seconds):
+        if not step.reading and self._wait_policy.observe_step(step, step.size, seconds):
             for session in self._sessions:
                 if session.drafter is not None:
-                    demand = partial(session.drafter.demand, session, self._patience.threshold)
+                    demand = partial(session.drafter.demand, session, self._wait_policy.threshold)
                     self._say(session.drafter, demand)
         for session, size in step.reading.items():
             session.pending -= size
@@ -348,7 +348,7 @@ class SimulatedVerifier:
         draws = [self._random.random() for _ in range(min(session.left, len(nodes) + 1))]
         ranks, refused = session.tree.decide(nodes, draws)
         if nodes:
-            self._patience.judged(len(ranks) - 1, refused)
+            self._wait_policy.observe_round(len(ranks) - 1, refused)
         if not session.tokens:
             session.first = self._agenda.now
         session.rounds += 1

@@ -29,7 +29,7 @@ from tests.enumeration import Draft, Law, Path, Target
 from tests.keyed import Noise, kept
 from verifier_svc.acceptance.judge import RULES, VerifyInput
 from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.scheduling.planner import drawn
+from verifier_svc.scheduling.planner import ANY_CANDIDATES, select_drawn
 from verifier_svc.session import Session
 from verifier_svc.sources.flow_control import read_frame
 
@@ -149,10 +149,9 @@ class Run:
             credit=None,
             tree=CandidateTree(PROMPT),
             history=TokenHistory(PROMPT),
-            say=lambda reply: None,
+            send=lambda reply: None,
         )
-        if world.admits is not None:
-            self.session.tree.admits = world.admits(self.session)
+        self.session.tree = self._tree()
         self._loop = scheduler.DraftScheduler(Table(world, chances), NO_THREAD, 512, world.expand)
         model = types_pb2.ModelInfo(vocabulary_size=len(world.target(())), max_length=LIMIT)
         self._peer = VerifierStream(self._loop, ServiceLimits(model, 4, world.max_nodes))
@@ -161,6 +160,12 @@ class Run:
         self._commands: list[drafter_pb2.DraftCommand] = []
         self._number = 0
         self._open()
+
+    def _tree(self) -> CandidateTree:
+        tree = CandidateTree(self.session.tokens)
+        if self._world.admits is not None:
+            tree.admits = self._world.admits(self.session)
+        return tree
 
     def text(self) -> Path:
         """All rounds happen, for where the text is cut must not depend on how much of it was accepted."""
@@ -177,11 +182,11 @@ class Run:
             self._pass(crossed=now.crossing and left == 0)
         if not now.late_frames:
             self._arrive()
-        chosen = drawn(self.session, now.budget)
+        chosen = select_drawn(self.session, now.budget, ANY_CANDIDATES)
         if now.waits and max(chosen.path_log_probs, default=0.0) > HOPE:
             self._pass()
             self._arrive()
-            chosen = drawn(self.session, now.budget)
+            chosen = select_drawn(self.session, now.budget, ANY_CANDIDATES)
         self._hear()
         if now.reopens:
             self._open()
@@ -191,7 +196,9 @@ class Run:
         self._judge(chosen)
         if now.rolls_back_to is not None:
             length = min(len(PROMPT) + now.rolls_back_to, len(self.session.tokens))
-            self.session.roll_back(self.session.epoch + 1, length)
+            del self.session.tokens[length:]
+            self.session.epoch += 1
+            self.session.tree = self._tree()
             self._hear()
             self._open()
 

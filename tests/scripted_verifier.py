@@ -94,9 +94,6 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 continue
             elif command.HasField("credit"):
                 session.credit += command.credit.tokens
-            elif command.HasField("rollback"):
-                session.epoch = command.epoch
-                del session.tokens[command.rollback.length :]
             elif command.HasField("close"):
                 self._end(session, outbox, verifier_pb2.FINISH_REASON_CANCELLED)
 

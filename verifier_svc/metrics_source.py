@@ -1,52 +1,93 @@
-"""Where a verifier's metrics come from."""
+"""Where a verifier's metrics come from: what it counts of its steps, and what is read when metrics are scraped."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from slipstream.engine.engine import Engine
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, Values, spans_of
 from slipstream.telemetry.tracing import Tracing
+from slipstream.v1 import verifier_pb2
+from verifier_svc.observer import RoundResult, StepObserver, StepReport
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.sources.candidate_sources import CandidateSources
 
 
-def meter(
+class StepStats(StepObserver):
+    """Counts steps, rounds and their candidates."""
+
+    def __init__(self) -> None:
+        self.seconds = metrics.STEP_SECONDS.histogram()
+        self.sessions = metrics.STEP_SESSIONS.histogram()
+        self.tokens = metrics.STEP_TOKENS.histogram()
+        self.waited_s = 0.0
+        """Seconds for which steps were held back for candidates."""
+        self.drafted: Counter[int] = Counter()
+        """Candidates verified, by depth."""
+        self.accepted_lengths: Counter[int] = Counter()
+        """Rounds with candidates, by how many they accepted."""
+        self.rejected = 0
+        self.rejected_s = 0.0
+
+    def step_ended(self, report: StepReport) -> None:
+        timing = report.timing
+        self.seconds.observe(timing.seconds)
+        self.sessions.observe(timing.sessions)
+        self.tokens.observe(timing.tokens)
+        self.waited_s += timing.waited
+        self.rejected_s += report.rejected_s
+
+    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+        depths = result.scheduled.selection.depths
+        if depths:
+            for depth in depths:
+                self.drafted[depth] += 1
+            self.accepted_lengths[result.accepted] += 1
+            self.rejected += len(depths) - result.accepted
+
+    @property
+    def accepted(self) -> Counter[int]:
+        """Candidates accepted, by depth: a path of three has one at each of three."""
+        reached: Counter[int] = Counter()
+        for length, rounds in self.accepted_lengths.items():
+            reached.update(dict.fromkeys(range(1, length + 1), rounds))
+        return reached
+
+
+def metrics_collector(
     scheduler: Scheduler,
-    engine: Engine,
-    drafters: CandidateSources,
-    gateways: ByteCounter,
+    stats: StepStats,
+    sources: CandidateSources,
+    gateway_bytes: ByteCounter,
     server: Server,
     tracing: Tracing | None,
 ) -> MetricsCollector:
-    """`gateways`: what came and went on their streams."""
-    tally, memory = scheduler.tally, scheduler.memory
+    admission, kv = scheduler.kv_admission, scheduler.executor.kv
     return MetricsCollector(
         "verifier",
         {
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
-            metrics.LINK_BYTES: lambda: gateways.by_label("gateway") | drafters.traffic.by_label("drafter"),
+            metrics.LINK_BYTES: lambda: gateway_bytes.by_label("gateway") | sources.traffic.by_label("drafter"),
             metrics.VERIFIER_SESSIONS: lambda: len(scheduler),
-            metrics.VERIFIER_WAITING: lambda: memory.waiting,
-            metrics.KV_TOTAL: lambda: engine.blocks_total,
-            metrics.KV_USED: lambda: engine.blocks_total - engine.blocks_free,
-            metrics.PREEMPTIONS: lambda: memory.preemptions,
-            metrics.PREFIX_SOUGHT: lambda: memory.tokens_sought,
-            metrics.PREFIX_FOUND: lambda: memory.tokens_found,
-            metrics.STEP_SECONDS: tally.seconds,
-            metrics.STEP_SESSIONS: tally.sessions,
-            metrics.STEP_TOKENS: tally.tokens,
+            metrics.VERIFIER_WAITING: lambda: admission.waiting,
+            metrics.KV_TOTAL: lambda: kv.blocks_total,
+            metrics.KV_USED: lambda: kv.blocks_total - kv.blocks_free,
+            metrics.PREEMPTIONS: lambda: admission.preemptions,
+            metrics.PREFIX_SOUGHT: lambda: admission.prefix_tokens_sought,
+            metrics.PREFIX_FOUND: lambda: admission.prefix_tokens_found,
+            metrics.STEP_SECONDS: stats.seconds,
+            metrics.STEP_SESSIONS: stats.sessions,
+            metrics.STEP_TOKENS: stats.tokens,
             metrics.COMMITTED: lambda: scheduler.tokens,
-            metrics.DRAFT_WAIT: lambda: tally.waited_s,
-            metrics.DEPTH_DRAFTED: lambda: _labelled(tally.drafted),
-            metrics.DEPTH_ACCEPTED: lambda: _labelled(tally.accepted),
-            metrics.ROLLED_BACK: lambda: tally.rolled_back,
-            metrics.ROLLED_BACK_SECONDS: lambda: tally.rolled_back_s,
-            metrics.DROPPED: lambda: _labelled(drafters.dropped),
+            metrics.DRAFT_WAIT: lambda: stats.waited_s,
+            metrics.DEPTH_DRAFTED: lambda: _labelled(stats.drafted),
+            metrics.DEPTH_ACCEPTED: lambda: _labelled(stats.accepted),
+            metrics.ROLLED_BACK: lambda: stats.rejected,
+            metrics.ROLLED_BACK_SECONDS: lambda: stats.rejected_s,
+            metrics.DROPPED: lambda: _labelled(sources.dropped),
         },
     )
 

@@ -13,10 +13,8 @@ from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import (
     DRAINING,
     Aborted,
-    FailedPrecondition,
     Internal,
     InvalidArgument,
-    OutOfRange,
     ResourceExhausted,
     SlipstreamError,
     Unavailable,
@@ -26,58 +24,54 @@ from slipstream.rpc.multiplexed_stream import ByteCounter, SendQueue, check_comm
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry.logs import session_of
-from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
 from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.session import PendingRollback, Reply, Session
+from verifier_svc.session import Reply, Session
 from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.sources.candidate_sources import CandidateSources
-from verifier_svc.tracing import VerifyTrace
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What this verifier promises nobody more of."""
+    """What this verifier serves at most."""
 
     model: types_pb2.ModelInfo
     max_sessions: int
     max_draft_tokens: int
     kv_tokens: int
-    places: AddressAllowlist = field(default_factory=AddressAllowlist)
-    """Where drafters may be."""
-    tracing: Tracing | None = None
-    """None: no session is traced here."""
+    allowed_addresses: AddressAllowlist = field(default_factory=AddressAllowlist)
+    """Addresses that drafters may have."""
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def __init__(
-        self, scheduler: Scheduler, drafters: CandidateSources, bounds: ServiceLimits, grammars: Grammars
+        self, scheduler: Scheduler, sources: CandidateSources, limits: ServiceLimits, grammars: Grammars
     ) -> None:
         self.scheduler = scheduler
-        self.drafters = drafters
-        self.bounds = bounds
+        self.sources = sources
+        self.limits = limits
         self.grammars = grammars
         self.traffic = ByteCounter()
-        """With gateways."""
+        """Bytes exchanged with gateways."""
         self.by_id: dict[str, Session] = {}
-        """Sessions of all gateways: the fence between two that claim one session."""
+        """Sessions of all gateways by id: of two gateways that claim one session, the lower epoch is fenced off."""
         self._leaving = False
 
     def leave(self) -> None:
-        """The verifier is about to end: sessions without KV have nothing to lose elsewhere, nor have new ones."""
+        """The verifier is about to end: refuses sessions, and ends those without KV, which lose nothing by moving."""
         self._leaving = True
         for session in list(self.by_id.values()):
             if session.sequence is None and not session.closed:
-                self.scheduler.end(session, verifier_pb2.FINISH_REASON_ERROR, _leaving())
+                self.scheduler.end_session(session, verifier_pb2.FINISH_REASON_ERROR, _leaving())
 
     def check_staying(self) -> None:
-        """Raises Unavailable once the verifier is about to end."""
+        """Raises Unavailable when the verifier is about to end."""
         if self._leaving:
             raise _leaving()
 
@@ -89,11 +83,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         requests: AsyncIterator[verifier_pb2.DecodeRequest],
         context: grpc.aio.ServicerContext[verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse],
     ) -> None:
-        peer = GatewayStream(self)
+        stream = GatewayStream(self)
         try:
-            await multiplexed_stream.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
+            await multiplexed_stream.serve(requests, context, stream.outbox, stream.receive, pack, self.traffic)
         finally:
-            peer.leave()
+            stream.leave()
 
 
 def _history(token_ids: list[int], prompt_length: int) -> TokenHistory:
@@ -156,35 +150,29 @@ class GatewayStream:
         if session is None or session.closed or command.epoch < session.epoch:
             return  # ended before the command came, or fenced
         if kind == "attach":
-            check_drafters(command.attach.drafters, self._service.bounds.places)
+            check_drafters(command.attach.drafters, self._service.limits.allowed_addresses)
             check_trust(session.sampling, command.attach.drafters)
-            self._service.drafters.attach_session(session, command.attach.drafters)
-        elif kind == "policy":
-            session.max_draft_tokens = self._most(command.policy)
-            self._service.drafters.policy(session)
-            self._service.scheduler.wake()
-        elif kind == "rollback":
-            self._roll_back(session, PendingRollback(command.epoch, command.rollback.length))
+            self._service.sources.attach_session(session, command.attach.drafters)
         elif kind == "credit":
             session.credit = None if session.credit is None else session.credit + command.credit.tokens
             self._service.scheduler.wake()
         elif kind == "close":
             self._end(session, verifier_pb2.FINISH_REASON_CANCELLED)
         else:
-            raise InvalidArgument("the command is empty; send open, attach, policy, rollback, credit or close.")
+            raise InvalidArgument("the command is empty; send open, attach, credit or close.")
 
     def _open(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None) -> None:
         number, epoch, request = command.session, command.epoch, command.open
-        known = self._sessions.get(number)
-        if known is not None and not known.closed:
-            if (known.id, known.epoch) == (request.key.id, epoch):
-                return  # said twice
+        existing = self._sessions.get(number)
+        if existing is not None and not existing.closed:
+            if (existing.id, existing.epoch) == (request.key.id, epoch):
+                return  # a repeated open
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
         self._service.check_staying()
-        check_open(request, epoch, self._service.bounds.model)
-        check_drafters(request.drafters, self._service.bounds.places)
-        check_room(request.max_length, self._service.bounds.kv_tokens)
-        if len(self._service.scheduler) >= self._service.bounds.max_sessions:
+        check_open(request, epoch, self._service.limits.model)
+        check_drafters(request.drafters, self._service.limits.allowed_addresses)
+        check_room(request.max_length, self._service.limits.kv_tokens)
+        if len(self._service.scheduler) >= self._service.limits.max_sessions:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
         sampling = proto_conversion.sampling_from_proto(request.sampling)
         check_trust(sampling, request.drafters)
@@ -198,13 +186,8 @@ class GatewayStream:
             session.structure, drawn = structure, not sampling.coupled
             session.constraint = GrammarConstraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
             session.tree.admits = session.constraint.admits
-        try:
-            self._service.drafters.attach_session(session, request.drafters)
-        except BaseException:  # half attached, it would be opened again with every link that comes back
-            self._service.drafters.detach_session(session)
-            raise
+        self._service.scheduler.open_session(session, request)
         self._sessions[number] = self._service.by_id[session.id] = session
-        self._service.scheduler.add(session)
 
     def _session(self, command: verifier_pb2.DecodeCommand, sampling: SamplingParams) -> Session:
         request = command.open
@@ -219,23 +202,17 @@ class GatewayStream:
             prompt_length=prompt_length,
             max_length=request.max_length,
             stop_token_ids=frozenset(request.stop_token_ids),
-            max_draft_tokens=self._most(request.policy),
+            max_draft_tokens=min(request.policy.max_draft_tokens, self._service.limits.max_draft_tokens),
             credit=request.credit or None,
             tree=CandidateTree(tokens),
             history=_history(tokens, prompt_length) if sampling.penalised else None,
-            say=self._say,
+            send=self._send,
             workload=request.workload,
             prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
             priority=request.priority,
             top_logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
-            trace=self._trace(request),
         )
-
-    def _trace(self, request: verifier_pb2.DecodeOpen) -> VerifyTrace | None:
-        tracing = self._service.bounds.tracing
-        trace = None if tracing is None else tracing.join(request.trace)
-        return None if trace is None else VerifyTrace(trace, trace.now())
 
     def _fence(self, session_id: str, epoch: int) -> None:
         """Of two claims on one session the higher epoch wins. Raises Aborted for the other."""
@@ -245,25 +222,14 @@ class GatewayStream:
         fenced = Aborted(f"session {session_id} is open here under epoch {rival.epoch}.", reason="FENCED")
         if epoch <= rival.epoch:
             raise fenced
-        self._service.scheduler.end(rival, verifier_pb2.FINISH_REASON_ERROR, fenced)
-
-    def _roll_back(self, session: Session, rewind: PendingRollback) -> None:
-        if rewind.epoch <= session.epoch:
-            raise FailedPrecondition("a rollback needs a higher epoch than the session's.")
-        longest = session.rewind.length if session.rewind is not None else len(session.tokens)
-        if not session.prompt_length <= rewind.length <= longest:
-            raise OutOfRange(f"the session cannot roll back to {rewind.length} tokens.")
-        self._service.scheduler.roll_back(session, rewind)
-
-    def _most(self, policy: verifier_pb2.DecodePolicy) -> int:
-        return min(policy.max_draft_tokens, self._service.bounds.max_draft_tokens)
+        self._service.scheduler.end_session(rival, verifier_pb2.FINISH_REASON_ERROR, fenced)
 
     def _fail(self, command: verifier_pb2.DecodeCommand, error: SlipstreamError) -> None:
         session = self._sessions.get(command.session)
         if session is not None and command.WhichOneof("command") != "open":
             self._end(session, verifier_pb2.FINISH_REASON_ERROR, error)
             return
-        self._say(
+        self._send(
             verifier_pb2.SessionEnd(
                 session=command.session,
                 epoch=command.epoch,
@@ -273,9 +239,9 @@ class GatewayStream:
         )
 
     def _end(self, session: Session, reason: verifier_pb2.FinishReason, error: SlipstreamError | None = None) -> None:
-        self._service.scheduler.end(session, reason, error)
+        self._service.scheduler.end_session(session, reason, error)
 
-    def _say(self, reply: Reply) -> None:
+    def _send(self, reply: Reply) -> None:
         if isinstance(reply, verifier_pb2.SessionEnd):
             self._forget(reply)
         with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream, whose end ends its sessions

@@ -1,4 +1,8 @@
-"""A verifier's session: the committed tokens, the candidate tree on top of them, and the KV below."""
+"""A session on the verifier: its committed tokens, the candidate tree on top of them, and the KV below them.
+
+Everything that one request is lives here: how its tokens are drawn, where it ends, what its gateway still takes. The
+scheduler puts sessions into steps and commits to them; nothing in here waits or sends anything by itself.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +17,22 @@ from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
 from verifier_svc.grammar_constraint import GrammarConstraint
-from verifier_svc.tracing import VerifyTrace
 
-MOST_SOURCES = 64
-"""Whose names are remembered: every open on a drafter is a source of its own."""
+MAX_SOURCE_NAMES = 64
+"""Sources whose drafter's name is remembered; every open on a drafter is a source of its own."""
 Rank = tuple[int, int]
-"""Who comes first: priority, the lower the sooner, then arrival."""
+"""Order in which sessions are served: priority, the lower the sooner, then arrival."""
 Reply = verifier_pb2.Round | verifier_pb2.DrafterEvent | verifier_pb2.SessionEnd
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRollback:
-    """A rollback that waits for the step in flight."""
-
-    epoch: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class CandidateChoice:
-    """The best candidates of a tree, for as long as the tree stays as it is."""
+    """The best candidates of a tree, valid while the tree stays as it is."""
 
     version: int
+    """The tree's."""
     limit: int
-    """Most candidates asked for."""
+    """Most candidates that were to be chosen."""
     selection: Selection
     paths: list[float]
     """Calibrated path probabilities."""
@@ -44,7 +40,7 @@ class CandidateChoice:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Owned by the event loop; in a step `sequence` is the model thread's."""
+    """Owned by the event loop; while a step runs, `sequence` belongs to the model's thread."""
 
     id: str
     number: int
@@ -61,46 +57,43 @@ class Session:
     """Output tokens the gateway still takes; None is without limit."""
     tree: CandidateTree
     history: TokenHistory | None
-    """Kept where penalties look at it."""
-    say: Callable[[Reply], None]
-    """To the session's gateway; never blocks, never raises."""
+    """Token counts; kept where the sampling parameters have penalties."""
+    send: Callable[[Reply], None]
+    """Queues a reply to the session's gateway; never blocks, never raises."""
     workload: str = ""
-    """The kind of work, for which acceptance is learned apart."""
+    """The kind of work; acceptance is learned for each kind apart."""
     prediction: tuple[int, ...] = ()
     """Output the client expects; for the drafters."""
     cache_salt: str = ""
     priority: int = 0
-    """The lower, the sooner it is served."""
+    """The lower, the sooner the session is served."""
     arrival: int = 0
     """Counts the sessions of this verifier."""
     computed: int = 0
     """Leading committed tokens whose KV is in `sequence`."""
     sequence: Sequence | None = None
-    """None while it waits for room (`verifier_svc.scheduling.kv_admission`)."""
-    entered: bool = False
-    """Whether it ever had one."""
+    """None while the session waits for KV (`verifier_svc.scheduling.kv_admission`)."""
+    admitted_once: bool = False
+    """True from the first time the session got KV."""
     in_step: bool = False
     closed: bool = False
-    rewind: PendingRollback | None = None
     idle_since: float = field(default=0.0)
-    """Monotonic seconds: the end of the session's last round."""
+    """Monotonic seconds at which the session's last round ended."""
     miss: verifier_pb2.MissCause = verifier_pb2.MISS_CAUSE_OPENING
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
     constraint: GrammarConstraint | None = None
-    """Where the output is structured."""
+    """Set where the output is structured."""
     structure: StructuredOutput | None = None
-    """The same, for the drafters."""
+    """The structured output's format, for the drafters."""
     top_logprobs: int | None = None
-    """Of how many likeliest tokens the gateway wants log-probabilities with each token's own; None: not even that."""
+    """Likeliest tokens whose log-probabilities go with each committed token's own; None: no log-probabilities."""
     served: bool = True
-    """False: a double, on which a shadow's candidates are scored (`verifier_svc.sources.shadow`); it is in no step."""
-    offer: CandidateChoice | None = None
-    """What the planner made of the tree the last time it looked."""
-    trace: VerifyTrace | None = None
-    """Where the request is traced."""
-    _sources: dict[int, str] = field(default_factory=dict)
+    """False for a copy on which a shadow drafter is scored (`verifier_svc.sources.shadow`); it is in no step."""
+    choice: CandidateChoice | None = None
+    """The planner's last look at the tree."""
+    _source_names: dict[int, str] = field(default_factory=dict)
     _labels: dict[tuple[int, ...], str] = field(default_factory=dict)
-    """What `label` said, until a name changes."""
+    """Cache of `source_label`, emptied when a name changes."""
 
     @property
     def pending(self) -> int:
@@ -123,8 +116,21 @@ class Session:
             room = min(room, self.credit)
         return max(0, min(self.max_draft_tokens, room - 1))
 
+    def clip(self, token_ids: list[int]) -> tuple[list[int], verifier_pb2.FinishReason | None]:
+        """What of a round's tokens can be committed, and why the session ends with it: nothing follows a stop token,
+        nothing exceeds max_length."""
+        room = self.max_length - len(self.tokens)
+        if len(token_ids) < room and self.stop_token_ids.isdisjoint(token_ids):
+            return token_ids, None
+        for index, token in enumerate(token_ids[:room]):
+            if token in self.stop_token_ids:
+                return token_ids[: index + 1], verifier_pb2.FINISH_REASON_STOP
+        if len(token_ids) >= room:
+            return token_ids[:room], verifier_pb2.FINISH_REASON_LENGTH
+        return token_ids, None
+
     def commit(self, token_ids: list[int], computed: int) -> None:
-        """`token_ids` become real; the KV of the first `computed` tokens is right."""
+        """Appends `token_ids` to the committed tokens, the first `computed` of which have KV now."""
         self.tokens.extend(token_ids)
         self.computed = computed
         if self.history is not None:
@@ -140,30 +146,20 @@ class Session:
         if self.credit is not None:
             self.credit -= len(token_ids)
 
-    def roll_back(self, epoch: int, length: int) -> None:
-        """The committed prefix is `length` tokens again, under a higher epoch. Between steps only."""
-        del self.tokens[length:]
-        self.epoch = epoch
-        self.computed = min(self.computed, length - 1)
-        if self.history is not None:
-            self.history.truncate(length)
-        self.tree.rollback(length)
-        self.miss = verifier_pb2.MISS_CAUSE_OPENING
-
     def name_source(self, source: int, drafter: str) -> None:
-        """Candidates from this source are that drafter's."""
+        """Records the name of the drafter whose candidates carry the number `source`."""
         self._labels = {}
-        self._sources[source] = drafter
-        if len(self._sources) > MOST_SOURCES:
-            del self._sources[next(iter(self._sources))]
+        self._source_names[source] = drafter
+        if len(self._source_names) > MAX_SOURCE_NAMES:
+            del self._source_names[next(iter(self._source_names))]
 
-    def senders(self, sources: tuple[int, ...]) -> tuple[str, ...]:
-        """Names of the drafters behind a node's sources, sorted; most often there is one."""
-        return tuple(sorted({self._sources.get(source, "") for source in sources}))
+    def drafters_of(self, sources: tuple[int, ...]) -> tuple[str, ...]:
+        """Sorted names of the drafters that sent a node with these sources; most often there is one."""
+        return tuple(sorted({self._source_names.get(source, "") for source in sources}))
 
-    def label(self, sources: tuple[int, ...]) -> str:
-        """The same as one name: that two drafters say the same is evidence of its own."""
+    def source_label(self, sources: tuple[int, ...]) -> str:
+        """One name for all drafters that sent a node: that two drafters agree is evidence of its own."""
         known = self._labels.get(sources)
         if known is None:
-            known = self._labels[sources] = "+".join(self.senders(sources))
+            known = self._labels[sources] = "+".join(self.drafters_of(sources))
         return known

@@ -1,159 +1,205 @@
-"""What a verifier tells of a traced session: its prompt read, its candidates verified, and the steps it shares."""
+"""Spans of traced sessions: their prefill, their rounds, and the steps that they share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from opentelemetry.trace import SpanContext
 
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
-from slipstream.v1 import types_pb2
+from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
+from verifier_svc.execution.executor import ScheduledSequence
+from verifier_svc.observer import RoundResult, StepObserver, StepReport, StepTiming
+from verifier_svc.session import Session
 
-if TYPE_CHECKING:
-    from verifier_svc.execution.embedded import ScheduledSequence
-    from verifier_svc.scheduling.planner import StepPlan
-    from verifier_svc.scheduling.step_result import RoundResult, StepTiming
+MAX_AWAITED_DRAFTERS = 64
 
 
-MOST_TOLD = 64
+class VerifierTracing(StepObserver):
+    """Emits spans of the sessions whose Open carries a sampled trace."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+        self.traces: dict[Session, VerifyTrace] = {}
+
+    def session_opened(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
+        trace = self._tracing.join(request.trace)
+        if trace is not None:
+            self.traces[session] = VerifyTrace(trace, trace.now())
+
+    def session_ended(self, session: Session) -> None:
+        self.traces.pop(session, None)
+
+    def step_ended(self, report: StepReport) -> None:
+        """Emits the step itself, if a traced session was in it."""
+        if not self.traces:
+            return
+        traced = ((self.traces.get(each.session), each) for each in report.step if each.complete)
+        rounds = [trace.round_context(each) for trace, each in traced if trace is not None]
+        if rounds:
+            trace = self._tracing.alone(self._tracing.step(report.number))
+            attributes: dict[str, Value] = {
+                spans.INDEX: report.number,
+                spans.SESSIONS: len(report.step),
+                spans.TOKENS: report.timing.tokens,
+                spans.DRAFTED: sum(len(scheduled.selection) for scheduled in report.step),
+                spans.BUBBLE: report.timing.waited,
+            }
+            timing = report.timing
+            trace.emit(Span(spans.STEP, timing.started, timing.ended, attributes, context=trace.root, links=rounds))
+
+    def prefill_advanced(self, scheduled: ScheduledSequence, timing: StepTiming) -> None:
+        trace = self.traces.get(scheduled.session)
+        if trace is not None:
+            trace.add_prefill(scheduled, timing)
+
+    def sequence_discarded(self, scheduled: ScheduledSequence, timing: StepTiming, step_number: int) -> None:
+        trace = self.traces.get(scheduled.session)
+        if trace is not None:
+            trace.emit_discarded(scheduled, timing, step_number)
+
+    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+        trace = self.traces.get(result.scheduled.session)
+        if trace is not None:
+            message.ended_unix_nano = trace.emit_round(result)
+
+    def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
+        trace = self.traces.get(session)
+        if trace is not None:
+            request.trace.CopyFrom(trace.trace.context(drafter))
+
+    def drafter_informed(self, session: Session, source: int, length: int, now: float) -> None:
+        trace = self.traces.get(session)
+        if trace is not None:
+            trace.await_candidates(source, length, now)
+
+    def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
+        trace = self.traces.get(session)
+        if trace is not None:
+            trace.add_frame(source, candidates, now)
 
 
 class TracedFrame(NamedTuple):
-    """Candidates that came."""
+    """A frame of candidates."""
 
     at_s: float
     size: int
     """Bytes."""
     draft: SpanContext | None
-    """Whose; None: of a drafter that traces nothing."""
+    """The drafter's span; None where the drafter traces nothing."""
     wire_s: float | None
 
 
 class VerifyTrace:
-    """Of one session; asked by the loop for what is over."""
+    """The trace of one session. All times are seconds of the event loop's monotonic clock."""
 
     def __init__(self, trace: Trace, opened_s: float) -> None:
-        """`opened_s`: on the loop's monotonic clock, as all moments here."""
         self.trace = trace
         self._opened_s = opened_s
-        self._reading_s = math.inf
-        """When the first piece of its prompt was read."""
-        self._pieces = 0
+        """When the session was opened; infinite once its prefill was emitted."""
+        self._prefill_s = math.inf
+        """Start of the first prefill step."""
+        self._prefill_steps = 0
         self._computing_s = 0.0
         self._cached = 0
-        self._told: dict[int, tuple[int, float]] = {}
-        """When each drafter, by its number, was told of which length; until its candidates on it came."""
+        self._awaited: dict[int, tuple[int, float]] = {}
+        """By source: the length that a drafter was sent last, and when; until its candidates on it arrive."""
         self._frames: list[TracedFrame] = []
-        """That came since the last step began."""
+        """Frames since the start of the last step."""
         self._drafts: list[SpanContext] = []
-        """Whose candidates were the last to come before it."""
+        """Drafters' spans behind the last frames before that step."""
         self._round: tuple[tuple[int, int], SpanContext] | None = None
 
-    def told(self, number: int, length: int, now: float) -> None:
-        """A drafter is told of the committed prefix."""
-        self._told[number] = length, now
-        if len(self._told) > MOST_TOLD:  # of drafters that were opened again and never answered
-            del self._told[next(iter(self._told))]
+    def await_candidates(self, source: int, length: int, now: float) -> None:
+        self._awaited[source] = length, now
+        if len(self._awaited) > MAX_AWAITED_DRAFTERS:  # drafters that were opened again and never answered
+            del self._awaited[next(iter(self._awaited))]
 
-    def arrived(self, number: int, candidates: types_pb2.Candidates, now: float) -> None:
-        """A drafter's frame was grafted."""
+    def add_frame(self, source: int, candidates: types_pb2.Candidates, now: float) -> None:
         draft = wire_s = None
         if candidates.HasField("mark"):
             mark = candidates.mark
-            draft = self.trace.draft(candidates.epoch, number, mark.length)
-            length, told_s = self._told.get(number, (-1, 0.0))
+            draft = self.trace.draft(candidates.epoch, source, mark.length)
+            length, sent_s = self._awaited.get(source, (-1, 0.0))
             if mark.length == length:
-                del self._told[number]
-                wire_s = max(0.0, now - told_s - mark.held_us / 1e6)
+                del self._awaited[source]
+                wire_s = max(0.0, now - sent_s - mark.held_us / 1e6)
         self._frames.append(TracedFrame(now, candidates.ByteSize(), draft, wire_s))
 
-    def read(self, turn: ScheduledSequence, timing: StepTiming) -> None:
-        """A step took in a piece of the prompt."""
-        if not self._pieces:
-            self._reading_s = timing.started
-            self._cached = turn.computed
-        self._pieces += 1
+    def add_prefill(self, scheduled: ScheduledSequence, timing: StepTiming) -> None:
+        """Counts a step that computed a piece of the prompt."""
+        if not self._prefill_steps:
+            self._prefill_s = timing.started
+            self._cached = scheduled.computed
+        self._prefill_steps += 1
         self._computing_s += timing.seconds
 
-    def verified(self, result: RoundResult, step: int) -> int:
-        """Unix nanoseconds when the step ended, for whoever sends the round."""
-        turn, timing = result.turn, result.timing
-        if self._pieces or len(turn.pending) > 1 or self._opened_s < math.inf:
-            self.read(turn, timing)
-            self._prefilled(turn, timing)
-        chosen = turn.selection
-        came = [frame for frame in self._frames if frame.at_s <= timing.started]
-        self._frames = self._frames[len(came) :]
-        drafts = {frame.draft.span_id: frame.draft for frame in came if frame.draft is not None}
+    def emit_round(self, result: RoundResult) -> int:
+        """Emits the round's span. Returns the Unix nanoseconds at which the step ended."""
+        scheduled, timing = result.scheduled, result.timing
+        if self._prefill_steps or len(scheduled.pending) > 1 or self._opened_s < math.inf:
+            self.add_prefill(scheduled, timing)
+            self._emit_prefill(scheduled, timing)
+        chosen = scheduled.selection
+        frames = [frame for frame in self._frames if frame.at_s <= timing.started]
+        self._frames = self._frames[len(frames) :]
+        drafts = {frame.draft.span_id: frame.draft for frame in frames if frame.draft is not None}
         self._drafts = [*drafts.values()] or self._drafts
         attributes: dict[str, Value] = {
             spans.DRAFTED: len(chosen),
             spans.ACCEPTED: result.accepted,
             spans.DEPTH: max(chosen.depths, default=0),
-            spans.BUDGET: turn.session.max_draft_tokens,
-            spans.FRAMES: len(came),
-            spans.BYTES: sum(frame.size for frame in came),
-            spans.WIRE: min((frame.wire_s for frame in came if frame.wire_s is not None), default=None),
+            spans.BUDGET: scheduled.session.max_draft_tokens,
+            spans.FRAMES: len(frames),
+            spans.BYTES: sum(frame.size for frame in frames),
+            spans.WIRE: min((frame.wire_s for frame in frames if frame.wire_s is not None), default=None),
         }
-        self._emit(timing, attributes, step, self.round(turn), self._drafts if len(chosen) else ())
+        links = self._drafts if len(chosen) else ()
+        self._emit_verify(timing, attributes, result.step_number, self.round_context(scheduled), links)
         return self.trace.at(timing.ended)
 
-    def round(self, turn: ScheduledSequence) -> SpanContext:
-        """The turn's; asked for twice of each."""
-        place = turn.session.epoch, turn.base
+    def round_context(self, scheduled: ScheduledSequence) -> SpanContext:
+        """The span of the sequence's round; kept, because each is needed twice."""
+        place = scheduled.session.epoch, scheduled.base
         if self._round is None or self._round[0] != place:
             self._round = place, self.trace.round(*place)
         return self._round[1]
 
-    def void(self, turn: ScheduledSequence, timing: StepTiming, step: int) -> None:
-        """A step was for nothing: the session was closed or rolled back meanwhile."""
-        if turn.complete:
-            self._emit(timing, {spans.DRAFTED: len(turn.selection), spans.DISCARDED: True}, step)
+    def emit_discarded(self, scheduled: ScheduledSequence, timing: StepTiming, step_number: int) -> None:
+        """Emits what a step did for a session that was closed meanwhile."""
+        if scheduled.complete:
+            attributes: dict[str, Value] = {spans.DRAFTED: len(scheduled.selection), spans.DISCARDED: True}
+            self._emit_verify(timing, attributes, step_number)
         else:
-            self.read(turn, timing)
-            self._prefilled(turn, timing)
+            self.add_prefill(scheduled, timing)
+            self._emit_prefill(scheduled, timing)
 
-    def _emit(
+    def _emit_verify(
         self,
         timing: StepTiming,
         attributes: dict[str, Value],
-        step: int,
+        step_number: int,
         parent: SpanContext | None = None,
         links: Sequence[SpanContext] = (),
     ) -> None:
-        step_span = self.trace.tracing.step(step)
+        step_span = self.trace.tracing.step(step_number)
         self.trace.emit(
             Span(spans.VERIFY, timing.started, timing.ended, attributes, parent=parent, links=(step_span, *links))
         )
 
-    def _prefilled(self, turn: ScheduledSequence, timing: StepTiming) -> None:
-        """The last step of a prompt says its first token: round and prefill have it both."""
-        began = min(self._opened_s, self._reading_s)
+    def _emit_prefill(self, scheduled: ScheduledSequence, timing: StepTiming) -> None:
+        """The last step of a prompt decides its first token: it is part of a round and of the prefill."""
+        began = min(self._opened_s, self._prefill_s)
         attributes = {
-            spans.EPOCH: turn.session.epoch,
-            spans.TOKENS: turn.base,
+            spans.EPOCH: scheduled.session.epoch,
+            spans.TOKENS: scheduled.base,
             spans.CACHED: self._cached,
-            spans.PASSES: self._pieces,
-            spans.QUEUE: self._reading_s - began,
+            spans.PASSES: self._prefill_steps,
+            spans.QUEUE: self._prefill_s - began,
             spans.COMPUTE: self._computing_s,
         }
         self.trace.emit(Span(spans.PREFILL, began, timing.ended, attributes))
-        self._opened_s, self._pieces, self._computing_s = math.inf, 0, 0.0
-
-
-def stepped(tracing: Tracing, number: int, plan: StepPlan, timing: StepTiming) -> None:
-    """The step itself, if a traced session was in it."""
-    rounds = [turn.session.trace.round(turn) for turn in plan.turns if turn.session.trace is not None and turn.complete]
-    if rounds:
-        trace = tracing.alone(tracing.step(number))
-        attributes: dict[str, Value] = {
-            spans.INDEX: number,
-            spans.SESSIONS: len(plan.turns),
-            spans.TOKENS: sum(turn.tokens for turn in plan.turns),
-            spans.DRAFTED: sum(len(turn.selection) for turn in plan.turns),
-            spans.BUBBLE: timing.waited,
-        }
-        trace.emit(Span(spans.STEP, timing.started, timing.ended, attributes, context=trace.root, links=rounds))
+        self._opened_s, self._prefill_steps, self._computing_s = math.inf, 0, 0.0

@@ -22,15 +22,17 @@ from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import worker_pb2
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
-from verifier_svc.estimators.cost_measurement import measure
+from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.target import open_target
-from verifier_svc.metrics_source import meter
+from verifier_svc.metrics_source import StepStats, metrics_collector
+from verifier_svc.observer import StepObserver
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import ServiceLimits, VerifierService
 from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.local import local_drafters
+from verifier_svc.tracing import VerifierTracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,48 +73,52 @@ async def running(config: VerifierConfig, parts: VerifierParts | None = None) ->
 async def _serving(
     config: VerifierConfig, parts: VerifierParts, engine: Engine, thread: ModelThread
 ) -> AsyncIterator[VerifierServer]:
-    model = proto_conversion.model_to_proto(engine.model)
+    executor = EmbeddedExecutor(engine)
+    model = proto_conversion.model_to_proto(executor.model)
     dial = dialer(DRAFTER, parts.certificates)
-    drafters = CandidateSources(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
+    sources = CandidateSources(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
     curve = CostCurve()
-    await thread.run(measure, curve, engine, config.step_tokens, config.measure_s)
-    limits = StepLimits(config.step_tokens, config.prefill_tokens, config.max_wait_s)
-    scheduler = Scheduler(engine, thread, drafters, parts.planner(drafters, limits, curve))
-    scheduler.tracing = parts.tracing
-    bounds = ServiceLimits(
+    await thread.run(executor.measure_costs, curve, config.step_tokens, config.measure_s)
+    limits = StepLimits(config.step_tokens, config.prefill_tokens, config.max_wait_s, executor.limits)
+    stats = StepStats()
+    observers: list[StepObserver] = [stats, sources.shadows]
+    if parts.tracing is not None:
+        observers.append(VerifierTracing(parts.tracing))
+    scheduler = Scheduler(executor, thread, sources, parts.planner(sources, limits, curve), observers=observers)
+    service_limits = ServiceLimits(
         model,
         config.max_sessions,
         config.max_draft_tokens,
-        engine.blocks_total * engine.block_size,
+        executor.kv.blocks_total * executor.kv.block_size,
         AddressAllowlist(config.drafters_allowed),
-        parts.tracing,
     )
-    service = VerifierService(scheduler, drafters, bounds, Grammars.of(config.model, engine.model))
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
+    service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler))
     server = Server([service.register, worker.register], role_access(parts.certificates))
-    async with local_drafters(config, drafters), asyncio.TaskGroup() as tasks:
-        loops = [tasks.create_task(scheduler.run()), tasks.create_task(drafters.run())]
+    async with local_drafters(config, sources), asyncio.TaskGroup() as tasks:
+        loops = [tasks.create_task(scheduler.run()), tasks.create_task(sources.run())]
         try:
             address = await server.start(config.listen, config.health_listen)
-            metrics = meter(scheduler, engine, drafters, service.traffic, server, parts.tracing)
+            metrics = metrics_collector(scheduler, stats, sources, service.traffic, server, parts.tracing)
             async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                 yield VerifierServer(address, scheduler, engine, service, server)
         finally:
             service.leave()
-            # Where the loop has failed nobody finishes any more.
+            # Where the loop has failed, no session can finish.
             await worker.drain(server, 0.0 if loops[0].done() else config.grace_s)
             for loop in loops:
                 loop.cancel()
 
 
-def load(scheduler: Scheduler, engine: Engine) -> worker_pb2.WatchResponse:
+def load(scheduler: Scheduler) -> worker_pb2.WatchResponse:
+    kv = scheduler.executor.kv
     return worker_pb2.WatchResponse(
         sessions=len(scheduler),
-        kv_blocks_total=engine.blocks_total,
-        kv_blocks_free=engine.blocks_free,
+        kv_blocks_total=kv.blocks_total,
+        kv_blocks_free=kv.blocks_free,
         steps=scheduler.steps,
-        waiting=scheduler.memory.waiting,
-        preemptions=scheduler.memory.preemptions,
-        prefix_tokens_sought=scheduler.memory.tokens_sought,
-        prefix_tokens_found=scheduler.memory.tokens_found,
+        waiting=scheduler.kv_admission.waiting,
+        preemptions=scheduler.kv_admission.preemptions,
+        prefix_tokens_sought=scheduler.kv_admission.prefix_tokens_sought,
+        prefix_tokens_found=scheduler.kv_admission.prefix_tokens_found,
     )

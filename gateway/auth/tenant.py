@@ -1,7 +1,7 @@
-"""Who calls, and what they may: the limits of one API key, and which sessions are theirs.
+"""Tenants: the limits of one API key, and the caller of the present task.
 
-The interceptor that knows the key (`gateway.auth.api_keys`) names the caller of each RPC; everything that asks runs in
-the same task. Without keys everybody is the one tenant OPEN, whose name is empty.
+The interceptor that knows the key (`gateway.auth.api_keys`) names the caller of each RPC; all code that reads it runs
+in the same task. Without keys every caller is the one tenant OPEN, whose name is empty.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhaust
 
 MINUTE_S = 60.0
 SESSION_RETRY_S = 1.0
-"""When a session ends nobody knows beforehand."""
+"""Seconds until a retry where all sessions of a key are in use: when one ends is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Of one key; 0 is without limit."""
+    """The limits of one key; 0 is without limit."""
 
     sessions: int = 0
-    """At once."""
+    """Sessions at once."""
     requests_per_minute: int = 0
-    """Of every kind."""
+    """Requests of every kind."""
     tokens_per_minute: int = 0
-    """Prompt and output; what a request may use at most is set aside until it ends."""
+    """Prompt and output tokens; the most that a request may use is reserved until it ends."""
     prompt_tokens: int = 0
-    """Of one request, its prediction too."""
+    """Tokens of one request's prompt, or of its prediction."""
     max_tokens: int = 0
-    """Of one request's output."""
+    """Tokens of one request's output."""
     least_priority: int | None = None
-    """The lowest `priority` that it may claim; None: the gateway's own setting."""
+    """The lowest `priority` that it may request; None: the gateway's own setting."""
     operator: bool = False
-    """Whether it may ask for what concerns all tenants."""
+    """Whether it may call what concerns all tenants."""
 
 
 class Tenant:
-    """Raises ResourceExhausted, with the time until it fits, for what is above a limit now."""
+    """The caller behind one API key. What is above a limit now raises ResourceExhausted, with the time until it
+    fits."""
 
     def __init__(self, name: str, limits: TenantLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -52,13 +53,13 @@ class Tenant:
         self.sessions = 0
 
     def change(self, limits: TenantLimits) -> None:
-        """Other limits from now on."""
+        """Apply other limits from now on."""
         self.limits = limits
         self._requests.resize(limits.requests_per_minute)
         self._tokens.resize(limits.tokens_per_minute)
 
     def arrive(self) -> None:
-        """A request came."""
+        """Count one request."""
         if wait := self._requests.wait_s(1, self._clock()):
             raise _exhausted(f"key {self.name} has used up its requests of this minute", "KEY_REQUESTS", wait)
         self._requests.take(1)
@@ -73,7 +74,7 @@ class Tenant:
             )
 
     def most_output(self, asked: int | None, default: int) -> int:
-        """Output tokens of a request. Raises InvalidArgument for more than the key may ever ask for."""
+        """The limit on a request's output tokens. Raises InvalidArgument for more than the key may ever request."""
         limit = self.limits.max_tokens
         if asked is None:
             return min(default, limit) if limit else default
@@ -84,7 +85,7 @@ class Tenant:
         return asked
 
     def admit(self, prompt: int, output: int) -> TokenReservation:
-        """Room for a session with so many tokens of prompt, and at most so many of output."""
+        """Reserve a session, `prompt` tokens, and at most `output` tokens."""
         if self.limits.sessions and self.sessions >= self.limits.sessions:
             raise _exhausted(f"key {self.name} runs all the sessions it may", "KEY_SESSIONS", SESSION_RETRY_S)
         tokens = prompt + output
@@ -101,19 +102,19 @@ class Tenant:
         return TokenReservation(self, output)
 
     def leave(self, unused: int) -> None:
-        """A session ended, with so many of its tokens unused."""
+        """A session ended; `unused` of its reserved tokens are given back."""
         self.sessions -= 1
         self._tokens.give_back(unused)
 
     def salt(self, asked: str) -> str:
-        """What caches are shared by: no tenant can have another's, whatever salt it asks for."""
+        """The cache salt of a request: no tenant can share another's caches, whatever salt it sends."""
         if not self.name:
             return asked
         return hashlib.sha256(f"{self.name}\0{asked}".encode()).hexdigest()
 
 
 class TokenReservation:
-    """A running session's room; given back once, by `end`."""
+    """What a running session has reserved; given back once, by `end`."""
 
     def __init__(self, tenant: Tenant, output: int) -> None:
         self._tenant = tenant
@@ -121,7 +122,7 @@ class TokenReservation:
         self._ended = False
 
     def end(self, output: int) -> None:
-        """The session has ended with so many tokens of output."""
+        """The session has ended with `output` tokens."""
         if not self._ended:
             self._ended = True
             self._tenant.leave(max(0, self._output - output))
@@ -132,17 +133,17 @@ _CALLER: ContextVar[Tenant] = ContextVar("caller", default=OPEN)
 
 
 def caller() -> Tenant:
-    """Of the RPC that this task serves."""
+    """The tenant whose RPC this task serves."""
     return _CALLER.get()
 
 
 def called_by(tenant: Tenant) -> None:
-    """From here on this task serves an RPC of the tenant."""
+    """Set the tenant whose RPC this task serves."""
     _CALLER.set(tenant)
 
 
 def check_operator() -> None:
-    """Raises PermissionDenied for a caller who is not an operator; on an open gateway everybody is."""
+    """Raises PermissionDenied unless the caller is an operator; on an open gateway every caller is."""
     if caller().name and not caller().limits.operator:
         raise PermissionDenied(
             f"key {caller().name} is no operator's; use one that is marked `operator = true`.", reason="OPERATOR"

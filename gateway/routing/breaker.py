@@ -1,12 +1,14 @@
-"""Whether a drafter is given sessions: a circuit breaker. Pure; time is an argument, in monotonic seconds.
+"""A circuit breaker for each drafter: while it is open, no session uses the drafter. Pure; time is an argument, in
+monotonic seconds.
 
     closed ──── failures within the window weigh LIMIT or more ───▶ open
     open ────── the cool-down is over ────────────────────────────▶ half-open
-    half-open ─ the one session that tries got candidates ────────▶ closed
+    half-open ─ the one probing session got candidates ───────────▶ closed
     half-open ─ it failed again ──────────────────────────────────▶ open, twice as long up to a bound
 
-Half-open is a matter of time, not an event: whoever asks next may try. A try that is never decided (the session ended,
-or had nothing to draft) goes to the next who asks, at the latest after PROBE_S, so no breaker stays open for ever.
+Half-open is a matter of time, not an event: the next session may probe the drafter. A probe that is never decided (the
+session ended, or had nothing to draft) passes to the next session, at the latest after PROBE_S, so no breaker stays
+open for ever.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from slipstream.v1 import types_pb2
 LIMIT = 3.0
 """Weight of recent failures that opens a breaker."""
 BURST_S = 0.5
-"""Failures of one kind so close together are one: a lost link is told of by each of its sessions."""
+"""Seconds within which failures of one kind count as one: every session of a lost link reports it."""
 PROBE_S = 10.0
-"""A try that was not decided for so long stands in nobody's way."""
+"""Seconds after which an undecided probe does not block another one."""
 
-# What no correct drafter does, and verifiers judged by themselves.
+# Reasons that verifiers send for what no correct drafter does.
 _AT_ONCE = frozenset({"PROTOCOL", "CANDIDATES_AHEAD", "DISHONEST", "FLOODING"})
 _SERIOUS = frozenset({grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.DEADLINE_EXCEEDED.value[0]})
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE.value[0], grpc.StatusCode.OUT_OF_RANGE.value[0]})
 
 
 def weight(failure: types_pb2.Failure) -> float:
-    """How much a DrafterEvent's failure says against the drafter itself.
+    """The weight of a DrafterEvent's failure against the drafter itself.
 
-    Broken numbers and silence are two thirds of a verdict, a lost link is a third. A refusal is a sixth: most often the
+    Broken numbers and silence weigh two thirds of LIMIT, a lost link a third. A refusal weighs a sixth: most often the
     drafter is only full, or cannot hold this one session.
     """
     if failure.reason in _AT_ONCE:
@@ -48,7 +50,7 @@ def weight(failure: types_pb2.Failure) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """Seconds, all of them."""
+    """Times of a breaker, in seconds."""
 
     window_s: float = 30.0
     """Older failures are forgotten; a breaker that stayed closed for so long starts from the first cool-down again."""
@@ -63,14 +65,14 @@ class BreakerState(enum.Enum):
 
 
 class CircuitBreaker:
-    """Of one drafter. An owner is whoever would be given the drafter: compared by identity, never looked at."""
+    """The breaker of one drafter. An owner is a session that would use it: compared by identity, otherwise unused."""
 
     def __init__(self, tolerance: BreakerSettings | None = None) -> None:
         self._tolerance = tolerance or BreakerSettings()
         self._failures: list[tuple[float, str, float]] = []
-        """Time, kind and weight of each within the window."""
+        """Time, kind and weight of each failure within the window."""
         self._until: float | None = None
-        """The end of the cool-down; None while closed."""
+        """When the cool-down ends; None while closed."""
         self._cool_down_s = 0.0
         self._closed_at = -math.inf
         self._probe: object | None = None
@@ -82,30 +84,31 @@ class CircuitBreaker:
         return BreakerState.OPEN if now < self._until else BreakerState.HALF_OPEN
 
     def admits(self, owner: object, now: float) -> bool:
-        """Whether the owner may have the drafter, or keep it."""
+        """Whether the owner may use the drafter, or go on using it."""
         if self._until is None or self._probe is owner:
             return True
         return now >= self._until and (self._probe is None or now >= self._probe_until)
 
     def enter(self, owner: object, now: float) -> None:
-        """The owner, who was admitted, takes the drafter: while half-open, this is the one try."""
+        """An admitted owner starts to use the drafter: while half-open, this is the one probe."""
         if self._until is not None and self._probe is not owner:
             self._probe, self._probe_until = owner, now + PROBE_S
 
     def leave(self, owner: object) -> None:
-        """The owner gave the drafter back; if it tried, nothing was learned."""
+        """The owner stopped using the drafter; if it was the probe, the probe is undecided."""
         if self._probe is owner:
             self._probe = None
 
     def succeeded(self, owner: object, now: float) -> None:
-        """Candidates of the drafter were verified for the owner; counts if it is the one that tries."""
+        """Candidates of the drafter were verified for the owner; closes the breaker if it is the probe."""
         if self._until is not None and self._probe is owner:
             self._until = self._probe = None
             self._closed_at = now
             self._failures.clear()
 
     def failed(self, owner: object, failure: types_pb2.Failure, now: float) -> None:
-        """The drafter failed the owner. While open only the one that tries is heard: the others bring old news."""
+        """The drafter failed the owner. While open only the probe counts: other failures are older than the
+        cool-down."""
         if self._until is not None:
             if self._probe is owner:
                 self._trip(now, again=True)

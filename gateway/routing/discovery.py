@@ -1,4 +1,4 @@
-"""Workers that come and go behind one DNS name, such as a headless Service: each of its addresses is one of its own."""
+"""Workers behind one DNS name, such as a headless Service: each of its addresses is a worker, which may come and go."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 
 SCHEME = "dns:///"
 Resolve = Callable[[str], Awaitable[Collection[str]]]
-"""HOST:PORT -> every ADDRESS:PORT that it stands for now. Raises OSError where nobody can say."""
+"""HOST:PORT -> every ADDRESS:PORT that it resolves to now. Raises OSError where it cannot be resolved."""
 
 
 class Worker(Protocol):
     @property
     def away(self) -> bool:
-        """Whether nobody answers at its address, and nothing is under way there."""
+        """Whether it does not answer, and nothing is under way there."""
 
     async def run(self) -> None: ...
 
@@ -32,8 +32,8 @@ W = TypeVar("W", bound=Worker)
 
 
 def by_name(target: str, setting: str = "") -> bool:
-    """Whether to look for all addresses of a name, `dns:///HOST:PORT`. Raises InvalidArgument for half of that, and
-    names the `setting`."""
+    """Whether the target is a name with several addresses, `dns:///HOST:PORT`. Raises InvalidArgument, which names the
+    `setting`, for one without a host or a port."""
     if not target.startswith(SCHEME):
         return False
     host, _, port = target.removeprefix(SCHEME).rpartition(":")
@@ -43,7 +43,7 @@ def by_name(target: str, setting: str = "") -> bool:
 
 
 async def resolve(target: str) -> Collection[str]:
-    """As this machine resolves names. A host with addresses of both kinds has one worker: IPv4 is taken then."""
+    """Resolve by this machine's resolver. A host with addresses of both kinds has one worker: IPv4 is taken then."""
     host, _, port = target.rpartition(":")
     found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     four = {f"{address[0]}:{port}" for family, *_, address in found if family == socket.AF_INET}
@@ -51,17 +51,16 @@ async def resolve(target: str) -> Collection[str]:
 
 
 class Discovery(Generic[W]):
-    """Keeps `roster` up to date with what a name stands for.
+    """Keeps `roster` up to date with the addresses of a name.
 
-    DNS says who is there to be found, not who works: a Service forgets a pod that drains, and servers of names fail.
-    So a worker is let go once its name has forgotten it *and* it does not answer, and an answer that fails changes
-    nothing.
+    DNS lists what can be found, not what works: a Service drops a pod that drains, and name servers fail. So a worker
+    is removed once its name no longer lists it *and* it does not answer, and a lookup that fails changes nothing.
     """
 
     def __init__(self, target: str, make: Callable[[str], W], roster: list[W], changed: Callable[[], None]) -> None:
-        """`make` gets ADDRESS:PORT. `changed` is called when the roster is another one."""
+        """`make` takes ADDRESS:PORT. `changed` is called when the roster changed."""
         self.target = target
-        """As the configuration has it."""
+        """The target as configured."""
         self._host = target.removeprefix(SCHEME)
         self._make = make
         self._roster = roster
@@ -70,11 +69,11 @@ class Discovery(Generic[W]):
         self._complaint = LogOnce(log, logging.WARNING)
 
     def found(self, worker: Worker) -> bool:
-        """Whether the worker is one of the name's."""
+        """Whether the worker was found behind this name."""
         return any(worker is known for known, _ in self._known.values())
 
     async def run(self, resolve: Resolve, period_s: float) -> None:
-        """Ask every `period_s`, and run whoever is found, until cancelled."""
+        """Resolve the name every `period_s`, and run the workers that are found, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -99,12 +98,12 @@ class Discovery(Generic[W]):
             if worker.away:
                 del self._known[address]
                 self._roster.remove(worker)
-                tasks.create_task(_dismiss(worker, task))
+                tasks.create_task(_close_worker(worker, task))
                 log.info("%s is no longer at %s", self._host, address)
         self._changed()
 
 
-async def _dismiss(worker: Worker, task: asyncio.Task[None]) -> None:
+async def _close_worker(worker: Worker, task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
     await worker.close()

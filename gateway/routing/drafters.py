@@ -1,4 +1,5 @@
-"""The drafters the gateway may name to verifiers. It never sends them work: candidates go from worker to worker."""
+"""The gateway's view of a drafter, which it names to verifiers. It never sends it work: candidates go from worker to
+worker."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ REPLICA = "@"
 
 
 def replica(pool: str, address: str) -> str:
-    """The name of one of several drafters that requests know by one name."""
+    """The name of one of several drafters that share the name `pool` in requests."""
     return f"{pool}{REPLICA}{address}"
 
 
@@ -42,7 +43,7 @@ class InVerifierWatch:
 
 
 class DrafterWorker:
-    """A worker as it says it is, and whether sessions may have it."""
+    """A drafter's identity and load, and whether sessions may use it."""
 
     def __init__(
         self,
@@ -53,39 +54,39 @@ class DrafterWorker:
         changed: Callable[[], None],
         tolerance: BreakerSettings | None = None,
     ) -> None:
-        """`name`: what verifiers call it, one of its own; of one that was found behind a DNS name, `replica`. A drafter
-        inside the verifiers has no `channel`."""
+        """`name`: its unique name at verifiers; of a drafter behind a DNS name, made by `replica`. A drafter inside
+        the verifiers has no `channel`."""
         self.name = name
         self.pool = pool_of(name)
-        """What requests, rules and clients call it, and its replicas."""
+        """Its name in requests, rules and metrics, shared with its replicas."""
         self.address = address
         self.trusted = trusted
         self.reserved = False
-        """Whether it serves only those who name it: it is a shadow (`gateway.experiments.experiment`)."""
+        """Whether it serves only sessions that name it, because it is an experiment's shadow."""
         self._channel = channel
-        self._presence = InVerifierWatch(address) if channel is None else WorkerWatch(address, channel, changed)
+        self._watch = InVerifierWatch(address) if channel is None else WorkerWatch(address, channel, changed)
         self.breaker = CircuitBreaker(tolerance)
         self.closed = False
-        """Whether it was let go: nobody is at its address, and nobody is expected there."""
+        """Whether it was removed: its address no longer answers and is no longer listed."""
         self.users = 0
-        """Sessions of this gateway that have the drafter now."""
+        """Sessions of this gateway that use the drafter now."""
 
     @property
     def present(self) -> bool:
-        return self._presence.present
+        return self._watch.present
 
     @property
     def method(self) -> str:
-        return self._presence.method
+        return self._watch.method
 
     @property
     def sessions(self) -> int:
-        """Those of other gateways as far as known; a crowd of our own that comes at once is counted at once."""
-        return max(self.users, self._presence.load.sessions)
+        """Sessions that use it: of all gateways as it reports them, and this gateway's own without delay."""
+        return max(self.users, self._watch.load.sessions)
 
     @property
     def draining(self) -> bool:
-        return self._presence.load.draining
+        return self._watch.load.draining
 
     @property
     def away(self) -> bool:
@@ -93,17 +94,17 @@ class DrafterWorker:
 
     @property
     def burden(self) -> tuple[bool, bool, int]:
-        """Of replicas the one with the least comes first."""
+        """Sort key: the replica with the smallest is chosen."""
         return not self.present, self.draining, self.sessions
 
     def holds(self, length: int) -> bool:
-        """Whether a session of so many tokens is not too long for it."""
-        model = self._presence.model
+        """Whether a session of `length` tokens fits its context."""
+        model = self._watch.model
         return model is None or not model.max_length or length < model.max_length
 
     def mismatch(self, target: types_pb2.ModelInfo) -> str:
-        """The sentence that says why the drafter cannot serve a target; empty when it can or was never reached."""
-        mine = self._presence.model
+        """The reason why the drafter cannot serve a target, as a sentence; empty if it can or was never reached."""
+        mine = self._watch.model
         if mine is None or share_vocabulary(mine, target):
             return ""
         return (
@@ -115,13 +116,13 @@ class DrafterWorker:
         return verifier_pb2.DrafterAddress(address=self.address, name=self.name, trusted=self.trusted, shadow=shadow)
 
     def as_served(self, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:
-        unreached = "" if self._presence.model else unreached_yet(self.pool)
+        unreached = "" if self._watch.model else unreached_yet(self.pool)
         return gateway_pb2.ServedDrafter(
-            name=self.pool, model=self._presence.model, mismatch=self.mismatch(target) or unreached
+            name=self.pool, model=self._watch.model, mismatch=self.mismatch(target) or unreached
         )
 
     async def run(self) -> None:
-        await self._presence.run()
+        await self._watch.run()
 
     async def close(self) -> None:
         self.closed = True

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class VerifierWorker:
-    """Listens to its link and hands every round to its session's seat. `changed` is called when a session that waits
-    for a verifier should look again."""
+    """Keeps one stream to a verifier and passes each round to its session. `changed` is called when a session that
+    waits for a verifier should look again."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class VerifierWorker:
         traffic: ByteCounter | None = None,
         failed: Callable[[str, str, int], None] = lambda drafter, reason, sessions: None,
     ) -> None:
-        """`failed`: told how many sessions lost a drafter, by its name and for what reason."""
+        """`failed(drafter, reason, sessions)` is called when sessions lost a drafter."""
         self.address = address
         self._failed = failed
         self._fingerprint = fingerprint
@@ -43,25 +43,25 @@ class VerifierWorker:
             verifier_pb2.DecodeCommand, verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse
         ]
         self._link = MultiplexedStream(stub.Decode, _pack, self, traffic=traffic)
-        self._presence = WorkerWatch(address, self._channel, self._introduced)
+        self._watch = WorkerWatch(address, self._channel, self._introduced)
         self._complaint = LogOnce(log, logging.ERROR)
         self._seats: dict[int, VerifierSession] = {}
         self._next = 0
 
     @property
     def model(self) -> types_pb2.ModelInfo | None:
-        """None until the verifier was reached, and for one that cannot serve this gateway's tokenizer."""
-        return None if self.mismatch else self._presence.model
+        """The model it runs; None until it was reached, and if it does not fit this gateway's tokenizer."""
+        return None if self.mismatch else self._watch.model
 
     @property
     def present(self) -> bool:
         """Whether it answers."""
-        return self._presence.present
+        return self._watch.present
 
     @property
     def mismatch(self) -> str:
-        """Why the verifier cannot serve, or nothing."""
-        model = self._presence.model
+        """The reason why the verifier cannot serve, as a sentence; empty if it can."""
+        model = self._watch.model
         if model is None or model.vocabulary_fingerprint == self._fingerprint:
             return ""
         if model.dtype == EMULATED or model.vocabulary_fingerprint.startswith(EMULATED):  # has no words to disagree on
@@ -74,7 +74,7 @@ class VerifierWorker:
     @property
     def ready(self) -> bool:
         """Whether new sessions may be opened here."""
-        return self.model is not None and self._link.up and not self._presence.load.draining
+        return self.model is not None and self._link.up and not self._watch.load.draining
 
     @property
     def away(self) -> bool:
@@ -82,21 +82,21 @@ class VerifierWorker:
 
     @property
     def sessions(self) -> int:
-        """Sessions here, counting those of other gateways as far as known."""
-        return max(len(self._seats), self._presence.load.sessions)
+        """Sessions there: of all gateways as it reports them, and this gateway's own without delay."""
+        return max(len(self._seats), self._watch.load.sessions)
 
     @property
     def crowded(self) -> bool:
-        """Whether sessions wait here for KV memory."""
-        return self._presence.load.waiting > 0
+        """Whether sessions wait there for KV memory."""
+        return self._watch.load.waiting > 0
 
     @property
     def steps(self) -> int:
-        """Grows while the verifier works."""
-        return self._presence.load.steps
+        """The verifier's step counter, which grows while it works."""
+        return self._watch.load.steps
 
     def seat(self) -> VerifierSession:
-        """A place for one session; it is free again once the verifier says that the session ended."""
+        """A new session on this verifier; its number is free again once the verifier has ended it."""
         assert self.model is not None
         while self._next in self._seats:
             self._next = (self._next + 1) % 2**32
@@ -109,7 +109,7 @@ class VerifierWorker:
         """Keep the stream and the watch alive until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._link.run())
-            tasks.create_task(self._presence.run())
+            tasks.create_task(self._watch.run())
 
     async def close(self) -> None:
         await self._channel.close()
@@ -124,7 +124,7 @@ class VerifierWorker:
         self._told(frame.drafter_events)
         for end in frame.ends:
             if end.failure.reason == DRAINING:  # sooner than its Watch says so
-                self._presence.load.draining = True
+                self._watch.load.draining = True
             if seat := self._seats.pop(end.session, None):
                 seat.receive_end(end)
 
@@ -156,7 +156,7 @@ class VerifierWorker:
     def _send(self, command: verifier_pb2.DecodeCommand) -> None:
         try:
             self._link.send(command)
-        except ResourceExhausted as error:  # a peer that does not read cannot be told anything: start over
+        except ResourceExhausted as error:  # a peer that does not read cannot be sent anything: start over
             self._link.drop()
             raise Unavailable(error.message, reason=error.reason) from error
 

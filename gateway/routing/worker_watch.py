@@ -1,4 +1,4 @@
-"""What a worker runs and how busy it is, kept up to date for as long as the gateway runs."""
+"""Watches one worker for as long as the gateway runs: its model, its method, and its load."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-INTRODUCTION_TIMEOUT_S = 5.0
+GET_MODEL_TIMEOUT_S = 5.0
 
 
 class WorkerWatch:
-    """`model` stays known while the worker is away; `present` says whether it answers."""
+    """`model` stays known while the worker is away; `present` is whether it answers."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, changed: Callable[[], None]) -> None:
         self._address = address
@@ -32,11 +32,11 @@ class WorkerWatch:
         self._complaint = LogOnce(log, logging.ERROR)
 
     async def run(self) -> None:
-        """Ask and watch, and again with jittered backoff after every loss, until cancelled."""
+        """Read model and load, and again with backoff after every loss, until cancelled."""
         backoff = Backoff()
         while True:
             try:
-                await self._introduce()
+                await self._read_model()
                 watch = self._stub.Watch(worker_pb2.WatchRequest())
                 try:
                     async for load in watch:
@@ -48,21 +48,21 @@ class WorkerWatch:
                     watch.cancel()
             except grpc.RpcError as error:
                 known = error_of(error)
-                self._complain(known, aloud=known.reason == HANDSHAKE)
+                self._report(known, aloud=known.reason == HANDSHAKE)
             except SlipstreamError as error:
-                self._complain(error, aloud=True)
+                self._report(error, aloud=True)
             self.present = False
             self._changed()
             await backoff.wait()
 
-    async def _introduce(self) -> None:
+    async def _read_model(self) -> None:
         # A worker that came back may be another one: ask again before every watch.
-        answer = parsed(await self._stub.GetModel(worker_pb2.GetModelRequest(), timeout=INTRODUCTION_TIMEOUT_S))
+        answer = parsed(await self._stub.GetModel(worker_pb2.GetModelRequest(), timeout=GET_MODEL_TIMEOUT_S))
         self.model, self.method, self.present = answer.model, answer.method, True
         self._changed()
 
-    def _complain(self, error: SlipstreamError, *, aloud: bool) -> None:
-        """Aloud, and once, of what only an operator can mend."""
+    def _report(self, error: SlipstreamError, *, aloud: bool) -> None:
+        """Log an error, once, for what only an operator can mend: `aloud`."""
         log.debug("%s does not answer: %s", self._address, error.message)
         if aloud:
             self._complaint.log_problem(f"{self._address} cannot be used: {error.message}")

@@ -1,4 +1,4 @@
-"""Where a Redis store is: one server, a primary that sentinels know, or a cluster."""
+"""The address of a Redis store: one server, a primary behind sentinels, or a cluster."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PORTS = {SENTINEL: 26379, CLUSTER: 6379}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Of one server alone, `url` says everything, and there are no `hosts`."""
+    """A single server has its `url` only, and no `hosts`."""
 
     url: str
-    """redis://, rediss:// (TLS) or unix://, of one server: its user, password, database and options hold for all."""
+    """redis://, rediss:// (TLS) or unix:// of one server: user, password, database and options hold for all."""
     hosts: tuple[tuple[str, int], ...] = ()
-    """Of the sentinels, or of the cluster's nodes to begin with."""
+    """The sentinels, or the cluster's nodes to begin with."""
     primary: str = ""
-    """What the sentinels call it; empty for a cluster."""
+    """The primary's name at the sentinels; empty for a cluster."""
 
     @property
     def cluster(self) -> bool:
@@ -57,7 +57,7 @@ def _split(text: str) -> SplitResult:
         split = urlsplit(text)
         if split.scheme in SINGLE:
             _ = split.port  # raises for what is none
-    except ValueError:  # whose words may quote a part of the password
+    except ValueError:  # its text may quote a part of the password
         raise refusal("host or port cannot be read; a password's / @ : and # must be escaped") from None
     return split
 

@@ -1,5 +1,5 @@
-"""A session store that is watched: how long operations take, which fail, how long the oldest has been waiting. The log
-tells when it goes away, for what reason, and when it is back."""
+"""A session store with metrics: durations and failures of operations, age of the oldest one under way. Logs when the
+store goes away, for what reason, and when it is back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import BoundedLabels
 
 MOST_REASONS = 64
-NOBODY = "nobody"
-"""No session's id."""
+NO_SESSION = "nobody"
+"""No session has this id."""
 MOST_CAUSE = 200
-"""Characters of what the store's client says."""
+"""Characters of the store client's error that are logged."""
 
 log = logging.getLogger(__name__)
 
@@ -26,18 +26,18 @@ Result = TypeVar("Result")
 
 
 class MeasuredStore:
-    """Does what the store behind it does."""
+    """Passes each operation on to the store behind it, and measures it."""
 
     def __init__(self, store: SessionStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        self._waiting: dict[int, float] = {}
-        """Since when each operation on its way has been; the oldest one first."""
+        self._under_way: dict[int, float] = {}
+        """When each operation under way began; the oldest first."""
         self._numbers = 0
         self._reasons = BoundedLabels(MOST_REASONS)
         self.seconds = metrics.STORE_SECONDS.histogram()
         self.errors: Counter[tuple[str, ...]] = Counter()
-        """By operation and reason."""
+        """Failures by operation and reason."""
         self._away = False
 
     @property
@@ -46,15 +46,15 @@ class MeasuredStore:
 
     @property
     def lag_s(self) -> float:
-        """Age of the oldest operation that has no answer yet."""
-        return self._clock() - next(iter(self._waiting.values()), self._clock())
+        """Age of the oldest operation under way."""
+        return self._clock() - next(iter(self._under_way.values()), self._clock())
 
     async def greet(self) -> None:
-        """Somebody should hear of a store that is away before the first session does. Never raises."""
+        """Log a store that is away before the first session needs it. Never raises."""
         try:
-            await self._store.read(NOBODY)
+            await self._store.read(NO_SESSION)
         except SlipstreamError as error:
-            self._hear(error)
+            self._log_state(error)
 
     async def create(self, record: SessionRecord) -> None:
         await self._timed("create", self._store.create(record))
@@ -91,21 +91,21 @@ class MeasuredStore:
     async def _timed(self, operation: str, doing: Awaitable[Result]) -> Result:
         self._numbers += 1
         number, began = self._numbers, self._clock()
-        self._waiting[number] = began
+        self._under_way[number] = began
         try:
             done = await doing
         except SlipstreamError as error:
             self.errors[operation, self._reasons(error.reason)] += 1
-            self._hear(error)
+            self._log_state(error)
             raise
         else:
-            self._hear(None)
+            self._log_state(None)
             return done
         finally:
-            del self._waiting[number]
+            del self._under_way[number]
             self.seconds.labels(operation).observe(self._clock() - began)
 
-    def _hear(self, error: SlipstreamError | None) -> None:
+    def _log_state(self, error: SlipstreamError | None) -> None:
         was_away, self._away = self._away, isinstance(error, Unavailable)
         if isinstance(error, Unavailable) and not was_away:
             cause = str(error.__cause__ or error).partition("\n")[0][:MOST_CAUSE]

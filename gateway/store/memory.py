@@ -1,4 +1,4 @@
-"""The embedded store: the same contract in this process, for one gateway on one machine."""
+"""The session store in this process's memory, for one gateway on one machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class _Entry:
     outcome: bytes = b""
     lease_until: float = 0.0
     given_up: bool = False
-    """The lease: under this epoch for good."""
+    """Whether the lease was given up: under this epoch for good."""
     expires_at: float = 0.0
 
 
 class MemoryBackend:
-    """What several `MemoryStore`s share, as several gateways share one Redis."""
+    """The data that several `MemoryStore`s share, as several gateways share one Redis."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -123,7 +123,7 @@ class MemoryStore:
         )
 
     async def close(self) -> None:
-        """Nothing to give up."""
+        """Nothing to close."""
 
     def _entry(self, session: str) -> _Entry:
         self._memory.purge()

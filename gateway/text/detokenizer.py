@@ -24,14 +24,14 @@ _PER_TOKEN = {"Replace", "ByteFallback", "Metaspace", "WordPiece"}
 
 class Detokenizer(Protocol):
     def push(self, token: int) -> str:
-        """The text that this token made final."""
+        """Add a token; returns the text that became final."""
 
     def flush(self) -> str:
-        """The rest, once no more tokens can follow."""
+        """The rest of the text, once no more tokens can follow."""
 
 
 class TokenDecoder:
-    """What all sessions of one tokenizer share. `detokenizer` makes the state of one session."""
+    """Decodes tokens for all sessions of one tokenizer. `detokenizer` makes the state of one session."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -50,7 +50,7 @@ class TokenDecoder:
         return _Whole(self)
 
     def shown(self, token: int) -> str | None:
-        """The vocabulary's word for a token; None for one that leaves no text."""
+        """The vocabulary entry of a token; None for one without text."""
         word: str | None = self._tokenizer.id_to_token(token)
         return None if word is None or word in self._special else word
 
@@ -59,12 +59,12 @@ class TokenDecoder:
         return text
 
     def text_of(self, token: int) -> gateway_pb2.TokenText:
-        """A token by itself. The bytes of an output's tokens, joined, are those of its text, but for what a decoder
-        strips at the text's beginning."""
-        told = self._texts.get(token)
-        if told is None:
-            told = self._texts[token] = self._text_of(token)
-        return told
+        """The text and bytes of a single token. The bytes of an output's tokens, joined, are those of its text, except
+        for what a decoder strips at the beginning of the text."""
+        known = self._texts.get(token)
+        if known is None:
+            known = self._texts[token] = self._text_of(token)
+        return known
 
     def _text_of(self, token: int) -> gateway_pb2.TokenText:
         word = self.shown(token)
@@ -103,7 +103,7 @@ class _PerToken:
     def __init__(self, decoding: TokenDecoder) -> None:
         self._decoding = decoding
         self._begun = False
-        """Whether any text came out: until then a decoder may still strip what it takes for a leading space."""
+        """Whether any text was returned: until then a decoder may still strip what it takes for a leading space."""
         self._pending: list[int] = []
 
     def push(self, token: int) -> str:

@@ -30,25 +30,26 @@ class Tokenizer:
         self.fingerprint = fingerprint(encoder)
 
     async def encode(self, text: str) -> list[int]:
-        """Of a whole text, with the special tokens that the tokenizer puts around one. Raises InvalidArgument for a
-        text above the limit."""
+        """Token ids of a whole text, with the special tokens that the tokenizer puts around it. Raises InvalidArgument
+        for a text above the size limit."""
         return await self._measured(self._encode, text)
 
     async def encode_middle(self, text: str) -> list[int]:
-        """Of a part of a text, with nothing around it. Raises what `encode` raises."""
+        """Token ids of a part of a text, without special tokens around it. Raises what `encode` raises."""
         return await self._measured(self._middle.encode, text)
 
     async def prepare(self, model: types_pb2.ModelInfo) -> None:
-        """For structures that the model is asked for: what takes long the first time is done now."""
-        await asyncio.wrap_future(self._of(model).prepare())
+        """Prepare structured output for a model: what takes long the first time is done now."""
+        await asyncio.wrap_future(self._grammars_of(model).prepare())
 
     async def compile(self, structure: StructuredOutput, model: types_pb2.ModelInfo, salt: str) -> None:
         """Raises InvalidArgument for a structure that cannot be read, FailedPrecondition for one that the model cannot
         write."""
-        await asyncio.wrap_future(self._of(model).compile(structure, salt))
+        await asyncio.wrap_future(self._grammars_of(model).compile(structure, salt))
 
-    def _of(self, model: types_pb2.ModelInfo) -> Grammars:
-        """By all that is compiled for: the models of a gateway share their tokenizer, not always these."""
+    def _grammars_of(self, model: types_pb2.ModelInfo) -> Grammars:
+        """The compiled grammars for a model. The models of a gateway share their tokenizer, but not always these
+        values."""
         size, ends = model.vocabulary_size, tuple(model.eos_token_ids)
         key = (model.vocabulary_fingerprint, size, ends)
         if key not in self._grammars:
@@ -56,11 +57,11 @@ class Tokenizer:
         return self._grammars[key]
 
     def shown(self, token: int) -> gateway_pb2.TokenText:
-        """What can be said of one token."""
+        """The text and bytes of one token."""
         return self._decoding.text_of(token)
 
     def detokenizer(self) -> Detokenizer:
-        """For one session's output."""
+        """A detokenizer for one session's output."""
         return self._decoding.detokenizer()
 
     async def _measured(self, encode: Encode, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""API keys: how they are made, and what is kept of them."""
+"""API keys: their creation, and the hash that a gateway keeps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 import secrets
 
 PREFIX = "slipstream-"
-"""So that scanners for secrets in repositories and logs can know one."""
+"""Lets scanners for secrets recognise a key in repositories and logs."""
 KEY_BYTES = 32
 KEY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What a key, and the tenant whose it is, may be called."""
+"""Valid names of a key and its tenant."""
 
 
 def new_key() -> str:

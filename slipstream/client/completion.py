@@ -10,7 +10,7 @@ from slipstream.v1 import gateway_pb2, verifier_pb2
 
 Event = gateway_pb2.GenerateResponse | gateway_pb2.ResumeResponse
 TRACE_ID = "trace-id"
-"""The trailing metadata by which a gateway says that it traces the request, and under which name."""
+"""Trailing metadata with the trace id, sent by a gateway that traces the request."""
 FINISH_REASONS = {
     verifier_pb2.FINISH_REASON_STOP: "stop",
     verifier_pb2.FINISH_REASON_LENGTH: "length",
@@ -20,7 +20,7 @@ FINISH_REASONS = {
 
 
 def _gap() -> Unavailable:
-    return Unavailable("a part of the text did not come.", reason="GAP")
+    return Unavailable("a part of the text is missing.", reason="GAP")
 
 
 def _token(text: gateway_pb2.TokenText, logprob: float) -> dict[str, object]:
@@ -34,23 +34,23 @@ def _likelihood(logprob: gateway_pb2.Logprob) -> dict[str, object]:
 
 @dataclass(slots=True)
 class Completion:
-    """Everything that was said of it."""
+    """What has been received of one completion."""
 
     started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
     begins: int = 0
-    """Output tokens that its client had before: nothing else is known of those here, and their ids stand for them."""
+    """Output tokens that the client had before. Of those only their number is known: `token_ids` has placeholders."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
-    """One for each token, if the request asked for them; but none for what another gateway said before."""
+    """One for each token, if requested; none for tokens that another gateway sent before."""
     likely: list[int] = field(default_factory=list)
-    """Places of the tokens that `logprobs` are of."""
+    """Positions of the tokens of `logprobs`."""
     trace_id: str = ""
-    """Of the latest request that was made for it; empty where the gateway does not trace it."""
+    """Trace id of the latest request for this completion; empty if it is not traced."""
 
     def take(self, response: Event) -> str:
-        """Fold one event in; returns the text it added. Raises Unavailable where something before it is missing."""
+        """Adds one event and returns its text. Raises Unavailable for a gap before it."""
         kind = response.WhichOneof("event")
         if kind == "started":
             self.started = response.started
@@ -66,7 +66,7 @@ class Completion:
         return ""
 
     def _extend(self, delta: gateway_pb2.Delta) -> str:
-        """Nothing of a delta that came before."""
+        """Adds a delta and returns its text; ignores one that was received before."""
         if not self.started.session_id or delta.offset > len(self.token_ids):
             raise _gap()
         if delta.offset < len(self.token_ids):
@@ -78,14 +78,14 @@ class Completion:
         return delta.text
 
     def forget(self) -> None:
-        """It begins again: nothing that was said of it holds."""
+        """Resets the completion, whose session starts again."""
         fresh = Completion()
         for part in fields(self):
             setattr(self, part.name, getattr(fresh, part.name))
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds for each output token after the first: (E2E - TTFT) / (n - 1), of what the statistics are of."""
+        """Seconds for each output token after the first, (E2E - TTFT) / (n - 1); None for fewer than two."""
         seen = self.finished.statistics
         return (seen.e2e_s - seen.ttft_s) / (seen.emitted - 1) if seen.emitted > 1 else None
 

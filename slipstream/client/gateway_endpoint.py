@@ -1,4 +1,4 @@
-"""How a client reaches a gateway: TLS if wanted, and its API key with every call."""
+"""A client's connection to a gateway: optional TLS, and the API key with every call."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from slipstream.rpc.channel import CHANNEL_OPTIONS
 
 @dataclass(frozen=True, slots=True)
 class GatewayEndpoint:
-    """A gateway's address and what opens it."""
+    """A gateway's address, with credentials."""
 
     address: str
     key: str = field(default="", repr=False)
     tls: bool = False
     ca: str = ""
-    """PEM file of the CA that signed the gateway's certificate; empty: those the system trusts. Implies TLS."""
+    """PEM file of the CA of the gateway's certificate; empty: the system's CAs. Implies TLS."""
     traceparent: str = ""
-    """W3C's name of a span that requests are part of; empty: none."""
+    """W3C trace context of the span that requests belong to; empty for none."""
 
     def channel(self) -> grpc.aio.Channel:
-        """Raises InvalidArgument for a CA that cannot be read or a key that can be none; FailedPrecondition where the
-        key would be readable on its way."""
+        """Raises InvalidArgument for a CA that cannot be read or a malformed key, and FailedPrecondition where the
+        key would be sent in plaintext to another machine."""
         if not (self.key.isascii() and self.key.isprintable()):
             raise InvalidArgument("an API key is one line of ASCII; give it as `slipstream key` printed it.")
         metadata = {"authorization": f"Bearer {self.key}" if self.key else "", "traceparent": self.traceparent}
-        interceptors = _saying(tuple((name, value) for name, value in metadata.items() if value))
+        interceptors = _adding(tuple((name, value) for name, value in metadata.items() if value))
         if self.tls or self.ca:
             credentials = grpc.ssl_channel_credentials(self._authorities())
             return grpc.aio.secure_channel(self.address, credentials, CHANNEL_OPTIONS, interceptors=interceptors)
-        if self.key and not _here(self.address):
+        if self.key and not _is_local(self.address):
             raise FailedPrecondition(f"an API key is not sent to {self.address} in plaintext; use --tls or --ca FILE.")
         return grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS, interceptors=interceptors)
 
@@ -48,8 +48,8 @@ class GatewayEndpoint:
             raise InvalidArgument(f"the CA file {self.ca} cannot be read: {error.strerror}.") from error
 
 
-def _here(address: str) -> bool:
-    """Whether it is this machine's own, by what is written: a name could be anybody's."""
+def _is_local(address: str) -> bool:
+    """Whether the address is written as this machine's own; any other host name could point anywhere."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -58,15 +58,15 @@ def _here(address: str) -> bool:
 
 
 def sampled_parent() -> str:
-    """A `traceparent` that asks for a trace: of a span that is nobody's."""
+    """A random `traceparent` with the sampled flag, which requests a trace."""
     return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
 
 
 Metadata = tuple[tuple[str, str], ...]
 
 
-def _saying(metadata: Metadata) -> tuple[grpc.aio.ClientInterceptor, ...]:
-    """With every call."""
+def _adding(metadata: Metadata) -> tuple[grpc.aio.ClientInterceptor, ...]:
+    """Interceptors that add the metadata to every call."""
     return (_Unary(metadata), _Stream(metadata)) if metadata else ()
 
 

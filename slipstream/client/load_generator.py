@@ -1,4 +1,4 @@
-"""A load generator: many completions against one gateway, and what they add up to."""
+"""A load generator: many completions from one gateway, and their totals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream.v1 import gateway_pb2
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a run of requests came to. Times in seconds."""
+    """Completions of one run, with totals. Times in seconds."""
 
     completions: list[Completion]
     wall_s: float
@@ -35,7 +35,7 @@ class LoadResult:
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the rounds in which candidates were wanted, those that found some waiting when the round before ended."""
+        """Share of rounds that wanted candidates and had some when the round before ended."""
         hits = self.total("hits")
         missed = sum(sum(completion.finished.statistics.misses.values()) for completion in self.completions)
         return hits / (hits + missed) if hits + missed else None
@@ -68,14 +68,14 @@ class LoadResult:
 async def run_load(
     server: str | GatewayEndpoint, requests: Sequence[gateway_pb2.GenerateRequest], concurrency: int
 ) -> LoadResult:
-    """Run all requests, at most `concurrency` at once. Raises the first request's error, if any fails."""
+    """Runs all requests, at most `concurrency` at once. Raises the first error of a request."""
     gate = asyncio.Semaphore(concurrency)
-    door = GatewayEndpoint(server) if isinstance(server, str) else server
-    async with door.channel() as line:
+    gateway = GatewayEndpoint(server) if isinstance(server, str) else server
+    async with gateway.channel() as channel:
 
         async def one(request: gateway_pb2.GenerateRequest) -> Completion:
             async with gate:
-                return await complete(line, request)
+                return await complete(channel, request)
 
         started = time.perf_counter()
         completions = await asyncio.gather(*(one(request) for request in requests))

@@ -1,4 +1,4 @@
-"""Between the contract's messages and the project's own types: one function for each direction, nothing else."""
+"""Conversion between protobuf messages and Slipstream's own types: one function for each direction."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slipstream.v1 import types_pb2
 
 MAX_FAILURE_CHARACTERS = 1024
 MAX_ID_CHARACTERS = 64
-"""Of a session."""
+"""Characters of a session's id."""
 MAX_LABEL_BYTES = 64
-"""Of a workload and a cache salt."""
+"""Bytes of a workload and of a cache salt."""
 _MOST_MICROSECONDS = 2**32 - 1
 _STEPS = 32
-"""Of a confidence's byte, for each nat: 3 % apart, down to 0.03 %."""
+"""Steps of a confidence's byte for each nat: 3 % apart, down to 0.03 %."""
 _LOG_PROBS = tuple(-step / _STEPS for step in range(256))
 
 _RULES = {
@@ -30,7 +30,7 @@ _RULE_NAMES = {types_pb2.ACCEPTANCE_RULE_UNSPECIFIED: "coupled"} | {rule: name f
 
 
 def microseconds(seconds: float) -> int:
-    """As a uint32 says it: what lasted for more than 71 minutes lasted for 71 minutes."""
+    """As a uint32: at most 71 minutes."""
     return min(int(seconds * 1e6), _MOST_MICROSECONDS)
 
 
@@ -50,7 +50,7 @@ def sampling_to_proto(sampling: SamplingParams) -> types_pb2.Sampling:
 
 
 def sampling_from_proto(message: types_pb2.Sampling) -> SamplingParams:
-    """Raises InvalidArgument for values out of range: a worker believes no gateway."""
+    """Raises InvalidArgument for values out of range: a worker trusts no gateway."""
     check_bias(message.logit_bias)
     return SamplingParams(
         temperature=message.temperature,
@@ -67,7 +67,7 @@ def sampling_from_proto(message: types_pb2.Sampling) -> SamplingParams:
 
 
 def check_bias(logit_bias: Mapping[int, float]) -> None:
-    """Before it is copied. Raises InvalidArgument for more entries than a session may have."""
+    """Raises InvalidArgument for more entries than a session may have. Call it before the map is copied."""
     if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
         raise InvalidArgument(f"logit_bias names more than {MAX_LOGIT_BIAS_ENTRIES} tokens; send fewer.")
 
@@ -85,7 +85,7 @@ def rule_number(name: str) -> types_pb2.AcceptanceRule:
 
 
 def structure_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutput | None:
-    """None where nothing is asked for. Raises InvalidArgument as `StructuredOutput` does."""
+    """None where no format is set. Raises InvalidArgument as `StructuredOutput` does."""
     kind = message.WhichOneof("format")
     if kind is None:
         return None
@@ -113,7 +113,7 @@ def logprobs_to_proto(told: TokenLogprobs) -> types_pb2.TokenLogprobs:
 
 
 def confidences_to_proto(log_probs: Iterable[float]) -> bytes:
-    """Natural logarithms of confidences, a byte each; what lies above zero by rounding counts as zero."""
+    """Natural logarithms of confidences as a byte each; one above zero by rounding counts as zero."""
     return bytes(min(255, max(0, round(-_STEPS * max(value, _LOG_PROBS[-1])))) for value in log_probs)
 
 
@@ -126,7 +126,7 @@ def failure_to_proto(error: SlipstreamError) -> types_pb2.Failure:
 
 
 def failure_from_proto(message: types_pb2.Failure) -> SlipstreamError:
-    """Cut to a bounded length and to one line: what one peer says is passed on to others, and logged."""
+    """Cut to a bounded length and to one line: a peer's failure is passed on to others, and logged."""
     return from_code(message.code, _line(message.message[:MAX_FAILURE_CHARACTERS]), _line(message.reason[:64]))
 
 
@@ -135,7 +135,7 @@ def _line(text: str) -> str:
 
 
 class Model(Protocol):
-    """What an engine says of its model."""
+    """The model information of an engine."""
 
     @property
     def name(self) -> str: ...

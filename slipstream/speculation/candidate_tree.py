@@ -1,16 +1,15 @@
-"""The candidate tree of one session, as the verifier keeps it.
+"""The candidate tree of one session: the one data structure that every method of drafting feeds.
 
-Candidates are hints; only commits are the truth. Drafters' frames are grafted on, a commit moves the root along its
-tokens, and what hangs elsewhere falls off: that is rollback. Nodes that say the same (same token, same parent) are
-one node, whoever sent them.
+Drafters' frames are grafted onto it, each step verifies a selection of it, and a commit moves its root along the
+committed tokens. What does not hang below the new root falls off: that is rollback, and the tree never decides a token.
 
-A node has names, (source, number within the source's generation), and a name leads to the node until it dies.
-Committed nodes keep theirs, so that a drafter which does not know of the commit yet may go on naming them as parents;
-what it hangs there on a position that is committed already counts as the committed node if the token is the same, and
-is dead otherwise.
+Nodes with the same token and parent are one node, whichever sources sent them. A node has names, (source, number within
+the source's generation), which lead to it until it dies. Committed nodes keep their names, so that a drafter which has
+not received the commit yet can still name them as parents. A child that it sends at a committed position merges with
+the committed node if the token is the same, and is dropped otherwise.
 
 Memory is bounded by `TreeLimits`: live nodes by `nodes`; committed nodes are remembered for `window` tokens and then
-forgotten with their names; dead nodes lose theirs at once; one source has at most `nodes + window` names.
+forgotten with their names; dead nodes lose their names at once; one source has at most `nodes + window` names.
 """
 
 from __future__ import annotations
@@ -26,34 +25,35 @@ from slipstream.speculation.selection import (
     select_first_children,
     select_first_created,
     select_likeliest,
+    select_likeliest_chain,
 )
 
 
 class _Source:
-    """What one drafter's current generation has named."""
+    """The names of one drafter's current generation."""
 
     __slots__ = ("base", "generation", "names")
 
     def __init__(self) -> None:
         self.generation = -1
-        self.base = -1  # committed length at the generation's root; -1: no frame of it came yet
+        self.base = -1  # committed length at the generation's root; -1 before its first frame
         self.names: dict[int, Node] = {}
 
 
 class CandidateTree:
-    """Not thread-safe; one owner."""
+    """The candidates of one session, below its committed tokens. Not thread-safe."""
 
     def __init__(self, committed: Sequence[int], limits: TreeLimits | None = None) -> None:
-        """`committed` is the whole prefix; the tree keeps its own copy of the last `window` tokens."""
+        """`committed` is the whole prefix; the tree copies the last `window` tokens of it."""
         self.limits = limits or TreeLimits()
         self.version = 0
-        """Grows with every change."""
+        """Incremented by every change."""
         self.admits: Callable[[tuple[int, ...], int], bool] | None = None
-        """Whether a new candidate may stand below this path from the root; None: all may."""
+        """Called with a path from the root and a token: whether the token is allowed there. None allows all."""
         self._order = self._nodes = 0
         self._dead: list[Node] = []
-        """Roots of what fell off: still counted and named, until somebody asks. A commit stands between two steps, and
-        the time to clear up is while the next one runs."""
+        """Roots of subtrees that fell off. They are removed from counts and names later: a commit stands between two
+        steps, and the time to clear up is while the next one runs."""
         self._sources: dict[int, _Source] = {}
         start = max(0, len(committed) - self.limits.window)
         self._trail = [Node(-1, start)]  # committed nodes by length, oldest first; the last one is the root
@@ -61,13 +61,13 @@ class CandidateTree:
 
     @property
     def base_length(self) -> int:
-        """Length of the committed prefix."""
+        """Tokens of the committed prefix."""
         return self._root.length
 
     @property
     def node_count(self) -> int:
-        """Live candidates."""
-        self._bury()
+        """Number of live candidates."""
+        self._remove_dead()
         return self._nodes
 
     @property
@@ -75,22 +75,22 @@ class CandidateTree:
         return not self._root.children
 
     def holds(self, count: int) -> bool:
-        """Whether there are so many live candidates; cheaper than to count them all."""
+        """Whether there are at least `count` live candidates; cheaper than counting them all."""
         return count <= 0 or next(islice(self._root.descendants(), count - 1, None), None) is not None
 
     @property
     def depth(self) -> int:
-        """Of the deepest candidate; 0 when empty."""
+        """Depth of the deepest candidate below the root; 0 for an empty tree."""
         return max((node.length for node in self._root.descendants()), default=self.base_length) - self.base_length
 
     def follows(self, source: int) -> bool:
-        """Whether the last committed token was a candidate of this drafter: if not, its tree was left."""
+        """Whether the last committed token was a candidate of this drafter; otherwise the text has left its tree."""
         return source in self._root.sources
 
     def graft(self, frame: Frame) -> Grafted:
-        """Adds a checked frame's nodes. Raises FailedPrecondition when it stands on tokens that are not committed, and
-        InvalidArgument when it moves its generation's root; the tree is unchanged then."""
-        self._bury()
+        """Adds a checked frame's nodes. Raises FailedPrecondition for a frame that stands on uncommitted tokens, and
+        InvalidArgument for one that moves its generation's root; the tree is then unchanged."""
+        self._remove_dead()
         source = self._sources.get(frame.source)
         if source is None:
             source = self._sources[frame.source] = _Source()
@@ -114,8 +114,8 @@ class CandidateTree:
         return Grafted(fates.pop("added", 0), fates.pop("merged", 0), fates)
 
     def commit(self, token_ids: Sequence[int]) -> bool:
-        """Moves the root along these tokens, inside the tree or out of it. Returns whether one of them was none of the
-        candidates for its place: with no candidates there, nobody was wrong."""
+        """Moves the root along these tokens, inside the tree or out of it. Returns whether a token missed the
+        candidates at its position; a position without candidates is no miss."""
         diverged = False
         self.version += 1
         for token in token_ids:
@@ -137,7 +137,7 @@ class CandidateTree:
         return diverged
 
     def rollback(self, length: int) -> None:
-        """Shortens the committed prefix and empties the tree; frames of the generations so far are stale from now on.
+        """Shortens the committed prefix and empties the tree; frames of the generations so far become stale.
 
         Raises OutOfRange for a length beyond the committed one. When the prefix is cut to before the remembered
         window, frames must stand on exactly `length` or more.
@@ -145,7 +145,7 @@ class CandidateTree:
         if not 0 <= length <= self.base_length:
             raise OutOfRange(f"cannot roll back to {length}; {self.base_length} tokens are committed.")
         self._kill(self._root)
-        self._bury()
+        self._remove_dead()
         self.version += 1
         for source in self._sources.values():
             # Once per generation: of two rollbacks in a row, a drafter may notice only the second.
@@ -158,10 +158,8 @@ class CandidateTree:
             node.sources = ()
 
     def forget(self, source: int) -> None:
-        """A drafter is gone: drops what only it vouches for. The number may be used for another one, from any
-        generation.
-        """
-        self._bury()
+        """Removes a lost drafter: its names, and nodes that only it sent. Its number may be used again."""
+        self._remove_dead()
         self.version += 1
         gone = self._sources.pop(source, None)
         if gone is not None:
@@ -170,6 +168,10 @@ class CandidateTree:
     def select(self, budget: int) -> Selection:
         """The likeliest nodes, as the `coupled` rule takes them."""
         return select_likeliest(self._root, budget)
+
+    def select_likeliest_chain(self, budget: int) -> Selection:
+        """The likeliest path, for engines that verify chains only."""
+        return select_likeliest_chain(self._root, budget)
 
     def select_chain(self, budget: int) -> Selection:
         """One chain, chosen without a look at its tokens, as a ratio rule needs it."""
@@ -184,7 +186,7 @@ class CandidateTree:
         return self._trail[-1]
 
     def _graft_node(self, frame: Frame, index: int, token: int, source: _Source) -> str:
-        """Places one node; returns its fate: added, merged, or why it was dropped."""
+        """Places one node. Returns `added`, `merged`, or the reason for which it was dropped."""
         number = frame.first_node + index
         if number in source.names:
             return "duplicate"
@@ -232,13 +234,13 @@ class CandidateTree:
         return self._trail[index] if 0 <= index < len(self._trail) else None
 
     def _kill(self, node: Node) -> None:
-        """Everything below this node dies."""
+        """Cuts off everything below this node."""
         if node.children:
             self._dead.extend(node.children.values())
             node.children = {}
 
-    def _bury(self) -> None:
-        """Takes the dead from the count and from the names."""
+    def _remove_dead(self) -> None:
+        """Takes dead subtrees out of the count and the names."""
         while self._dead:
             dead = self._dead.pop()
             self._dead.extend(dead.children.values())
@@ -253,9 +255,8 @@ class CandidateTree:
         node.sources = ()
 
     def _unname(self, number: int, source: _Source) -> None:
-        """Takes back all names of a source's generation. Live nodes without any name die; whoever names a node names
-        its ancestors too, so no other node hangs on them.
-        """
+        """Removes all names of a source's generation. Live nodes without any name die; a source that names a node
+        names its ancestors too, so no other node hangs below them."""
         for node in source.names.values():
             node.unname(number)
             if not node.names and node.parent is not None:

@@ -1,4 +1,8 @@
-"""One frame of candidates, as a drafter sent it, and the check that nothing in it can do harm."""
+"""One frame: the unit in which drafters send candidates to a verifier.
+
+A drafter pushes frames as it drafts and never waits for an answer; the verifier checks each frame here and grafts it on
+the session's candidate tree. A drafter may be faulty or hostile, so the check bounds everything that a frame can cost.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,13 @@ class TreeLimits:
     """Bounds on what one session's drafters can make the verifier hold."""
 
     nodes: int = 256
-    """Live nodes of one tree."""
+    """Most live nodes of one tree."""
     depth: int = 64
-    """Tokens beyond the committed prefix."""
+    """Most tokens of a path below the committed prefix."""
     frame_nodes: int = 256
-    """Nodes of one frame."""
+    """Most nodes of one frame."""
     window: int = 128
-    """Committed tokens remembered, so that frames which stand on an older prefix can catch up."""
+    """Committed tokens that are remembered, so that frames on an older prefix can still be placed."""
 
 
 class Frame(NamedTuple):
@@ -41,31 +45,30 @@ class Frame(NamedTuple):
     first_node: int
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    """The drafter's confidence in each node, given its parent."""
+    """The drafter's log-probability of each node, given its parent."""
     parents: tuple[int, ...] = ()
     distributions: tuple[DraftDistribution | None, ...] = ()
-    """What each token was drawn from; only the ratio rules need it."""
+    """The distribution that each token was drawn from; only ratio rules need it."""
     source: int = 0
-    """Which drafter sent it: the receiver's own small number, not a field of the wire."""
+    """The drafter that sent the frame: a small number given by the receiver, not sent over the network."""
 
     def parent_of(self, index: int) -> int:
         return self.parents[index] if self.parents else self.first_node + index - 1
 
 
 class Grafted(NamedTuple):
-    """What became of a frame's nodes; added + merged + sum(dropped) is their number."""
+    """Result of grafting a frame; added + merged + sum(dropped) is its number of nodes."""
 
     added: int = 0
     merged: int = 0
-    """Led to a token that was there already: another drafter's node, or the committed path."""
+    """Nodes that were there already: another drafter's, or on the committed path."""
     dropped: Mapping[str, int] = MappingProxyType({})
-    """By reason: stale, duplicate, orphan, diverged, deep, full, forbidden."""
+    """Nodes by reason: stale, duplicate, orphan, diverged, deep, full, forbidden."""
 
 
 def check(frame: Frame, vocabulary_size: int, limits: TreeLimits) -> Frame:
-    """The frame, with rounding above zero clamped away. Raises InvalidArgument for one that no correct drafter
-    sends.
-    """
+    """The frame, with log-probabilities that rounding put above zero clamped to it. Raises InvalidArgument for a frame
+    that no correct drafter sends."""
     size = len(frame.token_ids)
     if size > limits.frame_nodes:
         raise InvalidArgument(f"a frame holds {size} nodes; send at most {limits.frame_nodes}.")

@@ -1,4 +1,8 @@
-"""One node of a candidate tree: a guess, or a token that was committed."""
+"""One node of a candidate tree: a candidate token, or a committed one.
+
+A node knows its parent and children, its log-probability and the drafters that sent it. `candidate_tree` links nodes,
+`selection` reads them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from slipstream.speculation.draft_distribution import DraftDistribution
 
 
 class Node:
-    """A token in its place: below the path that leads to it."""
+    """A token below the path that leads to it."""
 
     __slots__ = ("children", "distribution", "length", "log_prob", "names", "order", "parent", "sources", "token")
 
@@ -16,12 +20,12 @@ class Node:
         self.token = token
         self.length = length  # tokens up to and including this one
         self.parent = parent  # None once committed or dead
-        self.order = order  # of creation; breaks ties
+        self.order = order  # of creation in the tree; breaks ties
         self.log_prob = 0.0
         self.distribution: DraftDistribution | None = None
         self.children: dict[int, Node] = {}  # in order of creation
         self.names: list[tuple[int, int]] = []
-        self.sources: tuple[int, ...] = ()  # of the names, each once, in order of coming
+        self.sources: tuple[int, ...] = ()  # distinct sources of the names, in order of arrival
 
     def name(self, source: int, number: int) -> None:
         self.names.append((source, number))
@@ -33,7 +37,7 @@ class Node:
         self.sources = tuple(other for other in self.sources if other != source)
 
     def descendants(self) -> Iterator[Node]:
-        """Everything below it, in no order that means anything."""
+        """All nodes below this one, in no particular order."""
         stack = list(self.children.values())
         while stack:
             node = stack.pop()
@@ -41,7 +45,7 @@ class Node:
             stack.extend(node.children.values())
 
     def path(self) -> tuple[int, ...]:
-        """The tokens from below the root down to it."""
+        """The tokens from below the root down to this node."""
         tokens: list[int] = []
         node = self
         while node.parent is not None:

@@ -1,9 +1,11 @@
 """Randomness that belongs to a position: a pure function of (seed, position, purpose, token id).
 
+The `coupled` rule draws the token at a position by this noise alone, in drafter and verifier alike. So the text depends
+on seed and target, and not on candidates, batches, crashes or the worker that computes it.
+
 SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), read as a
 counter-based generator: `key` names a stream, and token v reads the v-th output of the generator started there.
-Nothing is stored, so every process that knows the seed sees the same noise at a position, before and after a crash,
-in any order, for any batch.
+Nothing is stored: every process with the seed computes the same noise at a position, in any order.
 
 The purpose keeps the streams apart. Coupled noise is shared by drafter and verifier; the draws and coins of the ratio
 rules must be independent of it and of each other, or the output is biased.
@@ -39,7 +41,7 @@ TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
 
 class Purpose(IntEnum):
-    """What a draw is for. The numbers are part of the contract: they fix the text."""
+    """The purpose of a draw. The numbers are part of the contract: they fix the text."""
 
     COUPLED = 0
     """Gumbel noise shared by drafter and verifier."""
@@ -93,12 +95,12 @@ def gumbel(key: int, token_ids: TokenIds) -> npt.NDArray[np.float64]:
 
 
 def scalar_bits(key: int, token_id: int) -> int:
-    """The reference for `bits`, in plain integers."""
+    """Reference of `bits` in plain integers."""
     return mix((key + (token_id + 1) * GOLDEN) & _MASK) >> (64 - BITS)
 
 
 def scalar_uniform(key: int, token_id: int = 0) -> float:
-    """The reference for `uniform`; also the coin of a rule that needs one number per position."""
+    """Reference of `uniform`; also the coin of a rule that needs one number at each position."""
     return (scalar_bits(key, token_id) + 0.5) * 2.0**-BITS
 
 

@@ -1,7 +1,7 @@
-"""How tokens are to be drawn, the resolved sampling parameters of one session; and the log-probabilities of what was.
+"""The resolved sampling parameters of one session, and the log-probabilities of its output tokens.
 
-Every worker that holds the session holds the same `SamplingParams`; with the seed it fixes the text, because randomness
-belongs to the position. The processing order is penalties, bias, temperature, top-k, top-p, min-p.
+All workers of a session have the same `SamplingParams`, which fix the text together with the target: randomness belongs
+to the position. The processing order is penalties, bias, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from slipstream.errors import InvalidArgument
 
 ACCEPTANCE_RULES = ("coupled", "rejection", "block", "recursive")
-"""`coupled` believes nobody; the others, the ratio rules, are exact iff the drafter's q is honest."""
+"""`coupled` needs no draft distribution; the others, the ratio rules, are exact iff the drafter's q is honest."""
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_TOP_LOGPROBS = 20
 """Likeliest tokens that a request can ask for at each position."""
@@ -23,7 +23,8 @@ _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Neutral values switch a processor off. Raises InvalidArgument for a value outside its range, NaN included."""
+    """Sampling of one request; neutral values switch a processor off. Raises InvalidArgument for values out of range,
+    NaN included."""
 
     temperature: float = 1.0
     """0 is greedy decoding."""
@@ -67,12 +68,12 @@ class SamplingParams:
 
     @property
     def coupled(self) -> bool:
-        """Whether nobody's q is believed, and the text depends on no draft."""
+        """Whether acceptance needs no draft distribution, so that the text depends on no draft."""
         return self.acceptance == "coupled"
 
     @property
     def penalised(self) -> bool:
-        """Whether the distribution depends on the tokens before it by more than the model does."""
+        """Whether penalties make the distribution depend on earlier tokens beyond what the model does."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 

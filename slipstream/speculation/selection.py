@@ -102,6 +102,16 @@ def select_likeliest(root: Node, budget: int) -> Selection:
     return _pack(root, picked, parents, scores)
 
 
+def select_likeliest_chain(root: Node, length: int) -> Selection:
+    """The likeliest child of each node from the root down, for engines that verify chains only."""
+    picked: list[Node] = []
+    node = root
+    while len(picked) < length and node.children:
+        node = max(node.children.values(), key=lambda child: child.log_prob)
+        picked.append(node)
+    return _connect(root, picked)
+
+
 def select_first_children(root: Node, length: int) -> Selection:
     """A chain of first-created children: this choice does not look at tokens, as ratio rules need it."""
     picked: list[Node] = []

@@ -1,1 +1,1 @@
-"""What the services tell of themselves to those who run them: metrics, logs, traces."""
+"""Metrics, logs and traces of the services, for those who run them. Imports `config` and `errors`."""

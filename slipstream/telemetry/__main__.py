@@ -13,7 +13,7 @@ def row(metric: Metric) -> str:
 
 
 def table(roles: tuple[Role, ...]) -> str:
-    """Of what exactly these roles tell."""
+    """The metrics that exactly these roles have."""
     return "\n".join([HEAD, *(row(metric) for metric in DECLARED if metric.roles == roles)])
 
 

@@ -24,13 +24,13 @@ FORMATS = ("auto", "json", "text")
 
 
 class Named(Protocol):
-    """A session, as far as logs care."""
+    """A session with an id."""
 
     id: str
 
 
 def session_of(command: Any, known: Mapping[int, Named]) -> str:
-    """The name of the session that a command on a stream between services is for; empty where it is not known."""
+    """The id of the session that a command on a stream between services is for; empty for an unknown session."""
     if command.HasField("open"):
         name: str = command.open.key.id
         return name
@@ -39,7 +39,7 @@ def session_of(command: Any, known: Mapping[int, Named]) -> str:
 
 
 def check(level: str, format: str) -> None:
-    """Raises InvalidArgument for what `configure` does not know."""
+    """Raises InvalidArgument for a level or format that `configure` does not have."""
     if level not in LEVELS:
         raise InvalidArgument(f"log_level={level!r}; choose one of {', '.join(LEVELS)}.")
     if format not in FORMATS:
@@ -47,7 +47,7 @@ def check(level: str, format: str) -> None:
 
 
 def configure(role: str, level: str, format: str, stream: TextIO | None = None) -> None:
-    """For the whole process. `format`: `json`, `text`, or `auto`, which is text on a terminal."""
+    """Configures logging of the whole process. `format`: `json`, `text`, or `auto`, which is text on a terminal."""
     stream = stream or sys.stderr
     text = format == "text" or (format == "auto" and stream.isatty())
     last: list[Processor] = [
@@ -70,14 +70,14 @@ def configure(role: str, level: str, format: str, stream: TextIO | None = None) 
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(logging.WARNING)  # of libraries, what is wrong
+    root.setLevel(logging.WARNING)  # libraries log warnings only
     for name in ("slipstream", "gateway", "verifier_svc", "drafter_svc"):
         logging.getLogger(name).setLevel(level.upper())
     logging.captureWarnings(True)
 
 
 class _Place:
-    """Adds the role, and the trace where there is one."""
+    """Adds the role and the current trace id to each record."""
 
     def __init__(self, role: str) -> None:
         self._role = role

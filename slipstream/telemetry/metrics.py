@@ -1,7 +1,8 @@
-"""Every metric, declared once. A role's `Meter` has a source for each that the role is to tell, and for no other.
+"""Every metric, declared once. A role's `MetricsCollector` has a source for each metric of the role and for no other.
 
-Names end in their unit, counters in `_total`; seconds everywhere. Labels have few values: what clients or peers choose
-goes through `labels.Names` first. `python -m slipstream.telemetry` prints the table of `docs/metrics.md`.
+Names end in their unit, counters in `_total`; seconds everywhere. Labels have few values: values that
+clients or peers choose go through `BoundedLabels`. `python -m slipstream.telemetry` prints the tables of
+`docs/metrics.md`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from prometheus_client import Histogram
 Role = Literal["gateway", "verifier", "drafter"]
 ROLES: tuple[Role, ...] = ("gateway", "verifier", "drafter")
 REQUEST = ("model", "workload")
-"""What requests are told apart by. One more way to tell them apart is one more name here and in
-`gateway.telemetry.request_metrics`."""
+"""Labels of requests; another one is added here and in `gateway.telemetry.request_metrics`."""
 
 # Buckets, in seconds unless they count something.
 _STEPS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -30,16 +30,16 @@ _TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 @dataclass(frozen=True, slots=True)
 class Metric:
     name: str
-    """As it is scraped."""
+    """Name under which it is scraped."""
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     roles: tuple[Role, ...]
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    """Upper bounds, of a histogram."""
+    """Upper bounds of a histogram's buckets."""
 
     def histogram(self) -> Histogram:
-        """One to observe with; it is in no registry."""
+        """A histogram to observe with, in no registry."""
         return Histogram(self.name, self.help, self.labels, registry=None, buckets=self.buckets)
 
 
@@ -64,27 +64,27 @@ def _kind(name: str) -> Literal["counter", "gauge"]:
 RPC_ERRORS = Metric(
     "slipstream_rpc_errors_total",
     "counter",
-    "Calls that ended with an error, refused or broken off, by what the caller was told.",
+    "Calls that ended with an error, by status code and reason; refused calls and broken streams included.",
     ROLES,
     ("method", "code", "reason"),
 )
 LINK_BYTES = Metric(
     "slipstream_link_bytes_total",
     "counter",
-    "Bytes of frames on streams between roles, without what gRPC and TLS add; `peer` is the other end's role.",
+    "Bytes of messages on streams between roles, without the overhead of gRPC and TLS; `peer` is the other role.",
     ROLES,
     ("peer", "direction"),
 )
 SPANS = Metric(
     "slipstream_spans_total",
     "counter",
-    "Spans of traces, for each place that they go to: `made`, and of those `sent`, which a collector or a file took; "
-    "but for the last second's the others are lost.",
+    "Spans by outcome, for each exporter: `made`, and of those `sent`, which a collector or file accepted. The rest is "
+    "lost, except for spans of the last second.",
     ROLES,
     ("outcome",),
 )
 
-# Gateway: rounds, as the verifiers tell of them.
+# Gateway: rounds, as the verifiers report them.
 
 ROUNDS = _gateway("slipstream_rounds_total", "Rounds: verifier steps of one session that committed tokens.", *REQUEST)
 ROUNDS_WITH_DRAFTS = _gateway(
@@ -95,13 +95,13 @@ ACCEPTED = _gateway("slipstream_accepted_tokens_total", "Candidates accepted.", 
 EMITTED = _gateway("slipstream_emitted_tokens_total", "Output tokens committed.", *REQUEST)
 ACCEPTED_BY_DEPTH = _gateway(
     "slipstream_accepted_by_depth_total",
-    "Rounds that accepted a candidate at this depth below the last committed token; over "
-    "slipstream_rounds_with_drafts_total the share that got so far.",
+    "Rounds that accepted a candidate at this depth below the last committed token; divided by "
+    "slipstream_rounds_with_drafts_total, the share of rounds that reached the depth.",
     *REQUEST,
     "depth",
 )
 HITS = _gateway(
-    "slipstream_round_hits_total", "Rounds whose candidates were there when the round before ended.", *REQUEST
+    "slipstream_round_hits_total", "Rounds whose candidates had arrived when the round before ended.", *REQUEST
 )
 MISSES = _gateway(
     "slipstream_round_misses_total", "Rounds that wanted candidates and had none in time, by cause.", *REQUEST, "cause"
@@ -111,15 +111,15 @@ ROUND_WAIT = _gateway(
 )
 ROUND_BUBBLE = _gateway(
     "slipstream_round_bubble_seconds_total",
-    "Of that, time in which the step was held back for candidates, summed over sessions.",
+    "Part of slipstream_round_wait_seconds_total in which the step was held back for candidates.",
     *REQUEST,
 )
 ROUND_VERIFY = _gateway(
-    "slipstream_round_verify_seconds_total", "Time of the steps that rounds were part of, over sessions.", *REQUEST
+    "slipstream_round_verify_seconds_total", "Duration of the verifier steps of rounds, summed over sessions.", *REQUEST
 )
 CANDIDATES_VERIFIED = _gateway(
     "slipstream_candidates_verified_total",
-    "Candidates verified, of each drafter; one that several sent counts for each.",
+    "Candidates verified, by drafter; a candidate from several drafters counts for each.",
     "model",
     "drafter",
     "method",
@@ -127,7 +127,7 @@ CANDIDATES_VERIFIED = _gateway(
 )
 CANDIDATES_ACCEPTED = _gateway(
     "slipstream_candidates_accepted_total",
-    "Candidates accepted, of each drafter; one that several sent counts for each.",
+    "Candidates accepted, by drafter; a candidate from several drafters counts for each.",
     "model",
     "drafter",
     "method",
@@ -135,7 +135,7 @@ CANDIDATES_ACCEPTED = _gateway(
 )
 CANDIDATE_ROUNDS = _gateway(
     "slipstream_candidate_rounds_total",
-    "Rounds in which candidates of a drafter were verified; one of several drafters counts for each.",
+    "Rounds in which candidates of the drafter were verified; a round with several drafters counts for each.",
     "model",
     "drafter",
     "method",
@@ -146,8 +146,8 @@ CANDIDATE_ROUNDS = _gateway(
 
 REQUESTS = _gateway(
     "slipstream_requests_total",
-    "Requests by outcome: stop, length; cancelled, left (its clients did), fenced (rolled back, taken over), invalid; "
-    "unavailable, failed, and refused: never began, by no fault of the client.",
+    "Requests by outcome: stop, length; cancelled, left (the client disconnected), fenced (rolled back or taken over "
+    "by another gateway), invalid; unavailable, failed; refused (not started, for no fault of the client).",
     *REQUEST,
     "outcome",
 )
@@ -156,11 +156,13 @@ GOOD_REQUESTS = _gateway(
     "Requests that ended with stop or length and met the objectives (GATEWAY_SLO_TTFT_S, GATEWAY_SLO_TPOT_S).",
     *REQUEST,
 )
-GOOD_TOKENS = _gateway("slipstream_good_tokens_total", "Output tokens of those requests.", *REQUEST)
+GOOD_TOKENS = _gateway(
+    "slipstream_good_tokens_total", "Output tokens of the requests of slipstream_requests_good_total.", *REQUEST
+)
 TTFT = Metric(
     "slipstream_time_to_first_token_seconds",
     "histogram",
-    "From a request's arrival to the first round that brought it tokens.",
+    "Seconds from a request's arrival to its first committed token.",
     ("gateway",),
     REQUEST,
     _FIRST,
@@ -168,7 +170,7 @@ TTFT = Metric(
 TPOT = Metric(
     "slipstream_time_per_output_token_seconds",
     "histogram",
-    "(E2E - TTFT) / (n - 1) of requests that ended with stop or length and n > 1 tokens.",
+    "(E2E - TTFT) / (n - 1), for requests that ended with stop or length after n > 1 tokens.",
     ("gateway",),
     REQUEST,
     _TOKEN,
@@ -176,7 +178,7 @@ TPOT = Metric(
 GAP = Metric(
     "slipstream_inter_token_seconds",
     "histogram",
-    "Between two rounds of a session, as they reached the gateway; each brings one token or several.",
+    "Seconds between two rounds of a session at the gateway; each round commits one token or several.",
     ("gateway",),
     REQUEST,
     _TOKEN,
@@ -184,59 +186,57 @@ GAP = Metric(
 E2E = Metric(
     "slipstream_request_seconds",
     "histogram",
-    "From a request's arrival to its end, of those that ended with stop or length.",
+    "Seconds from a request's arrival to its end, for requests that ended with stop or length.",
     ("gateway",),
     REQUEST,
     _WHOLE,
 )
-OBJECTIVE = _gateway("slipstream_slo_seconds", "The configured objective for ttft and tpot; 0: none.", "objective")
-GATEWAY_SESSIONS = _gateway("slipstream_gateway_sessions", "Sessions that this gateway runs.")
-GATEWAY_WAITING = _gateway(
-    "slipstream_gateway_waiting_sessions", "Sessions of this gateway that wait for a verifier to open them on."
-)
+OBJECTIVE = _gateway("slipstream_slo_seconds", "Configured objective for ttft and tpot; 0 for none.", "objective")
+GATEWAY_SESSIONS = _gateway("slipstream_gateway_sessions", "Sessions running on this gateway.")
+GATEWAY_WAITING = _gateway("slipstream_gateway_waiting_sessions", "Sessions of this gateway that wait for a verifier.")
 
 # Gateway: workers, store, cost.
 
-REHOMINGS = _gateway("slipstream_rehomings_total", "Sessions opened again after the loss of their verifier's stream.")
+REHOMINGS = _gateway("slipstream_rehomings_total", "Sessions opened again after their verifier's stream was lost.")
 DRAFTER_FAILURES = _gateway(
     "slipstream_drafter_failures_total", "Sessions that lost a drafter, by reason.", "drafter", "reason"
 )
-BREAKER = _gateway("slipstream_drafter_breaker_state", "0: closed, 1: half-open, 2: open.", "drafter")
-WORKERS = _gateway("slipstream_workers", "Workers of a name that answer this gateway; 0: nobody.", "role", "worker")
+BREAKER = _gateway(
+    "slipstream_drafter_breaker_state", "State of the circuit breaker: 0 closed, 1 half-open, 2 open.", "drafter"
+)
+WORKERS = _gateway("slipstream_workers", "Workers with this name that are connected to this gateway.", "role", "worker")
 COST = _gateway(
     "slipstream_cost_per_hour",
-    "Configured price of the workers that answer (GATEWAY_VERIFIER_PRICE, GATEWAY_DRAFTER_PRICES).",
+    "Configured price of the connected workers (GATEWAY_VERIFIER_PRICE, GATEWAY_DRAFTER_PRICES).",
     "role",
 )
 STORE_SECONDS = Metric(
     "slipstream_store_write_seconds",
     "histogram",
-    "One try of an operation on the session store, whatever came of it.",
+    "Duration of one attempt of an operation on the session store, failed ones included.",
     ("gateway",),
     ("operation",),
     _WRITE,
 )
 STORE_ERRORS = _gateway(
-    "slipstream_store_errors_total", "Tries that the session store failed or refused.", "operation", "reason"
+    "slipstream_store_errors_total", "Attempts that failed or that the session store refused.", "operation", "reason"
 )
-STORE_LAG = _gateway(
-    "slipstream_store_lag_seconds", "Age of the oldest write that is on its way or (relaxed) left behind; 0: none."
-)
+STORE_LAG = _gateway("slipstream_store_lag_seconds", "Age of the oldest write that is not stored yet; 0 for none.")
 
-# Gateway: the same under vLLM's names, for dashboards and load tools that know those.
+# Gateway: vLLM's names of the same numbers, for dashboards and load tools that use those.
 
 VLLM_DRAFTS = _gateway(
-    "vllm:spec_decode_num_drafts_total", "slipstream_rounds_with_drafts_total.", "model_name", "engine"
+    "vllm:spec_decode_num_drafts_total", "Same as slipstream_rounds_with_drafts_total.", "model_name", "engine"
 )
 VLLM_DRAFTED = _gateway(
-    "vllm:spec_decode_num_draft_tokens_total", "slipstream_drafted_tokens_total.", "model_name", "engine"
+    "vllm:spec_decode_num_draft_tokens_total", "Same as slipstream_drafted_tokens_total.", "model_name", "engine"
 )
 VLLM_ACCEPTED = _gateway(
-    "vllm:spec_decode_num_accepted_tokens_total", "slipstream_accepted_tokens_total.", "model_name", "engine"
+    "vllm:spec_decode_num_accepted_tokens_total", "Same as slipstream_accepted_tokens_total.", "model_name", "engine"
 )
 VLLM_POSITIONS = _gateway(
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-    "Rounds that accepted a candidate at this position of the path, from 0.",
+    "Rounds that accepted a candidate at this position of the path, counted from 0.",
     "model_name",
     "engine",
     "position",
@@ -244,15 +244,24 @@ VLLM_POSITIONS = _gateway(
 
 # Verifier.
 
-VERIFIER_SESSIONS = _verifier("slipstream_verifier_sessions", "Sessions here, those that wait for KV included.")
-VERIFIER_WAITING = _verifier("slipstream_verifier_waiting_sessions", "Sessions here that wait for KV.")
-KV_TOTAL = _verifier("slipstream_kv_blocks_total", "Blocks of KV memory. A gauge, whatever its ending.")
-KV_USED = _verifier("slipstream_kv_blocks_used", "Blocks that sessions hold.")
-PREEMPTIONS = _verifier("slipstream_preemptions_total", "Times that a session gave up its KV to another one.")
-PREFIX_SOUGHT = _verifier("slipstream_prefix_tokens_sought_total", "Tokens of sessions that got KV.")
-PREFIX_FOUND = _verifier("slipstream_prefix_tokens_found_total", "Those of them whose KV was there already.")
+VERIFIER_SESSIONS = _verifier("slipstream_verifier_sessions", "Open sessions, including those that wait for KV blocks.")
+VERIFIER_WAITING = _verifier("slipstream_verifier_waiting_sessions", "Sessions that wait for KV blocks.")
+KV_TOTAL = _verifier("slipstream_kv_blocks_total", "KV blocks in total; a gauge in spite of its name.")
+KV_USED = _verifier("slipstream_kv_blocks_used", "KV blocks held by sessions.")
+PREEMPTIONS = _verifier("slipstream_preemptions_total", "Preemptions: a session gave up its KV blocks to another one.")
+PREFIX_SOUGHT = _verifier(
+    "slipstream_prefix_tokens_sought_total", "Tokens of sessions that were admitted to KV memory."
+)
+PREFIX_FOUND = _verifier(
+    "slipstream_prefix_tokens_found_total", "Tokens of those whose KV was found in the prefix cache."
+)
 STEP_SECONDS = Metric(
-    "slipstream_verifier_step_seconds", "histogram", "A step of the target model.", ("verifier",), (), _STEPS
+    "slipstream_verifier_step_seconds",
+    "histogram",
+    "Duration of a step of the target model.",
+    ("verifier",),
+    (),
+    _STEPS,
 )
 STEP_SESSIONS = Metric(
     "slipstream_verifier_step_sessions", "histogram", "Sessions in a step.", ("verifier",), (), _SESSIONS
@@ -267,7 +276,7 @@ STEP_TOKENS = Metric(
 )
 COMMITTED = _verifier("slipstream_verifier_committed_tokens_total", "Tokens committed.")
 DRAFT_WAIT = _verifier(
-    "slipstream_draft_wait_seconds_total", "The bubble: time in which steps were held back for candidates."
+    "slipstream_draft_wait_seconds_total", "Time in which steps were held back for candidates (the bubble)."
 )
 DEPTH_DRAFTED = _verifier(
     "slipstream_depth_drafted_tokens_total", "Candidates verified, by depth below the last committed token.", "depth"
@@ -275,26 +284,27 @@ DEPTH_DRAFTED = _verifier(
 DEPTH_ACCEPTED = _verifier("slipstream_depth_accepted_tokens_total", "Candidates accepted, by depth.", "depth")
 ROLLED_BACK = _verifier("slipstream_rolled_back_tokens_total", "Candidates verified and not accepted.")
 ROLLED_BACK_SECONDS = _verifier(
-    "slipstream_rolled_back_seconds_total", "Time by which those made steps longer, by the measured cost curve."
+    "slipstream_rolled_back_seconds_total",
+    "Time that candidates of slipstream_rolled_back_tokens_total added to steps, by the measured cost curve.",
 )
 DROPPED = _verifier(
     "slipstream_candidates_dropped_total",
-    "Candidates that came and were not taken: stale, orphan, diverged, duplicate, full, deep, forbidden; nobody: of an "
-    "older epoch or an unknown session; invalid: of a frame that cost the session its drafter.",
+    "Candidates received and dropped, by reason: stale, orphan, diverged, duplicate, full, deep, forbidden; nobody: "
+    "for an older epoch or an unknown session; invalid: in a malformed frame, which ends the drafter for the session.",
     "reason",
 )
 
 # Drafter.
 
-DRAFTER_SESSIONS = _drafter("slipstream_drafter_sessions", "Sessions that this drafter guesses for.")
-DRAFTER_BUSY = _drafter("slipstream_drafter_busy_seconds_total", "Time in which the draft model, or the index, works.")
+DRAFTER_SESSIONS = _drafter("slipstream_drafter_sessions", "Open sessions.")
+DRAFTER_BUSY = _drafter("slipstream_drafter_busy_seconds_total", "Time in which the draft model or the index computed.")
 DRAFTER_NEEDED = _drafter(
     "slipstream_drafter_needed_seconds_total",
-    "Time of passes, of each session in one by the chance that its text needs the guess: its rate is how many sessions "
-    "need the drafter at a time.",
+    "Time of passes, weighted for each session with the probability that its text needs the candidate; the rate is the "
+    "number of sessions that need the drafter at a time.",
 )
 PASS_SECONDS = Metric(
-    "slipstream_drafter_pass_seconds", "histogram", "A pass of the draft model.", ("drafter",), (), _STEPS
+    "slipstream_drafter_pass_seconds", "histogram", "Duration of a pass of the draft model.", ("drafter",), (), _STEPS
 )
 PASS_SESSIONS = Metric(
     "slipstream_drafter_pass_sessions", "histogram", "Sessions in a pass.", ("drafter",), (), _SESSIONS
@@ -302,12 +312,12 @@ PASS_SESSIONS = Metric(
 PASS_TOKENS = Metric(
     "slipstream_drafter_pass_tokens",
     "histogram",
-    "Tokens in a pass: committed ones that are read, and nodes of trees.",
+    "Tokens in a pass: committed ones to read, and nodes of draft trees.",
     ("drafter",),
     (),
     _TOKENS,
 )
-GUESSED = _drafter("slipstream_drafter_guessed_tokens_total", "Guesses made.")
-TOLD = _drafter("slipstream_drafter_told_tokens_total", "Guesses that verifiers were told.")
+GUESSED = _drafter("slipstream_drafter_guessed_tokens_total", "Candidates drafted.")
+TOLD = _drafter("slipstream_drafter_told_tokens_total", "Candidates sent to verifiers.")
 
 DECLARED: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,7 +1,7 @@
-"""The metrics of one role, collected where its numbers are.
+"""The metrics of one role, read from the numbers that the role keeps.
 
-Counters and gauges are plain numbers that belong to the role's event loop, which pays for them as for any other number;
-they are read when somebody scrapes. Histograms are prometheus_client's own.
+Counters and gauges are plain numbers of the role's event loop and cost no more than other numbers; they are read when a
+scrape comes. Histograms are prometheus_client's own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from prometheus_client.registry import Collector
 from slipstream.telemetry import metrics
 from slipstream.telemetry.tracing import Tracing
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each counter, of which nobody makes use
+disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused series for each counter
 
 Values = Mapping[tuple[str, ...], float]
-"""By the values of the labels."""
+"""Keyed by the values of the labels."""
 Source = Callable[[], float | Values] | Histogram
 OTHER = "other"
 """The label of all values beyond the bound."""
@@ -26,19 +26,19 @@ MAX_LABEL_CHARACTERS = 64
 
 
 def spans_of(tracing: Tracing | None) -> Source:
-    """What became of the spans of a process."""
+    """Source of SPANS; empty where nothing is traced."""
     return dict if tracing is None else tracing.counts
 
 
 class MetricsCollector(Collector):
-    """`read` takes the numbers down, on the loop; `collect` tells what was taken down, on any thread."""
+    """`read` copies the numbers, on the event loop; `collect` yields the copies, on any thread."""
 
     def __init__(self, role: metrics.Role, sources: Mapping[metrics.Metric, Source]) -> None:
         """Raises ValueError where a metric of the role has no source, or a source no metric of the role."""
         declared = {metric for metric in metrics.DECLARED if role in metric.roles}
         if odd := declared ^ set(sources):
             raise ValueError(
-                f"declared for the {role} or told by it, and not both: {sorted(each.name for each in odd)}"
+                f"declared for the {role} or given a source, but not both: {sorted(each.name for each in odd)}"
             )
         self._sources = sources
         self._values: dict[metrics.Metric, Values] = {}

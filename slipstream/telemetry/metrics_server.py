@@ -1,4 +1,4 @@
-"""`/metrics` of a role: a port of its own, in plaintext, for Prometheus. OpenMetrics for who asks for it."""
+"""`/metrics` of a role for Prometheus, on a plaintext port of its own; OpenMetrics if the request accepts it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.telemetry.metrics_collector import MetricsCollector
 
 READ_S = 5.0
-"""The loop is asked for its numbers so long at most: where it is stuck, a scrape should fail."""
+"""Most seconds to wait for the event loop's numbers; a scrape of a stuck process should fail."""
 SILENCE_S = 5.0
+"""Seconds without a byte after which a connection is closed."""
 SCRAPE_S = 10.0
-"""From the first byte of a request to the last of its answer."""
+"""Most seconds from the first byte of a request to the last of its response."""
 MOST_SCRAPES = 8
-"""At once; more are turned away."""
+"""Most scrapes at once; more are refused."""
 LOOK_S = 0.1
-"""How often the listener looks whether it is to end."""
+"""Seconds between the listener's checks for its shutdown."""
 
 
 @asynccontextmanager
 async def exposing(meter: MetricsCollector, listen: str) -> AsyncIterator[str]:
-    """The address bound, for as long as the block lasts; port 0 picks a free one, and an empty `listen` is none.
+    """Serves for as long as the block lasts and yields the bound address. Port 0 picks a free one; an empty `listen`
+    serves nothing.
 
-    Raises InvalidArgument for what is not HOST:PORT, Unavailable where it cannot listen.
+    Raises InvalidArgument for an address that is not HOST:PORT, Unavailable where it cannot listen.
     """
     if not listen:
         yield ""
@@ -64,10 +66,10 @@ def _application(meter: MetricsCollector, loop: asyncio.AbstractEventLoop) -> Ca
 
 
 def _page(meter: MetricsCollector, accept: str) -> tuple[str, bytes]:
-    """Content type and content. Only OpenMetrics knows exemplars."""
+    """Content type and content; only OpenMetrics has exemplars."""
     if "application/openmetrics-text" not in accept:
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(meter.registry)
-    # The library's other ways to escape names make `vllm:x` into `vllm_x`, though a colon is no strange letter.
+    # The library's other escaping schemes turn `vllm:x` into `vllm_x`, although a colon is a valid character.
     page: bytes = openmetrics.generate_latest(meter.registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
     return "application/openmetrics-text; version=1.0.0; charset=utf-8", page
 
@@ -76,7 +78,7 @@ class _Handler(WSGIRequestHandler):
     timeout = SILENCE_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not news."""
+        """Scrapes are not logged."""
 
 
 class _Server(ThreadingWSGIServer):
@@ -85,7 +87,7 @@ class _Server(ThreadingWSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Without the base's question to DNS after its own name, which may take seconds."""
+        """Without the base class's DNS lookup of the own name, which may take seconds."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -97,7 +99,7 @@ class _Server(ThreadingWSGIServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # The handler's own timeout is for each piece: a peer that sends its request byte by byte would keep its place.
+        # The handler's own timeout is for each read: a peer that sends its request byte by byte would hold its slot.
         end = threading.Timer(SCRAPE_S, _cut, [request])
         end.daemon = True
         end.start()
@@ -108,7 +110,7 @@ class _Server(ThreadingWSGIServer):
             self._room.release()
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
-        """Of a peer that went away in the middle."""
+        """Ignores a peer that closed the connection."""
 
 
 def _cut(request: socket) -> None:

@@ -43,24 +43,20 @@ class DecodeRequest(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[DecodeCommand, _Mapping]]] = ...) -> None: ...
 
 class DecodeCommand(_message.Message):
-    __slots__ = ("session", "epoch", "open", "attach", "policy", "rollback", "credit", "close")
+    __slots__ = ("session", "epoch", "open", "attach", "credit", "close")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
-    POLICY_FIELD_NUMBER: _ClassVar[int]
-    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     open: DecodeOpen
     attach: DecodeAttach
-    policy: DecodePolicy
-    rollback: DecodeRollback
     credit: DecodeCredit
     close: DecodeClose
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[DecodeOpen, _Mapping]] = ..., attach: _Optional[_Union[DecodeAttach, _Mapping]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., rollback: _Optional[_Union[DecodeRollback, _Mapping]] = ..., credit: _Optional[_Union[DecodeCredit, _Mapping]] = ..., close: _Optional[_Union[DecodeClose, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[DecodeOpen, _Mapping]] = ..., attach: _Optional[_Union[DecodeAttach, _Mapping]] = ..., credit: _Optional[_Union[DecodeCredit, _Mapping]] = ..., close: _Optional[_Union[DecodeClose, _Mapping]] = ...) -> None: ...
 
 class DecodeOpen(_message.Message):
     __slots__ = ("key", "prefix", "sampling", "max_length", "stop_token_ids", "policy", "drafters", "credit", "prediction_token_ids", "cache_salt", "workload", "priority", "structured_output", "top_logprobs", "trace")
@@ -119,12 +115,6 @@ class DecodePolicy(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     max_draft_tokens: int
     def __init__(self, max_draft_tokens: _Optional[int] = ...) -> None: ...
-
-class DecodeRollback(_message.Message):
-    __slots__ = ("length",)
-    LENGTH_FIELD_NUMBER: _ClassVar[int]
-    length: int
-    def __init__(self, length: _Optional[int] = ...) -> None: ...
 
 class DecodeCredit(_message.Message):
     __slots__ = ("tokens",)

@@ -147,7 +147,7 @@ def request(**changes: Any) -> gateway_pb2.GenerateRequest:
 
 async def generate(door: GatewayEndpoint, **changes: Any) -> Completion:
     async with door.channel() as line:
-        return await complete(line, request(**changes), patience=RetrySettings(resume_s=1.0))
+        return await complete(line, request(**changes), retry=RetrySettings(resume_s=1.0))
 
 
 async def test_texts_go_through_certificates_and_keys_and_probes_without(system: System) -> None:

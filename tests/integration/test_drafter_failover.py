@@ -127,7 +127,7 @@ async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
 
 def names_of(server: VerifierServer) -> list[set[str]]:
     """Which drafters each session on a verifier has, by the gateway's names."""
-    sessions = server.service.drafters._of_session
+    sessions = server.service.sources._of_session
     return [
         {found.name for member in members if (found := member._by_session.get(session)) is not None}
         for session, members in sessions.items()

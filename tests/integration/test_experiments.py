@@ -214,7 +214,7 @@ async def test_a_shadow_that_is_away_or_dies_costs_nothing(place: Place) -> None
         known.breaker.state(place.gateways[0].router.clock()).name for known in place.gateways[0].router.drafters
     ]
     assert set(breakers) == {"CLOSED"}
-    await until(lambda: not place.verifier.service.drafters.shadows._of_session)
+    await until(lambda: not place.verifier.service.sources.shadows._of_session)
 
 
 async def test_a_gateway_without_an_experiment_says_so(place: Place) -> None:

@@ -140,7 +140,7 @@ async def test_a_client_that_is_told_garbage_asks_another_gateway() -> None:
         with pytest.raises(Unavailable, match="no protobuf"):
             await complete(first, gateway_pb2.GenerateRequest())
         begun = Completion(started=gateway_pb2.Started(session_id="s"))
-        await resume([second, first], begun, patience=RetrySettings(resume_s=10.0))
+        await resume([second, first], begun, retry=RetrySettings(resume_s=10.0))
     assert begun.finished.reason == verifier_pb2.FINISH_REASON_LENGTH
 
 

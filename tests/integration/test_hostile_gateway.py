@@ -77,7 +77,7 @@ async def wrong_epochs(enemy: Attacker) -> None:
     mismatched.epoch = 5
     await enemy.say(mismatched, opened(10), opened(10, epoch=HIGHEST))
     for epoch in range(2, 300):
-        await enemy.say(Command(session=10, epoch=epoch, rollback=verifier_pb2.DecodeRollback(length=3)))
+        await enemy.say(Command(session=10, epoch=epoch, attach=verifier_pb2.DecodeAttach()))
 
 
 async def others_numbers(enemy: Attacker) -> None:
@@ -85,8 +85,6 @@ async def others_numbers(enemy: Attacker) -> None:
     for number in range(SESSIONS + 2):
         await enemy.say(
             Command(session=number, epoch=HIGHEST, close=verifier_pb2.DecodeClose()),
-            Command(session=number, epoch=HIGHEST, rollback=verifier_pb2.DecodeRollback(length=1)),
-            Command(session=number, epoch=HIGHEST, policy=verifier_pb2.DecodePolicy(max_draft_tokens=0)),
             Command(session=number, epoch=HIGHEST, attach=verifier_pb2.DecodeAttach()),
         )
 
@@ -120,7 +118,7 @@ async def floods(enemy: Attacker) -> None:
     await enemy.say(opened(1, credit=1, tokens=4000))
     for _ in range(10):
         await enemy.say(*[Command(session=1, epoch=1, credit=verifier_pb2.DecodeCredit())] * 5000)
-        await enemy.say(*[Command(session=1, epoch=1, policy=verifier_pb2.DecodePolicy())] * 5000)
+        await enemy.say(*[Command(session=1, epoch=1, attach=verifier_pb2.DecodeAttach())] * 5000)
     await enemy.say(*[Command(session=5)] * 60_000, Command(session=1, epoch=1))
 
 
@@ -236,11 +234,11 @@ async def test_a_session_that_names_too_many_drafters_has_none_of_them_dialled()
         await call.write(verifier_pb2.DecodeRequest(commands=[opened(1, drafters=named)]))
         end = (await call.read()).ends[0]
         assert end.failure.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-        assert not server.service.drafters._links
+        assert not server.service.sources._links
         call.cancel()
 
 
 def test_the_suite_speaks_of_every_command() -> None:
     """A command that is added gets an attack too."""
     kinds = {field.name for field in Command.DESCRIPTOR.oneofs_by_name["command"].fields}
-    assert kinds == {"open", "attach", "policy", "rollback", "credit", "close"}
+    assert kinds == {"open", "attach", "credit", "close"}

@@ -249,7 +249,7 @@ def provocations(role: str) -> Iterable[tuple[str, list[bytes]]]:
             number = 2 if field.name == "open" else 1
             if field.name == "open":
                 changed.key.id = changed.key.id if label.startswith("key") else "another"
-            epoch = 1 if field.name == "open" else 2  # as a rollback needs it
+            epoch = 1 if field.name == "open" else 2
             said = frame(role, (number, epoch, {field.name: changed})).SerializeToString()
             yield f"{field.name}.{label}", [first, said]
 

@@ -135,7 +135,7 @@ async def test_a_session_is_resumed_on_the_first_gateway_that_can(setting: Setti
         await beside.gateway.server.stop(0)
     completion = Completion(started=answer.started)
     async with channel(beside.gateway.address) as one, channel(front.gateway.address) as other:
-        await resume([one, other], completion, patience=RetrySettings(resume_s=0.0))
+        await resume([one, other], completion, retry=RetrySettings(resume_s=0.0))
     assert completion.token_ids == front.verifiers[0].script[:40]
     assert (await front.store.read(answer.started.session_id)).owner == ("a" if dead_first else "b")
 

@@ -82,7 +82,7 @@ async def test_each_new_verifier_gets_sessions_and_one_that_goes_loses_none(sett
 async def test_a_verifier_forgets_a_drafter_that_is_gone_when_nobody_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidate_sources, "FORGET_S", 0.01)
     async with verifier(open_engine("emulated:")) as server, speaking(server.address) as speaker:
-        known = server.service.drafters._links
+        known = server.service.sources._links
         async with drafter(open_engine("emulated:acceptance=0.9")) as lives:
             async with drafter(open_engine("emulated:acceptance=0.9")) as dies:
                 number, session = await speaker.open([1, 2], tokens=50_000, drafters=[lives, dies])

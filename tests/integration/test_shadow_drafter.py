@@ -33,8 +33,9 @@ from slipstream.speculation.selection import Selection
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import opening
 from tests.hostile_drafter import frame
-from verifier_svc.execution.embedded import ScheduledSequence
-from verifier_svc.scheduling.planner import Planner, StepLimits, StepLoad
+from verifier_svc.execution.executor import ScheduledSequence
+from verifier_svc.observer import StepTiming
+from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.sources.candidate_sources import MAX_DRAFTERS, CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
 
@@ -108,7 +109,7 @@ async def decoded(shadow: Any = None, *, serving: bool = True) -> list[verifier_
     """All rounds, in order. `shadow`: how often it is right, or how it is bad; None: there is none. `serving`: whether
     anybody else drafts."""
     async with system(WORLD) as running:
-        gateway, pool, task = running.gateway(), running.service.drafters, None
+        gateway, pool, task = running.gateway(), running.service.sources, None
         known = pool._link(SHADOW.address, []) if shadow is not None else None
         if isinstance(shadow, float) and known is not None:
             task = await honest(running, known, shadow)
@@ -199,7 +200,7 @@ def test_a_shadow_under_a_ratio_rule_is_refused() -> None:
 def test_a_shadow_s_link_is_given_up_for_a_drafter_that_serves() -> None:
     async def full() -> tuple[int, bool]:
         async with system(WORLD) as running:
-            gateway, pool = running.gateway(), running.service.drafters
+            gateway, pool = running.gateway(), running.service.sources
             request = open_request(0, TOKENS, 8, running.drafter)
             shadows = [replace_address(f"shadow:{number}") for number in range(1, 16)]
             request.commands[0].open.drafters.extend(shadows)
@@ -223,10 +224,11 @@ def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> Non
     """And whoever brings more has more of it, at least a like share of what the step takes without candidates."""
     pool = CandidateSources(types_pb2.ModelInfo(), 0.02)
     planner = Planner(pool, StepLimits(512, 256, 0.25), _curve(LinearCost(0.02, 0.001, 0.0, 4)))
-    turns = [ScheduledSequence(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
-    load = StepLoad(3, 3 + sum(candidates))
-    seconds = planner._curve.seconds(load.tokens, 3) * 1.1
-    parts = [planner.cost_s(turn, load, seconds) for turn in turns]
+    step = [ScheduledSequence(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
+    tokens = 3 + sum(candidates)
+    seconds = planner._curve.seconds(tokens, 3) * 1.1
+    timing = StepTiming(0.0, seconds, 0.0, 3, tokens)
+    parts = [planner.cost_s(each, timing) for each in step]
     assert sum(parts) == pytest.approx(seconds)
     assert sorted(parts) == [part for _, part in sorted(zip(candidates, parts, strict=True))]
     assert min(parts) >= 0.99 * planner._curve.seconds(3, 3) / 3
@@ -236,7 +238,7 @@ def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> Non
 def test_nobody_is_woken_for_a_shadow_and_no_pace_is_learned_from_it(answer: Any) -> None:
     async def woken() -> tuple[int, float]:
         async with system(WORLD) as running:
-            gateway, pool = running.gateway(), running.service.drafters
+            gateway, pool = running.gateway(), running.service.sources
             known, calls = pool._link(SHADOW.address, []), 0
             known._link = Wild(known, answer)  # type: ignore[assignment]
 

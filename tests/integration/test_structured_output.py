@@ -23,8 +23,8 @@ from slipstream.v1 import drafter_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, in_time, opening, slowed, until, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, place, spelled, tokenizer
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
-from verifier_svc.execution.embedded import Outcome, ScheduledSequence, perform
-from verifier_svc.scheduling import scheduler
+from verifier_svc.execution.embedded import EmbeddedExecutor
+from verifier_svc.execution.executor import ScheduledSequence, StepOutcome
 
 DRAFT = str(Path(TARGET).parent / "draft")
 PROMPT = tokenizer().encode("def read(self, path):").ids
@@ -90,16 +90,18 @@ Seen = list[tuple[list[int], list[tuple[int, ...]]]]
 
 @pytest.fixture
 def verified(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    """Of every turn the output before it, and the paths of its candidates."""
+    """Of every scheduled sequence the output before it, and the paths of its candidates."""
     seen: Seen = []
 
-    def watched(engine: Engine, turns: list[ScheduledSequence]) -> list[Outcome]:
-        for turn in turns:
-            paths = [turn.selection.path(node) for node in range(len(turn.selection))]
-            seen.append((turn.session.tokens[turn.session.prompt_length :], paths))
-        return perform(engine, turns)
+    execute = EmbeddedExecutor.execute
 
-    monkeypatch.setattr(scheduler, "perform", watched)
+    def watched(executor: EmbeddedExecutor, step: list[ScheduledSequence]) -> list[StepOutcome]:
+        for scheduled in step:
+            paths = [scheduled.selection.path(node) for node in range(len(scheduled.selection))]
+            seen.append((scheduled.session.tokens[scheduled.session.prompt_length :], paths))
+        return execute(executor, step)
+
+    monkeypatch.setattr(EmbeddedExecutor, "execute", watched)
     yield seen
 
 
@@ -190,20 +192,6 @@ async def test_a_session_goes_on_elsewhere_from_any_place(client: Gateway) -> No
     assert [decoded.token_ids for decoded in rest] == [whole[cut:] for cut in cuts]
 
 
-async def test_a_rollback_decodes_the_same_text_again(client: Gateway, knowing: str) -> None:
-    structure, sampling = LANGUAGES["schema"].structure, SAMPLINGS[1]
-    whole = (await decode(client, structure, sampling=sampling)).token_ids
-    number, decoded = await client.open(
-        PROMPT, tokens=TOKENS, stop=[END], structure=structure, sampling=sampling, drafters=[knowing], credit=8
-    )
-    await until(lambda: len(decoded.token_ids) >= 8)
-    await client.command(number, 2, rollback=verifier_pb2.DecodeRollback(length=len(PROMPT) + 3))
-    await client.command(number, 2, credit=verifier_pb2.DecodeCredit(tokens=1000))
-    await until(decoded.done.is_set)
-    again = [token for done in decoded.rounds if done.epoch == 2 for token in done.token_ids]
-    assert again == whole[3:]
-
-
 async def test_a_session_that_gave_up_its_memory_says_the_same() -> None:
     prompts = [[index, *PROMPT * 6] for index in range(1, 5)]  # that share no KV
     structures = [
@@ -218,7 +206,7 @@ async def test_a_session_that_gave_up_its_memory_says_the_same() -> None:
                 for prompt, structure in zip(prompts, structures, strict=True)
             )
             said = [decoded.token_ids for decoded in await asyncio.gather(*runs)]
-            return said, server.scheduler.memory.preemptions
+            return said, server.scheduler.kv_admission.preemptions
 
     (roomy, never), (cramped, often) = await texts(8192), await texts(192)
     assert never == 0 < often

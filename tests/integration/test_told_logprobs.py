@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from slipstream.engine.factory import open_engine
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
-from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, drafter, gateway, in_time, slowed, until, verifier
+from slipstream.v1 import drafter_pb2, types_pb2
+from tests.fleet import Decoded, Gateway, drafter, gateway, in_time, slowed, verifier
 from tests.grammars import END, LANGUAGES, TARGET, grammars, tokenizer
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
 
@@ -114,21 +114,11 @@ async def test_those_of_tokens_that_are_cut_are_cut_with_them(client: Gateway) -
             assert all(not one.top_token_ids for one in told(decoded))
 
 
-async def test_after_a_rollback_and_elsewhere_they_are_the_same(
-    client: Gateway, guesses: str, model: torch.nn.Module
-) -> None:
+async def test_elsewhere_they_are_the_same(client: Gateway, guesses: str, model: torch.nn.Module) -> None:
     text = (await client.decode(PROMPT, tokens=TOKENS)).token_ids
     decoded = await client.decode(PROMPT, tokens=TOKENS, output=text[:11], drafters=[guesses], top_logprobs=TOP)
     assert decoded.token_ids == text[11:]
     check(model, text, [*told(await client.decode(PROMPT, tokens=11, top_logprobs=TOP)), *told(decoded)])
-    number, decoded = await client.open(PROMPT, tokens=TOKENS, drafters=[guesses], top_logprobs=TOP, credit=8)
-    await until(lambda: len(decoded.token_ids) >= 8)
-    await client.command(number, 2, rollback=verifier_pb2.DecodeRollback(length=len(PROMPT) + 3))
-    await client.command(number, 2, credit=verifier_pb2.DecodeCredit(tokens=1000))
-    await until(decoded.done.is_set)
-    before = [one for done in decoded.rounds if done.epoch == 1 for one in done.logprobs][:3]
-    after = [one for done in decoded.rounds if done.epoch == 2 for one in done.logprobs]
-    check(model, text, [*before, *after])
 
 
 async def test_who_does_not_ask_is_told_nothing(client: Gateway, guesses: str) -> None:

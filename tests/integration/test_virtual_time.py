@@ -151,6 +151,6 @@ def test_a_wait_that_ends_with_its_session_is_not_the_next_one_s() -> None:
             gateway.receive(open_request(1, 1, 0, running.drafter))
             await asyncio.sleep(2.0)
             assert running.scheduler.steps == 1
-            return running.scheduler.tally.waited_s
+            return running.stats.waited_s
 
     assert run(waited_s()) == pytest.approx(1.0)

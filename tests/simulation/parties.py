@@ -42,6 +42,7 @@ from tests.simulation.proposer import Recall
 from tests.simulation.serving import Host
 from tests.simulation.store import LEASE_S, Client, Server
 from verifier_svc import service as verifier_service
+from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.sources.candidate_sources import CandidateSources
@@ -108,10 +109,11 @@ def _verifier(network: Network, party: Party) -> VerifierParty:
     model = proto_conversion.model_to_proto(engine.model)
     drafters = CandidateSources(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
     planner = Planner(drafters, StepLimits(64, 32, 0.1), _curve(TARGET), clock)
-    scheduler = Scheduler(engine, thread, drafters, planner, clock)  # type: ignore[arg-type]
+    executor, observers = EmbeddedExecutor(engine), [drafters.shadows]
+    scheduler = Scheduler(executor, thread, drafters, planner, clock, observers)  # type: ignore[arg-type]
     bounds = verifier_service.ServiceLimits(model, 64, 8, BLOCKS * BLOCK_SIZE)
     service = verifier_service.VerifierService(scheduler, drafters, bounds, Grammars.of("", engine.model))
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler, engine))
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler))
     host = Host(network, party, party.name, [service.register, worker.register])
     party.spawn(scheduler.run())
     party.spawn(drafters.run())

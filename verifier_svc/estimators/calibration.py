@@ -166,7 +166,7 @@ class Calibration:
             paths.append(share if parent == ROOT else paths[parent] * share)
         return paths
 
-    def draw(self) -> None:
+    def draw_curves(self) -> None:
         """Draws anew what was asked for since the last time, so that whoever asks next need not wait."""
         now = self._clock()
         self._ready = {key: self._curve(*key, now) for key in self._asked}

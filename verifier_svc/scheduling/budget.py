@@ -1,4 +1,7 @@
-"""How many candidates of each session a step verifies: all sessions compete for it, and none is in the choice.
+"""How the tokens of one step are divided: candidates of all sessions compete for them, prompts get a bounded share.
+
+`allot` says how many candidates of each session a step verifies, `prefill_chunks` how much of each prompt it computes;
+both are pure functions. The rest of this text shows that `allot` finds the best division.
 
 A step over S sessions that decode and n candidate nodes takes t(n) seconds. Session s commits one token of its own and
 every node on its accepted path. Node i of session s is accepted with its path probability p[s][i], so the step commits
@@ -27,13 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 LEAST_S = 1e-9
-"""No step is faster."""
+"""Least seconds of a step."""
 
 
 class Offer(NamedTuple):
@@ -89,3 +92,34 @@ def _ranked(offers: Sequence[Offer]) -> tuple[npt.NDArray[np.float64], npt.NDArr
     nodes = np.minimum.accumulate(table, axis=0).ravel()
     order = np.argsort(-nodes, kind="stable")[: sum(sizes)]
     return nodes[order], order % max(len(offers), 1)
+
+
+class Prompt(Protocol):
+    @property
+    def rank(self) -> Any:
+        """Comparable; the lowest came first."""
+
+    @property
+    def priority(self) -> int:
+        """The lower, the sooner."""
+
+    @property
+    def pending(self) -> int:
+        """Tokens still to be computed."""
+
+
+AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
+
+
+def prefill_chunks(prompts: list[AnyPrompt], room: int) -> dict[AnyPrompt, int]:
+    """Tokens of each prompt that a step with `room` for prefill computes: half for those that came first, half for
+    those that have the least left. So a long prompt goes on while others come, and does not hold them up."""
+    sizes = dict.fromkeys(prompts, 0)
+    first = sorted(prompts, key=lambda prompt: prompt.rank)
+    shortest = sorted(first, key=lambda prompt: (prompt.priority, prompt.pending))
+    for order, until in ((first, room // 2), (shortest, 0)):
+        for prompt in order:
+            size = max(0, min(prompt.pending - sizes[prompt], room - until))
+            sizes[prompt] += size
+            room -= size
+    return {prompt: size for prompt, size in sizes.items() if size}

@@ -1,87 +1,89 @@
-"""What the next step verifies: the budget over all sessions, fed by what was measured."""
+"""Decides what the next step holds: which sessions decode, which of their candidates it verifies, how much it prefills.
+
+It is fed by what was measured: the cost of steps of every size, and how far each drafter's confidence is to be
+believed. `budget` divides the step's tokens among all sessions; `wait_policy` says how long the step may be held back
+for candidates that are on their way.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.speculation.selection import ROOT, Selection
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
-from verifier_svc.execution.embedded import ScheduledSequence
-from verifier_svc.scheduling.budget import Offer, allot
-from verifier_svc.scheduling.prefill import chunks
+from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
+from verifier_svc.observer import StepTiming
+from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.session import CandidateChoice, Session
 from verifier_svc.sources.candidate_sources import CandidateSources
-from verifier_svc.wait_policy.arrival_gain import ExpectedGain
-from verifier_svc.wait_policy.wait_policy import WaitPolicy
+from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
-NOTHING = Selection()
-NOTHING_OFFERED = CandidateChoice(-1, 0, NOTHING, [])
+NO_CANDIDATES = Selection()
+ANY_CANDIDATES = ExecutorLimits()
+NO_CHOICE = CandidateChoice(-1, 0, NO_CANDIDATES, [])
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     step_tokens: int
+    """Most tokens of one step."""
     prefill_tokens: int
+    """Most prompt tokens of one step in which other sessions decode."""
     max_wait_s: float
+    executor: ExecutorLimits = ANY_CANDIDATES
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    turns: list[ScheduledSequence]
+    step: list[ScheduledSequence]
     tokens: float
-    """That the step commits, in expectation."""
+    """Tokens that the step is expected to commit."""
     seconds: float
-    """That it takes, in expectation."""
+    """Seconds that the step is expected to take."""
     paths: dict[Session, list[float]]
-    """Calibrated path probabilities of each competing session's best candidates, of which its turn has the first."""
+    """Calibrated path probabilities of each competing session's best candidates; the step holds the first of them."""
 
     @property
     def sessions(self) -> int:
-        return len(self.turns)
+        return len(self.step)
 
     @property
     def decoding(self) -> bool:
-        """Whether every session gets a token: no prefill in it, not even one that ends."""
-        return bool(self.turns) and all(turn.computed == turn.base - 1 for turn in self.turns)
+        """True when every session already decoded: no prefill is in the step, not even the end of one."""
+        return bool(self.step) and all(scheduled.computed == scheduled.base - 1 for scheduled in self.step)
 
-    def only(self, turns: list[ScheduledSequence]) -> StepPlan:
-        """With these turns, some of which have fewer candidates than before."""
-        paths = (self.paths.get(turn.session, [])[: len(turn.selection)] for turn in turns if turn.complete)
-        return replace(self, turns=turns, tokens=sum(1.0 + sum(some) for some in paths))
-
-
-@dataclass(frozen=True, slots=True)
-class StepLoad:
-    """Of one step."""
-
-    sessions: int
-    tokens: int
+    def only(self, step: list[ScheduledSequence]) -> StepPlan:
+        """The plan with these sequences, some of which have fewer candidates than before."""
+        paths = (self.paths.get(each.session, [])[: len(each.selection)] for each in step if each.complete)
+        return replace(self, step=step, tokens=sum(1.0 + sum(some) for some in paths))
 
 
 class Planner:
-    """Reads sessions and changes none, but for what it keeps there of its own (`offer`)."""
+    """Reads sessions and changes none, except for its own cache in them (`Session.choice`)."""
 
     def __init__(
         self,
-        drafters: CandidateSources,
+        sources: CandidateSources,
         limits: StepLimits,
         curve: CostCurve,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._drafters = drafters
+        self._sources = sources
         self._limits = limits
         self._curve = curve
         self._clock = clock
         self._calibration = Calibration(clock)
-        self._patience = WaitPolicy[Session](drafters.threshold, limits.max_wait_s, curve.seconds)
+        self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
+
+    # Planning.
 
     def plan(self, sessions: Iterable[Session]) -> StepPlan:
-        """Sessions that decode first, then a bounded share of prefill, all within step_tokens. Nobody of the same
-        priority starves: those that waited longest decode first, and candidates leave prefill its share."""
+        """Decoding sessions first, then a bounded share of prefill, all within step_tokens. No session starves another
+        of the same priority: those that waited longest decode first, and candidates leave prefill its share."""
         runnable = [session for session in sessions if session.runnable]
         decoding = sorted((s for s in runnable if s.pending == 1), key=lambda s: (s.priority, s.idle_since))
         prefilling = [session for session in runnable if session.pending > 1]
@@ -90,114 +92,128 @@ class Planner:
             most = min(self._limits.prefill_tokens, self._limits.step_tokens // 2)
             reserved = min(most, sum(session.pending for session in prefilling))
         decoding = decoding[: self._limits.step_tokens - reserved]
-        plan = self._decode(decoding, self._limits.step_tokens - reserved - len(decoding), reserved)
-        room = self._limits.step_tokens - sum(1 + len(turn.selection) for turn in plan.turns)
+        plan = self._plan_decoding(decoding, self._limits.step_tokens - reserved - len(decoding), reserved)
+        room = self._limits.step_tokens - sum(1 + len(scheduled.selection) for scheduled in plan.step)
         room = min(room, self._limits.prefill_tokens) if decoding else room
-        plan.turns.extend(_turn(session, size, NOTHING) for session, size in chunks(prefilling, room).items())
+        chunks = prefill_chunks(prefilling, room)
+        plan.step.extend(_schedule(session, size, NO_CANDIDATES) for session, size in chunks.items())
         return plan
 
-    def pause(self, plan: StepPlan, waited_s: float) -> float:
-        """Seconds worth waiting for candidates on their way, having waited so long already."""
-        if not plan.decoding:
-            return 0.0
-        now = self._clock()
-        hopes = {turn.session: self._hope(turn, plan) for turn in plan.turns if turn.session.draft_limit}
-        return self._patience.pause(plan, hopes, lambda session: self._drafters.awaited(session, now), waited_s)
-
-    def timed(self, plan: StepPlan, seconds: float, waited: float) -> int:
-        """The plan's step took so long, after it was held back for `waited` seconds. Only steps without prefill tell
-        what decoding costs. Returns the step's tokens."""
-        if not plan.decoding:
-            return sum(turn.tokens for turn in plan.turns)
-        tokens = sum(1 + len(turn.selection) for turn in plan.turns)
-        self._curve.observe(tokens, plan.sessions, seconds)
-        if self._patience.timed(plan, tokens, seconds + waited):
-            self._drafters.set_threshold(self._patience.threshold)
-        return tokens
-
-    def spent(self, tokens: int, sessions: int, candidates: int) -> float:
-        """Seconds by which so many candidates, of all its tokens, made a step longer."""
-        return self._curve.seconds(tokens, sessions) - self._curve.seconds(tokens - candidates, sessions)
-
-    @property
-    def price(self) -> float:
-        """Tokens that one more candidate costs the step that takes it."""
-        return self._patience.price
-
-    def cost_s(self, turn: ScheduledSequence, load: StepLoad, seconds: float) -> float:
-        """The turn's own part of a step of so many seconds. What as many sessions take without further tokens is
-        divided evenly; the rest by further tokens. The turns' parts make the whole."""
-        further = load.tokens - load.sessions
-        if not further:
-            return seconds / load.sessions
-        least = min(seconds, self._curve.seconds(load.sessions, load.sessions))
-        return least / load.sessions + (seconds - least) * (turn.tokens - 1) / further
-
-    def judged(self, turn: ScheduledSequence, verdict: AcceptanceResult) -> None:
-        """What became of the turn's candidates."""
-        chosen, path = turn.selection, verdict.path
-        if not len(chosen):
-            return
-        self._calibration.learn(_labels(turn.session, chosen), turn.session.workload, chosen, path)
-        self._patience.judged(len(path), chosen.first_child(path[-1] if path else ROOT) is not None)
-
-    def prepare(self) -> None:
-        """What the next plan needs and no arrival changes. To be called while a step runs."""
-        self._calibration.draw()
-
-    def _decode(self, sessions: list[Session], room: int, prefill: int) -> StepPlan:
-        """The candidates of `sessions`, at most `room` in all; `prefill` other tokens share the step."""
-        chosen = dict.fromkeys(sessions, NOTHING)
+    def _plan_decoding(self, sessions: list[Session], room: int, prefill: int) -> StepPlan:
+        """Chooses candidates of `sessions`, at most `room` in all; `prefill` other tokens share the step."""
+        chosen = dict.fromkeys(sessions, NO_CANDIDATES)
         for session in sessions:
-            # Under the ratio rules the number of nodes must not depend on the tokens that were drawn, so these sessions
-            # do not compete: each has its share of the room, set aside before anybody's candidates are looked at.
+            # Under a ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions
+            # do not compete: each has its share of the room, set aside before any candidates are looked at.
             if not session.sampling.coupled:
-                chosen[session] = drawn(session, min(session.draft_limit, room // len(sessions)))
+                limit = min(session.draft_limit, room // len(sessions))
+                chosen[session] = select_drawn(session, limit, self._limits.executor)
         aside = sum(map(len, chosen.values()))
         competing = [session for session in sessions if session.sampling.coupled]
         paths: dict[Session, list[float]] = {}
         for session in competing:
-            offered = self._offered(session, min(session.draft_limit, room - aside))
-            chosen[session], paths[session] = offered.selection, offered.paths
+            choice = self._choose(session, min(session.draft_limit, room - aside))
+            chosen[session], paths[session] = choice.selection, choice.paths
         offers = [Offer(paths[session], session.draft_limit) for session in competing]
         seconds = self._curve.over(max(1, len(sessions)))
         allotment = allot(offers, seconds, room - aside, len(sessions) + aside + prefill)
         for session, count in zip(competing, allotment.counts, strict=True):
             chosen[session] = chosen[session].head(count)
-        turns = [_turn(session, 1, selection) for session, selection in chosen.items()]
-        return StepPlan(turns, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
+        step = [_schedule(session, 1, selection) for session, selection in chosen.items()]
+        return StepPlan(step, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
 
-    def _offered(self, session: Session, limit: int) -> CandidateChoice:
-        """The session's best candidates. While a step waits it is planned again at every arrival, mostly elsewhere."""
+    def _choose(self, session: Session, limit: int) -> CandidateChoice:
+        """The session's best candidates. While a step is held back, it is planned again whenever candidates arrive,
+        and most sessions' trees are as they were."""
         if session.tree.empty:
-            return NOTHING_OFFERED
-        known, version = session.offer, session.tree.version
+            return NO_CHOICE
+        known, version = session.choice, session.tree.version
         if known is None or known.version != version or known.limit != limit:
-            selection = session.tree.select(limit)
-            known = session.offer = CandidateChoice(version, limit, selection, self._paths(session, selection))
+            selection = select_likeliest(session, limit, self._limits.executor)
+            known = session.choice = CandidateChoice(version, limit, selection, self._paths(session, selection))
         return known
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
         return self._calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
 
-    def _hope(self, turn: ScheduledSequence, plan: StepPlan) -> ExpectedGain:
-        session, chosen = turn.session, turn.selection
+    # Waiting.
+
+    def pause(self, plan: StepPlan, waited_s: float) -> float:
+        """Seconds worth waiting for candidates on their way, after `waited_s` seconds of waiting."""
+        if not plan.decoding:
+            return 0.0
+        now = self._clock()
+        gains = {each.session: self._expected_gain(each, plan) for each in plan.step if each.session.draft_limit}
+        return self._wait_policy.pause(plan, gains, lambda session: self._sources.awaited(session, now), waited_s)
+
+    def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan) -> ExpectedGain:
+        session, chosen = scheduled.session, scheduled.selection
         paths = plan.paths.get(session) or self._paths(session, chosen)
-        return self._patience.hope(session.tree.version, paths, chosen.parents, session.draft_limit)
+        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, session.draft_limit)
+
+    # Learning and measuring.
+
+    @property
+    def candidate_price(self) -> float:
+        """Tokens that one more candidate costs the step that takes it."""
+        return self._wait_policy.candidate_price
+
+    def observe_step(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> float:
+        """Learns from the plan's step; steps with prefill do not show what decoding costs. Returns the seconds of the
+        step that its rejected candidates took."""
+        if plan.decoding:
+            self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
+            if self._wait_policy.observe_step(plan, timing.tokens, timing.seconds + timing.waited):
+                self._sources.set_threshold(self._wait_policy.threshold)
+        if timing.tokens <= timing.sessions:
+            return 0.0
+        pairs = zip(plan.step, outcomes, strict=True)
+        rejected = sum(len(each.selection) - len(it.path) for each, it in pairs if isinstance(it, AcceptanceResult))
+        seconds = self._curve.seconds
+        return seconds(timing.tokens, timing.sessions) - seconds(timing.tokens - rejected, timing.sessions)
+
+    def observe_round(self, scheduled: ScheduledSequence, result: AcceptanceResult) -> None:
+        """Learns from what became of the sequence's candidates."""
+        session, chosen, path = scheduled.session, scheduled.selection, result.path
+        if len(chosen):
+            self._calibration.learn(_labels(session, chosen), session.workload, chosen, path)
+            rejected = chosen.first_child(path[-1] if path else ROOT) is not None
+            self._wait_policy.observe_round(len(path), rejected)
+
+    def cost_s(self, scheduled: ScheduledSequence, timing: StepTiming) -> float:
+        """The sequence's own seconds of a step. The time that as many sessions take without further tokens is divided
+        evenly, the rest in proportion to further tokens; the parts add up to the whole."""
+        further = timing.tokens - timing.sessions
+        if not further:
+            return timing.seconds / timing.sessions
+        least = min(timing.seconds, self._curve.seconds(timing.sessions, timing.sessions))
+        return least / timing.sessions + (timing.seconds - least) * (scheduled.tokens - 1) / further
+
+    def prepare(self) -> None:
+        """Computes ahead what the next plan needs and no arrival changes. Called while a step runs."""
+        self._calibration.draw_curves()
 
 
-def drawn(session: Session, budget: int) -> Selection:
-    """What a ratio rule judges: a choice that looks at no token, only at the order in which they were drawn."""
+def select_likeliest(session: Session, limit: int, executor: ExecutorLimits) -> Selection:
+    """A coupled session's best candidates that the executor can verify."""
+    limit = limit if executor.max_candidates is None else min(limit, executor.max_candidates)
     tree = session.tree
-    return tree.select_drawn(budget) if session.sampling.acceptance == "recursive" else tree.select_chain(budget)
+    return tree.select(limit) if executor.verifies_trees else tree.select_likeliest_chain(limit)
+
+
+def select_drawn(session: Session, limit: int, executor: ExecutorLimits) -> Selection:
+    """The candidates that a ratio rule judges: chosen by the order in which they were drawn, not by their tokens."""
+    limit = limit if executor.max_candidates is None else min(limit, executor.max_candidates)
+    tree = session.tree
+    return tree.select_drawn(limit) if executor.verifies_trees else tree.select_chain(limit)
 
 
 def _labels(session: Session, chosen: Selection) -> list[str]:
-    """Of each node who sent it."""
-    return [session.label(sources) for sources in chosen.sources]
+    """The name under which each node's confidence is calibrated: of the drafters that sent it."""
+    return [session.source_label(sources) for sources in chosen.sources]
 
 
-def _turn(session: Session, size: int, selection: Selection) -> ScheduledSequence:
+def _schedule(session: Session, size: int, selection: Selection) -> ScheduledSequence:
     start = session.computed
     tokens = session.tokens[start : start + size]
     return ScheduledSequence(session, len(session.tokens), start, tokens, size == session.pending, selection)

@@ -1,5 +1,9 @@
-"""The verifier's loop: plan a step over all sessions, run it, commit what it decided. It never waits for the network
-longer than waiting pays, and never for the gateway at all."""
+"""The verifier's loop: plan a step over all sessions, run it on the model's thread, commit what it decided.
+
+Sessions join and leave between steps. What a step decided is committed at once and reported to gateways, drafters and
+observers while the next step runs, so that the model does not wait for it. The loop waits for candidates only as long
+as the wait policy finds it worth it, and never for a gateway.
+"""
 
 from __future__ import annotations
 
@@ -7,106 +11,111 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from slipstream.engine.engine import Engine, EngineLost
+from slipstream.engine.engine import EngineLost
 from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import Internal, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
-from slipstream.telemetry.tracing import Tracing
+from slipstream.rpc.proto_conversion import microseconds
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.execution.embedded import Outcome, ScheduledSequence, perform
+from verifier_svc.execution.executor import ScheduledSequence, StepExecutor, StepOutcome
+from verifier_svc.observer import RoundResult, StepObserver, StepReport, StepTiming
 from verifier_svc.scheduling.kv_admission import KVAdmission
-from verifier_svc.scheduling.planner import Planner, StepLoad, StepPlan
-from verifier_svc.scheduling.step_result import RoundResult, StepTiming, clip
-from verifier_svc.scheduling.step_stats import StepStats
-from verifier_svc.session import PendingRollback, Session
+from verifier_svc.scheduling.planner import Planner, StepPlan
+from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
-from verifier_svc.tracing import stepped
 
 log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Sessions join and leave between steps."""
-
     def __init__(
         self,
-        engine: Engine,
+        executor: StepExecutor,
         thread: ModelThread,
-        drafters: CandidateSources,
+        sources: CandidateSources,
         planner: Planner,
         clock: Callable[[], float] = time.monotonic,
+        observers: Sequence[StepObserver] = (),
     ) -> None:
-        self._engine = engine
+        self.executor = executor
         self._thread = thread
-        self._drafters = drafters
+        self._sources = sources
         self._planner = planner
         self._clock = clock
+        self.observers = tuple(observers)
         self._sessions: dict[Session, None] = {}
-        self.memory = KVAdmission(engine)
-        self.tally = StepStats()
+        self.kv_admission = KVAdmission(executor.kv)
         self._arrivals = 0
         self._closing: list[Session] = []
+        """Sessions that ended and still have KV."""
+        self._ended: list[Session] = []
+        """Sessions without KV whose end the observers have not seen."""
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
-        self._results: list[RoundResult] = []
-        """Of the last step, not told yet; empty whenever the loop waits."""
-        self._took: tuple[StepPlan, StepTiming, list[Outcome]] | None = None
-        """Of the last step, not learned from yet."""
-        self.steps = self.tokens = 0
-        """Steps taken, tokens committed."""
-        self.tracing: Tracing | None = None
-        drafters.on_candidates(self.wake)
+        self._unreported_step: tuple[StepPlan, StepTiming, list[StepOutcome]] | None = None
+        self._unreported_rounds: list[RoundResult] = []
+        """Both are empty whenever the loop waits."""
+        self.steps = 0
+        self.tokens = 0
+        """Committed tokens of all sessions."""
+        sources.on_candidates(self.wake)
+        sources.observe_with(self.observers)
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def add(self, session: Session) -> None:
+    def open_session(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
+        """Opens the session on its sources of candidates, and decodes it from the next step on."""
+        for observer in self.observers:
+            observer.session_opened(session, request)
+        try:
+            self._sources.attach_session(session, request.drafters)
+        except BaseException:  # half attached, it would be opened again with every link that comes back
+            self._sources.detach_session(session)
+            self._ended.append(session)
+            raise
+        self.add_session(session)
+
+    def add_session(self, session: Session) -> None:
+        """Decodes the session from the next step on."""
         session.idle_since = self._clock()
         self._arrivals += 1
         session.arrival = self._arrivals
         self._sessions[session] = None
-        self.memory.add(session)
+        self.kv_admission.add_session(session)
         self.wake()
 
     def wake(self) -> None:
-        """Something changed that a step may be planned from: a session, its credit, its candidates."""
+        """Plans again: sessions, credits or candidates changed."""
         self._changed.set()
 
-    def end(self, session: Session, reason: verifier_pb2.FinishReason, error: SlipstreamError | None = None) -> None:
-        """The session is over: its drafters hear of it, its KV is free before the next step, its gateway is told."""
+    def end_session(
+        self, session: Session, reason: verifier_pb2.FinishReason, error: SlipstreamError | None = None
+    ) -> None:
+        """Ends the session on its drafters and sends its gateway a SessionEnd; its KV is free before the next step."""
         if session.closed:
             return
         session.closed = True
         self._sessions.pop(session, None)
-        self._drafters.detach_session(session)
+        self._sources.detach_session(session)
         self._closing.append(session)
         failure = None if error is None else proto_conversion.failure_to_proto(error)
-        session.say(
+        session.send(
             verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason, failure=failure)
         )
-        self.wake()
-
-    def roll_back(self, session: Session, rewind: PendingRollback) -> None:
-        """Now, or as soon as the step in flight has ended, whose result is then void."""
-        if session.in_step:
-            session.rewind, session.epoch = rewind, rewind.epoch
-            return
-        session.rewind = None
-        session.roll_back(rewind.epoch, rewind.length)
-        self._drafters.reopen(session)
         self.wake()
 
     async def run(self) -> None:
         while True:
             self._changed.clear()
-            self._close()
-            self._drafters.collect()
-            plan = self._planner.plan(self.memory.enter())
-            if not plan.turns:
-                self._waiting_since = None  # those whom it was for are gone
+            self._free_kv()
+            self._sources.collect()
+            plan = self._planner.plan(self.kv_admission.admit())
+            if not plan.step:
+                self._waiting_since = None  # the sessions that the wait was for are gone
                 self._report()
                 await self._changed.wait()
                 continue
@@ -114,22 +123,23 @@ class Scheduler:
             pause = self._planner.pause(plan, waited)
             if pause > 0.0:
                 self._report()
-                await self._wait(pause)
+                await self._wait_for_candidates(pause)
                 continue
             self._waiting_since = None
-            if turns := self.memory.fit(plan.turns):
-                await self._step(plan if turns is plan.turns else plan.only(turns), waited)
+            if step := self.kv_admission.fit(plan.step):
+                await self._run_step(plan if step is plan.step else plan.only(step), waited)
             else:
                 self._report()
                 await asyncio.sleep(0)
 
-    def _close(self) -> None:
+    def _free_kv(self) -> None:
         """Frees the KV of sessions that ended; no step is running."""
         closing, self._closing = self._closing, []
         for session in closing:
-            self.memory.remove(session)
+            self.kv_admission.remove_session(session)
+        self._ended += closing
 
-    async def _wait(self, pause: float) -> None:
+    async def _wait_for_candidates(self, pause: float) -> None:
         if self._waiting_since is None:
             self._waiting_since = self._clock()
         with contextlib.suppress(TimeoutError):
@@ -138,115 +148,134 @@ class Scheduler:
 
     # Running and committing.
 
-    async def _step(self, plan: StepPlan, waited: float) -> None:
+    async def _run_step(self, plan: StepPlan, waited: float) -> None:
         """Runs a step that was held back for `waited` seconds."""
-        turns = plan.turns
+        step = plan.step
         started = self._clock()
-        for turn in turns:
-            turn.session.in_step = True
-        step = self._thread.run(self._perform, turns)
-        self._report()  # while the model is busy
-        self._drafters.shadows.look(turns, self._planner.price)
-        outcomes = await step
-        ended = self._clock()
+        for scheduled in step:
+            scheduled.session.in_step = True
+        running = self._thread.run(self._execute, step)
+        self._report()
+        for observer in self.observers:
+            observer.step_started(step, self._planner.candidate_price)
+        outcomes = await running
         self.steps += 1
-        timing = StepTiming(started, ended, waited, StepLoad(len(turns), sum(turn.tokens for turn in turns)))
+        tokens = sum(scheduled.tokens for scheduled in step)
+        timing = StepTiming(started, self._clock(), waited, len(step), tokens)
         if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
-            self._took = plan, timing, outcomes
-        for turn, outcome in zip(turns, outcomes, strict=True):
-            self._finish(turn, outcome, timing)
+            self._unreported_step = plan, timing, outcomes
+        for scheduled, outcome in zip(step, outcomes, strict=True):
+            self._finish(scheduled, outcome, timing)
 
-    def _perform(self, turns: list[ScheduledSequence]) -> list[Outcome]:
-        """On the model's thread. A step that fails as a whole fails its sessions, not the verifier; only a lost group
-        ends it, whose sessions go on elsewhere."""
+    def _execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
+        """On the model's thread. A step that fails as a whole fails its sessions; only a lost executor ends the
+        verifier, and its sessions go on elsewhere."""
         try:
-            return perform(self._engine, turns)
+            return self.executor.execute(step)
         except EngineLost:
             raise
         except Exception as error:
             log.error("a verifier step failed", exc_info=error)
-            return [Internal("the verifier failed in this session's step.") for _ in turns]
+            return [Internal("the verifier failed in this session's step.") for _ in step]
 
-    def _finish(self, turn: ScheduledSequence, outcome: Outcome, timing: StepTiming) -> None:
-        session = turn.session
+    def _finish(self, scheduled: ScheduledSequence, outcome: StepOutcome, timing: StepTiming) -> None:
+        session = scheduled.session
         session.in_step = False
-        if session.trace is not None and (session.closed or session.rewind is not None):
-            session.trace.void(turn, timing, self.steps)
         if session.closed:
-            return
-        if session.rewind is not None:
-            self.roll_back(session, session.rewind)
+            for observer in self.observers:
+                observer.sequence_discarded(scheduled, timing, self.steps)
         elif isinstance(outcome, SlipstreamError):
-            self.end(session, verifier_pb2.FINISH_REASON_ERROR, outcome)
+            self.end_session(session, verifier_pb2.FINISH_REASON_ERROR, outcome)
         elif outcome is None:
-            session.computed = turn.computed + len(turn.pending)
-            if session.trace is not None:
-                session.trace.read(turn, timing)
+            session.computed = scheduled.computed + len(scheduled.pending)
+            for observer in self.observers:
+                observer.prefill_advanced(scheduled, timing)
         else:
-            self._commit(turn, outcome, timing)
+            self._commit(scheduled, outcome, timing)
 
-    def _commit(self, turn: ScheduledSequence, verdict: AcceptanceResult, timing: StepTiming) -> None:
-        session = turn.session
-        path = [turn.selection.token_ids[node] for node in verdict.path]
-        token_ids, reason = clip(session, [*path, verdict.next_token])
-        result = RoundResult(turn, verdict, token_ids, timing, self._miss(session), timing.started - session.idle_since)
-        session.commit(token_ids, turn.base + len(path))
+    def _commit(self, scheduled: ScheduledSequence, result: AcceptanceResult, timing: StepTiming) -> None:
+        session = scheduled.session
+        path = [scheduled.selection.token_ids[node] for node in result.path]
+        token_ids, reason = session.clip([*path, result.next_token])
+        miss, idle_s = self._miss(session), timing.started - session.idle_since
+        self._unreported_rounds.append(RoundResult(scheduled, result, token_ids, timing, self.steps, miss, idle_s))
+        session.commit(token_ids, scheduled.base + len(path))
         session.idle_since = timing.ended
-        self._drafters.root_moved(session)
+        self._sources.root_moved(session)
         self.tokens += len(token_ids)
-        self._results.append(result)
-        if reason is not None or verdict.dishonest:
+        if reason is not None or result.dishonest:
             self._report()
-        if verdict.dishonest:
-            self._drafters.quarantine_session(
+        if result.dishonest:
+            self._sources.quarantine_session(
                 session, InvalidArgument("a draft token lay outside its own distribution.")
             )
         if reason is not None:
-            self.end(session, reason)
-
-    def _report(self) -> None:
-        """Tells drafters and gateways what was committed, and learns from it, while the next step runs: what is
-        learned counts from the step after that.
-        """
-        if self._took is not None:
-            plan, timing, outcomes = self._took
-            tokens = self._planner.timed(plan, timing.seconds, timing.waited)
-            self._count(plan, timing, outcomes, tokens)
-            if self.tracing is not None:
-                stepped(self.tracing, self.steps, plan, timing)
-            self._took = None
-        results, self._results = self._results, []
-        for result in results:
-            turn, verdict = result.turn, result.verdict
-            session = turn.session
-            scores = self._drafters.committed(session, turn.base, result.token_ids)
-            message = result.message()
-            message.cost_us = proto_conversion.microseconds(
-                self._planner.cost_s(turn, result.timing.load, result.timing.seconds)
-            )
-            message.shadows.extend(scores)
-            if session.trace is not None:
-                message.ended_unix_nano = session.trace.verified(result, self.steps)
-            session.say(message)
-            self._planner.judged(turn, verdict)
-            if turn.selection:
-                self.tally.judged(turn.selection.depths, result.accepted)
-        self._planner.prepare()
-
-    def _count(self, plan: StepPlan, timing: StepTiming, outcomes: list[Outcome], tokens: int) -> None:
-        sessions = len(outcomes)
-        self.tally.step(sessions, tokens, timing.seconds, timing.waited)
-        if tokens > sessions:
-            pairs = zip(plan.turns, outcomes, strict=True)
-            rejected = sum(
-                len(turn.selection) - len(each.path) for turn, each in pairs if isinstance(each, AcceptanceResult)
-            )
-            self.tally.rolled_back_s += self._planner.spent(tokens, sessions, rejected)
+            self.end_session(session, reason)
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
-        """Why no candidate was there when the round before the present one ended."""
+        """Why no candidate was there when the session's previous round ended."""
         if not session.miss or not session.max_draft_tokens:
             return verifier_pb2.MISS_CAUSE_UNSPECIFIED
-        if not self._drafters.wanted:
+        if not self._sources.wanted:
             return verifier_pb2.MISS_CAUSE_NOT_WANTED
-        return session.miss if self._drafters.has_source(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
+        return session.miss if self._sources.has_source(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
+
+    # Reporting.
+
+    def _report(self) -> None:
+        """Sends what was committed to drafters and gateways, and learns from it. It runs while the next step does, so
+        what is learned counts from the step after that."""
+        if self._unreported_step is not None:
+            plan, timing, outcomes = self._unreported_step
+            self._unreported_step = None
+            rejected_s = self._planner.observe_step(plan, timing, outcomes)
+            report = StepReport(self.steps, plan.step, outcomes, timing, rejected_s)
+            for observer in self.observers:
+                observer.step_ended(report)
+        rounds, self._unreported_rounds = self._unreported_rounds, []
+        for result in rounds:
+            self._report_round(result)
+        ended, self._ended = self._ended, []
+        for session in ended:
+            for observer in self.observers:
+                observer.session_ended(session)
+        self._planner.prepare()
+
+    def _report_round(self, result: RoundResult) -> None:
+        scheduled = result.scheduled
+        session = scheduled.session
+        self._sources.committed(session, scheduled.base, result.token_ids)
+        message = _round_message(result, self._planner.cost_s(scheduled, result.timing))
+        for observer in self.observers:
+            observer.round_reported(result, message)
+        session.send(message)
+        self._planner.observe_round(scheduled, result.result)
+
+
+def _round_message(result: RoundResult, cost_s: float) -> verifier_pb2.Round:
+    scheduled, timing = result.scheduled, result.timing
+    return verifier_pb2.Round(
+        session=scheduled.session.number,
+        epoch=scheduled.session.epoch,
+        base_length=scheduled.base,
+        token_ids=result.token_ids,
+        drafted=len(scheduled.selection),
+        accepted=result.accepted,
+        wait_us=microseconds(result.idle_s),
+        verify_us=microseconds(timing.seconds),
+        miss=result.miss,
+        bubble_us=microseconds(min(timing.waited, result.idle_s)),
+        drafters=_drafter_shares(scheduled, result.result.path),
+        logprobs=map(proto_conversion.logprobs_to_proto, result.result.logprobs[: len(result.token_ids)]),
+        cost_us=microseconds(cost_s),
+    )
+
+
+def _drafter_shares(scheduled: ScheduledSequence, path: tuple[int, ...]) -> list[verifier_pb2.DrafterShare]:
+    shares: dict[str, verifier_pb2.DrafterShare] = {}
+    for node, sources in enumerate(scheduled.selection.sources):
+        for name in scheduled.session.drafters_of(sources):
+            share = shares.setdefault(name, verifier_pb2.DrafterShare(drafter=name))
+            share.drafted += 1
+            share.accepted += node in path
+    return list(shares.values())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from slipstream.errors import InvalidArgument, NotFound, ResourceExhausted, SlipstreamError
 from slipstream.proposers.registry import method_in_verifier
@@ -14,6 +14,7 @@ from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.observer import StepObserver
 from verifier_svc.session import Session
 from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.sources.shadow import ShadowDrafters
@@ -75,6 +76,10 @@ class CandidateSources:
         """`wake` is called from now on whenever candidates came: a step may be worth starting."""
         self.context.candidates_arrived = wake
 
+    def observe_with(self, observers: Sequence[StepObserver]) -> None:
+        """These observers watch from now on what is exchanged with drafters."""
+        self.context.observers = observers
+
     async def run(self) -> None:
         """Keeps the links; cancelled when the verifier ends."""
         async with asyncio.TaskGroup() as tasks:
@@ -124,19 +129,9 @@ class CandidateSources:
     def set_threshold(self, threshold: float) -> None:
         """Candidates below this path probability do not pay now."""
         self.context.threshold = threshold
-        for session, sources in self._of_session.items():
-            for source in sources if session.served else ():
+        for session, sources in self._of_session.items():  # shadows' too
+            for source in sources:
                 source.threshold_changed(session)
-
-    def policy(self, session: Session) -> None:
-        for source in self._of_session.get(session, ()):
-            source.threshold_changed(session)
-        self.shadows.policy(session)
-
-    def reopen(self, session: Session) -> None:
-        for source in self._of_session.get(session, ()):
-            source.reopen(session)
-        self.shadows.reopen(session)
 
     def collect(self) -> None:
         """A step is about to be planned: candidates that can be had at once join the sessions' trees."""
@@ -148,12 +143,7 @@ class CandidateSources:
         for source in self._of_session.get(session, ()):
             source.root_moved(session)
 
-    def committed(self, session: Session, base: int, token_ids: list[int]) -> list[verifier_pb2.ShadowScore]:
-        """Sends the commit to the session's sources; returns the shadows' scores that it decides."""
-        self.commit_to_sources(session, base, token_ids)
-        return self.shadows.commit(session, base, token_ids)
-
-    def commit_to_sources(self, session: Session, base: int, token_ids: list[int]) -> None:
+    def committed(self, session: Session, base: int, token_ids: list[int]) -> None:
         """`token_ids` were committed after `base` tokens."""
         for source in self._of_session.get(session, ()):
             source.committed(session, base, token_ids)

@@ -101,9 +101,6 @@ class DrafterLink:
             self._forget(attachment)
             self._send(attachment, close=drafter_pb2.DraftClose())
 
-    def reopen(self, session: Session) -> None:
-        self._open(session, self._by_session[session].name)
-
     def root_moved(self, session: Session) -> None:
         attachment = self._by_session.get(session)
         if attachment is not None:
@@ -115,8 +112,8 @@ class DrafterLink:
             return
         if not session.tree.follows(attachment.number):
             self._expect_step(attachment)
-        if session.trace is not None:
-            session.trace.told(attachment.number, base + len(token_ids), self._context.clock())
+        for observer in self._context.observers:
+            observer.drafter_informed(session, attachment.number, base + len(token_ids), self._context.clock())
         self._send(attachment, commit=drafter_pb2.DraftCommit(base_length=base, token_ids=token_ids))
 
     def collect(self) -> None:
@@ -204,8 +201,8 @@ class DrafterLink:
         if not added or not session.served:  # no step waits for a shadow
             return False
         attachment.candidates_came(self._context.clock())
-        if session.trace is not None:
-            session.trace.arrived(attachment.number, candidates, self._context.clock())
+        for observer in self._context.observers:
+            observer.candidates_received(session, attachment.number, candidates, self._context.clock())
         return True
 
     def _refused(self, attachment: LinkedSession, error: SlipstreamError) -> None:
@@ -247,9 +244,11 @@ class DrafterLink:
         attachment = LinkedSession(session, self.arrival_times, name, number, now, reopens=reopens, opened=now)
         self._by_number[number] = self._by_session[session] = attachment
         session.name_source(number, name)
-        if session.trace is not None:
-            session.trace.told(number, len(session.tokens), now)
-        self._send(attachment, open=self._open_request(session))
+        request = self._open_request(session)
+        for observer in self._context.observers:
+            observer.drafter_informed(session, number, len(session.tokens), now)
+            observer.drafter_opened(session, name, request)
+        self._send(attachment, open=request)
         self._expect_step(attachment)
 
     def _expected(self, attachment: LinkedSession) -> bool:
@@ -311,7 +310,6 @@ class DrafterLink:
             prediction_token_ids=session.prediction,
             cache_salt=session.cache_salt,
             structured_output=proto_conversion.structure_to_proto(session.structure),
-            trace=None if session.trace is None else session.trace.trace.context(self._by_session[session].name),
         )
 
     def _policy(self, session: Session) -> drafter_pb2.DraftPolicy:

@@ -187,11 +187,6 @@ class LocalSource:
                 self._pending[other] = None
         self._work.set()
 
-    def reopen(self, session: Session) -> None:
-        name = self._sessions[session].name
-        self.close(session)
-        self.open(session, name)
-
     def root_moved(self, session: Session) -> None:
         attachment = self._sessions.get(session)
         if attachment is not None:

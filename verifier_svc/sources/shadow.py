@@ -27,16 +27,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.selection import ROOT, Selection
 from slipstream.v1 import verifier_pb2
 from verifier_svc.estimators.calibration import Calibration
+from verifier_svc.execution.executor import ScheduledSequence
+from verifier_svc.observer import RoundResult, StepObserver
 from verifier_svc.session import Reply, Session
-
-if TYPE_CHECKING:
-    from verifier_svc.execution.embedded import ScheduledSequence
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +103,6 @@ class ShadowDrafter:
         self._walk, self._begins = None, walk.end
         return verifier_pb2.ShadowScore(drafter=self.name, drafted=len(walk.chosen), accepted=len(walk.path))
 
-    def roll_back(self, epoch: int, length: int) -> None:
-        self.double.roll_back(epoch, length)
-        self._walk, self._begins = None, 0
-
     def _labels(self, chosen: Selection) -> list[str]:
         return [self.name] * len(chosen)
 
@@ -119,14 +114,10 @@ class DoubleSources(Protocol):
 
     def release_sources(self, session: Session) -> None: ...
 
-    def commit_to_sources(self, session: Session, base: int, token_ids: list[int]) -> None: ...
-
-    def policy(self, session: Session) -> None: ...
-
-    def reopen(self, session: Session) -> None: ...
+    def committed(self, session: Session, base: int, token_ids: list[int]) -> None: ...
 
 
-class ShadowDrafters:
+class ShadowDrafters(StepObserver):
     """The shadows of all sessions of a verifier. A session without any costs one dictionary lookup."""
 
     def __init__(self, sources: DoubleSources, clock: Callable[[], float] = time.monotonic) -> None:
@@ -153,32 +144,21 @@ class ShadowDrafters:
         for shadow in self._of_session.pop(session, {}).values():
             self._sources.release_sources(shadow.double)
 
-    def policy(self, session: Session) -> None:
-        for shadow in self._of(session):
-            shadow.double.max_draft_tokens = session.max_draft_tokens
-            self._sources.policy(shadow.double)
-
-    def reopen(self, session: Session) -> None:
-        for shadow in self._of(session):
-            shadow.roll_back(session.epoch, len(session.tokens))
-            self._sources.reopen(shadow.double)
-
-    def look(self, turns: Iterable[ScheduledSequence], price: float) -> None:
-        """A step with these turns begins, in which a candidate's place costs `price` tokens."""
+    def step_started(self, step: list[ScheduledSequence], candidate_price: float) -> None:
         if self._of_session:
-            for turn in turns:
-                if turn.complete:
-                    for shadow in self._of(turn.session):
-                        shadow.look(turn.session.draft_limit, price, self._calibration)
+            for scheduled in step:
+                if scheduled.complete:
+                    for shadow in self._of(scheduled.session):
+                        shadow.look(scheduled.session.draft_limit, candidate_price, self._calibration)
 
-    def commit(self, session: Session, base: int, token_ids: list[int]) -> list[verifier_pb2.ShadowScore]:
-        """The scores that these tokens decide."""
-        scores = []
-        for shadow in self._of(session):
-            if (score := shadow.commit(token_ids, self._calibration)) is not None:
-                scores.append(score)
-            self._sources.commit_to_sources(shadow.double, base, token_ids)
-        return scores
+    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+        """Adds the scores that the round's tokens decide."""
+        if self._of_session:
+            session, base = result.scheduled.session, result.scheduled.base
+            for shadow in self._of(session):
+                if (score := shadow.commit(result.token_ids, self._calibration)) is not None:
+                    message.shadows.append(score)
+                self._sources.committed(shadow.double, base, result.token_ids)
 
     def _of(self, session: Session) -> Iterable[ShadowDrafter]:
         return self._of_session.get(session, {}).values()
@@ -187,7 +167,7 @@ class ShadowDrafters:
 def double_of(session: Session, name: str) -> Session:
     """What a drafter's link needs of a session, with nothing in it that the session itself looks at."""
 
-    def say(reply: Reply) -> None:
+    def send(reply: Reply) -> None:
         if isinstance(reply, verifier_pb2.DrafterEvent) and reply.HasField("failure"):
             log.info("the shadow %s failed: %s", name, reply.failure.message, extra={"session": session.id})
 
@@ -198,14 +178,13 @@ def double_of(session: Session, name: str) -> Session:
         credit=None,
         tree=CandidateTree(tokens),
         history=None,
-        say=say,
+        send=send,
         computed=0,
         sequence=None,
         constraint=None,
-        offer=None,
+        choice=None,
         served=False,
-        trace=None,
-        _sources={},
+        _source_names={},
         _labels={},
     )
     if session.constraint is not None:

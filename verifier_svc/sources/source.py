@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from slipstream.rpc.channel import Dial, channel
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.speculation.frame import Frame
 from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.observer import StepObserver
 from verifier_svc.session import Session
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import PAUSE
@@ -42,10 +43,6 @@ class CandidateSource(Protocol):
 
     def close(self, session: Session) -> None:
         """Stop proposing for the session; candidates that only this source proposed leave its tree."""
-        ...
-
-    def reopen(self, session: Session) -> None:
-        """The session's prefix was rolled back."""
         ...
 
     def root_moved(self, session: Session) -> None:
@@ -91,6 +88,7 @@ class SourceContext:
     traffic: ByteCounter = field(default_factory=ByteCounter)
     dropped: Counter[str] = field(default_factory=Counter)
     """Candidates that came and were not taken, by reason."""
+    observers: Sequence[StepObserver] = ()
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Numbers for attachments, none of which is used twice."""
 
@@ -166,6 +164,6 @@ class Attachment:
 
 def report(session: Session, drafter: str, failure: types_pb2.Failure | None) -> None:
     """Sends the session's gateway an event: the drafter failed, or (None) works."""
-    session.say(
+    session.send(
         verifier_pb2.DrafterEvent(session=session.number, epoch=session.epoch, drafter=drafter, failure=failure)
     )

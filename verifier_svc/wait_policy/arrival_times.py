@@ -26,7 +26,7 @@ HOPELESS = 0.02
 """Where no more than this share of answers is still to come, none is."""
 
 
-def place(passed_s: float) -> int:
+def delay_bin(passed_s: float) -> int:
     """The bin that is waited in."""
     return bisect_right(EDGES, passed_s + TICK_S)
 
@@ -52,7 +52,7 @@ class DelayDistribution:
         """Of an answer awaited for `passed_s` already: (seconds from now, probability that it comes in the bin that
         ends then), for the next `most_s` seconds."""
         outstanding = self._survival()
-        bin_ = place(passed_s)
+        bin_ = delay_bin(passed_s)
         before = whole = outstanding[bin_ - 1] if bin_ else 1.0
         expected: list[tuple[float, float]] = []
         while bin_ < len(EDGES) and EDGES[bin_] - passed_s <= most_s and before > HOPELESS:

@@ -45,7 +45,7 @@ class DraftThreshold:
 
     def __init__(self, floor: float = LEVELS[0]) -> None:
         self._levels = above(floor)
-        self.average = 0.0
+        self.price = 0.0
         """In tokens; what one more candidate costs the step that takes it."""
         self._sending = 0.0
         """Path probability above which a candidate is worth sending."""
@@ -59,12 +59,12 @@ class DraftThreshold:
         window = max(4, tokens // 8)  # the curve is linear between buckets: a wider look evens its corners out
         price = min(PAUSE, rate * ((seconds(tokens + window) - seconds(tokens)) / window + HANDLING_S))
         weight = WEIGHT if self._observed else 1.0
-        self.average += (price - self.average) * weight
-        sending = max(rate * HANDLING_S / (SAVED * (1.0 - min(self.average, DEAR))), self.average**2)
+        self.price += (price - self.price) * weight
+        sending = max(rate * HANDLING_S / (SAVED * (1.0 - min(self.price, DEAR))), self.price**2)
         self._sending += (sending - self._sending) * weight
         self._observed = True
         before = self.threshold
-        self._dear = level(self.average, self._dear, (0.0, DEAR))
+        self._dear = level(self.price, self._dear, (0.0, DEAR))
         sent = level(self._sending, before, self._levels)
         self.threshold = PAUSE if self._dear else sent
         return self.threshold != before

@@ -1,121 +1,184 @@
-"""Whether a step waits for candidates, and which are worth sending: by what the steps before it brought and took.
+"""Decides how long a step is held back for candidates, and which candidates are worth sending at all.
 
-Pure, so that the plan's simulation (`capacity`) waits and prices by the same rules.
+It learns three things from steps and rounds: how many tokens a second the verifier commits, what share of candidates
+is accepted, and how much more or less a wait brings than was expected. `wait_time` has the formula; everything here is
+free of I/O and clocks, so that the capacity simulation (`capacity`) waits by the same rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, Protocol
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from verifier_svc.wait_policy.arrival_gain import ArrivalGains, ExpectedGain, Key
-from verifier_svc.wait_policy.arrival_times import DelayDistribution, place
-from verifier_svc.wait_policy.average import Average
+from verifier_svc.wait_policy.arrival_times import DelayDistribution, delay_bin
 from verifier_svc.wait_policy.draft_threshold import DraftThreshold
 from verifier_svc.wait_policy.wait_time import Awaited, wait_s
 
-FIRST_GUESS = 0.6
+Key = TypeVar("Key")
+"""A session."""
+FIRST_ACCEPTANCE = 0.6
 """Share of candidates accepted that is assumed before any was measured."""
 TIMER_S = 0.001
 """Event loops round their timers up to whole milliseconds."""
-LONGEST_WAIT_STEPS = 2.0
-"""No wait is longer than this many steps, whatever a drafter promises."""
+MAX_WAIT_STEPS = 2.0
+"""No wait is longer than this many steps, whatever it would bring."""
+MIN_GAIN_RATIO, MAX_GAIN_RATIO = 0.5, 8.0
+"""A larger ratio is an accident. With a smaller one the verifier would stop waiting, and never learn otherwise."""
+SAMPLE_WEIGHT = 0.2
+"""Weight of a new sample in a running average."""
 
 
-class DecodeStep(Protocol):
-    """A planned step without prefill."""
+@dataclass(slots=True)
+class RunningAverage:
+    """Exponentially weighted."""
+
+    value: float | None = None
+    """None before the first sample."""
+
+    def add(self, sample: float) -> None:
+        self.value = sample if self.value is None else self.value + SAMPLE_WEIGHT * (sample - self.value)
+
+
+class PlannedStep(Protocol):
+    """A step without prefill."""
 
     @property
     def sessions(self) -> int: ...
 
     @property
     def tokens(self) -> float:
-        """That it commits, in expectation."""
+        """Tokens that it is expected to commit."""
 
     @property
     def seconds(self) -> float:
-        """That it takes, in expectation."""
+        """Seconds that it is expected to take."""
+
+
+class ExpectedGain(NamedTuple):
+    """What waiting would bring one session."""
+
+    version: int
+    """The version of its tree."""
+    worth: float
+    """Tokens expected of the candidates that the step would take now."""
+    gain: float
+    """Tokens that one more candidate would add."""
+    cost: float = 0.0
+    """Tokens that one more candidate costs the step, or those of the candidate whose place it would take."""
 
 
 class WaitPolicy(Generic[Key]):
-    """Of one verifier."""
-
     def __init__(self, threshold: float, max_wait_s: float, seconds: Callable[[int, int], float]) -> None:
-        """`threshold`: the lowest path probability that drafters are told; `seconds` of a step of so many tokens of so
-        many sessions."""
+        """`threshold`: the lowest path probability that drafters are sent; `seconds`: duration of a step of so many
+        tokens of so many sessions."""
         self._max_wait_s = max_wait_s
         self._step_s = seconds
-        self._price = DraftThreshold(threshold)
-        self._promise = ArrivalGains[Key]()
-        self._acceptance = Average(FIRST_GUESS)
-        self._tokens, self._seconds = Average(), Average()
+        self._draft_threshold = DraftThreshold(threshold)
+        self._gain_ratio = GainRatio[Key]()
+        self._acceptance = RunningAverage(FIRST_ACCEPTANCE)
+        self._tokens, self._seconds = RunningAverage(), RunningAverage()
 
     @property
-    def price(self) -> float:
+    def candidate_price(self) -> float:
         """Tokens that one more candidate costs the step that takes it."""
-        return self._price.average
+        return self._draft_threshold.price
 
     @property
     def threshold(self) -> float:
-        """Path probability that candidates must have."""
-        return self._price.threshold
+        """Path probability that candidates must have to be worth sending."""
+        return self._draft_threshold.threshold
 
-    def judged(self, accepted: int, refused: bool) -> None:
-        """So many of a session's candidates were accepted, and whether one was refused behind them."""
-        self._acceptance.add(accepted / max(1, accepted + refused))
+    def observe_round(self, accepted: int, rejected: bool) -> None:
+        """Counts a session's accepted candidates; `rejected`: one behind them was not accepted."""
+        self._acceptance.add(accepted / max(1, accepted + rejected))
 
-    def timed(self, step: DecodeStep, tokens: int, seconds: float) -> bool:
-        """The step, of so many tokens, took so long, waiting included. Whether the threshold changed."""
+    def observe_step(self, step: PlannedStep, tokens: int, seconds: float) -> bool:
+        """Records a step of `tokens` tokens that took `seconds`, waiting included. Returns whether the threshold
+        changed."""
         self._tokens.add(step.tokens)
         self._seconds.add(seconds)
-        return self._price.observe(self._rate(step), lambda size: self._step_s(size, step.sessions), tokens)
+        return self._draft_threshold.observe(self._rate(step), lambda size: self._step_s(size, step.sessions), tokens)
 
     def pause(
         self,
-        step: DecodeStep,
-        hopes: Mapping[Key, ExpectedGain],
+        step: PlannedStep,
+        expected: Mapping[Key, ExpectedGain],
         awaited: Callable[[Key], tuple[DelayDistribution, float] | None],
         waited_s: float,
     ) -> float:
-        """Seconds worth waiting before the step for what its sessions hope for (`waiting.wait_s`), having waited so
-        long already. `awaited`: how long a session's candidates take and have been awaited; None: none are to come."""
-        self._promise.look(hopes)
-        ratio = self._promise.ratio
-        gains = {session: gain for session, hope in hopes.items() if (gain := hope.gain * ratio - hope.cost) > 0.0}
-        most_s = min(self._max_wait_s, LONGEST_WAIT_STEPS * step.seconds) - waited_s
-        pause = wait_s(self._rate(step), _together(gains, awaited, most_s), most_s, TIMER_S)
+        """Seconds worth waiting before the step (`wait_time.wait_s`), after `waited_s` seconds of waiting. `awaited`:
+        how long a session's candidates take and for how long they have been awaited; None: none are to come."""
+        self._gain_ratio.observe(expected)
+        ratio = self._gain_ratio.value
+        gains = {key: gain for key, each in expected.items() if (gain := each.gain * ratio - each.cost) > 0.0}
+        most_s = min(self._max_wait_s, MAX_WAIT_STEPS * step.seconds) - waited_s
+        pause = wait_s(self._rate(step), _grouped(gains, awaited, most_s), most_s, TIMER_S)
         if pause > 0.0:
-            self._promise.wait(hopes)
+            self._gain_ratio.start_wait(expected)
         return pause
 
-    def hope(self, version: int, paths: Sequence[float], parents: Sequence[int], limit: int) -> ExpectedGain:
-        """What one more candidate is worth to a session, if it hangs below the likeliest leaf. `paths`: the path
-        probabilities of its best candidates, of which the step takes the first; `parents`: places of those in the same
-        order; `limit`: most that a step takes; `version`: of its tree."""
+    def expected_gain(self, version: int, paths: Sequence[float], parents: Sequence[int], limit: int) -> ExpectedGain:
+        """What one more candidate below the likeliest leaf is worth to a session. `paths`: path probabilities of its
+        best candidates, of which the step takes the first; `parents`: those candidates' parents, by index; `limit`:
+        most that a step takes; `version`: of its tree."""
         inner, count = set(parents), len(parents)
         leaves = [path for node, path in enumerate(paths[:count]) if node not in inner]
-        gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self.price
+        gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self.candidate_price
         if count >= limit or len(paths) > count:
             cost = max(cost, paths[min(count, len(paths) - 1)])
         return ExpectedGain(version, sum(paths[:count]), gain, cost)
 
-    def _rate(self, step: DecodeStep) -> float:
-        """Tokens committed a second lately, waiting included; before the first step, by this one. No less than without
+    def _rate(self, step: PlannedStep) -> float:
+        """Tokens committed a second lately, waiting included; before the first step, this one's. No less than without
         any candidates: a verifier that waits in vain must not take its slowness for what its time is worth."""
         lately = (self._tokens.value or step.tokens) / max(self._seconds.value or step.seconds, 1e-9)
         return max(lately, step.sessions / max(self._step_s(step.sessions, step.sessions), 1e-9))
 
 
-def _together(
+class GainRatio(Generic[Key]):
+    """Tokens that arrive during a wait for each token expected of one more candidate.
+
+    The expectation is that of one candidate below the likeliest leaf. A frame may hold several, on many branches of a
+    tree, or none that the step has room for. So each wait is looked at again when candidates came: what the step's
+    candidates are worth now, less what they were worth before, over the sessions whose tree changed.
+    """
+
+    def __init__(self) -> None:
+        self._ratio = RunningAverage(1.0)
+        self._expected: Mapping[Key, ExpectedGain] = {}
+
+    @property
+    def value(self) -> float:
+        return max(MIN_GAIN_RATIO, self._ratio.value or 0.0)
+
+    def start_wait(self, expected: Mapping[Key, ExpectedGain]) -> None:
+        """A step is held back; this is what its sessions expect."""
+        self._expected = expected
+
+    def observe(self, expected: Mapping[Key, ExpectedGain]) -> None:
+        """The step is planned again; this is what its sessions expect now."""
+        arrived = [
+            (now.worth - before.worth, before.gain)
+            for key, now in expected.items()
+            if (before := self._expected.get(key)) is not None and now.version != before.version
+        ]
+        self._expected = {}
+        total = sum(gain for _, gain in arrived)
+        if total > 0.0:
+            self._ratio.add(min(max(sum(worth for worth, _ in arrived) / total, 0.0), MAX_GAIN_RATIO))
+
+
+def _grouped(
     gains: Mapping[Key, float], awaited: Callable[[Key], tuple[DelayDistribution, float] | None], most_s: float
 ) -> list[Awaited]:
-    """What the sessions await, those together that await the same for as long: the sessions of one step are mostly
-    asked at once."""
+    """The awaited answers; sessions that await the same for as long are one group, because a step's sessions are mostly
+    sent to their drafter at once."""
     groups: dict[tuple[DelayDistribution, int], tuple[float, list[float]]] = {}
-    for session, gain in gains.items():
-        if each := awaited(session):
+    for key, gain in gains.items():
+        if each := awaited(key):
             delays, passed = each
-            groups.setdefault((delays, place(passed)), (passed, []))[1].append(gain)
+            groups.setdefault((delays, delay_bin(passed)), (passed, []))[1].append(gain)
     return [
         Awaited(sum(some), delays.expected(passed, most_s), len(some)) for (delays, _), (passed, some) in groups.items()
     ]

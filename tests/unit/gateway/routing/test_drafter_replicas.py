@@ -31,7 +31,7 @@ class Fleet:
     def add(self, number: int, *, pool: str = "model", sessions: int = 0, present: bool = True) -> DrafterWorker:
         address = f"10.0.0.{number}:1"
         drafter = DrafterWorker(replica(pool, address), address, True, MagicMock(), self.router.changes.notify_all)
-        presence = drafter._presence
+        presence = drafter._watch
         presence.method, presence.present = pool, present
         presence.load = worker_pb2.WatchResponse(sessions=sessions)
         self.router.drafters.append(drafter)
@@ -64,7 +64,7 @@ def test_of_replicas_the_least_loaded_that_is_there_drafts(fleet: Fleet, names: 
     fleet.add(1, sessions=1)
     fleet.add(2, sessions=9)
     fleet.add(3, present=False)
-    fleet.add(4)._presence.load.draining = True
+    fleet.add(4)._watch.load.draining = True
     assert [drafter.address for drafter in fleet.pair(*names)] == ["10.0.0.1:1"]
 
 
@@ -91,7 +91,7 @@ def test_a_replica_that_fails_all_comers_is_not_the_one_a_name_stands_for(fleet:
 
 def test_one_with_another_vocabulary_is_passed_over(fleet: Fleet) -> None:
     odd, good = fleet.add(1), fleet.add(2, sessions=9)
-    odd._presence.model = types_pb2.ModelInfo(name="odd", vocabulary_fingerprint="other")
+    odd._watch.model = types_pb2.ModelInfo(name="odd", vocabulary_fingerprint="other")
     assert fleet.pair("model") == [good]
     served = {one.name: one.mismatch for one in (fleet.router._served(name, TARGET) for name in fleet.router.pools)}
     assert list(served) == ["model", "ngram", "later"] and "not been reached" in served["later"]
@@ -103,7 +103,7 @@ def test_a_session_takes_one_of_each_and_another_when_its_own_drains(fleet: Flee
     fleet.add(2, sessions=1)
     assigned = fleet.assign(*names)
     assert fleet.reassigned(assigned) == ["10.0.0.1:1"]
-    first._presence.load.draining = True
+    first._watch.load.draining = True
     assert fleet.reassigned(assigned) == ["10.0.0.2:1"]
     assert first.users == 0
 
@@ -113,7 +113,7 @@ def test_a_drafter_that_drains_is_not_left_for_a_dead_one(fleet: Fleet, names: t
     first = fleet.add(1)
     assigned = fleet.assign(*names)
     fleet.add(2, present=False)
-    first._presence.load.draining = True
+    first._watch.load.draining = True
     assert fleet.reassigned(assigned) == ["10.0.0.1:1"]
 
 
@@ -122,7 +122,7 @@ async def test_one_that_was_let_go_is_left_even_for_nobody(fleet: Fleet, names: 
     only = fleet.add(1)
     only._channel.close = MagicMock(side_effect=noop)  # type: ignore[method-assign]
     assigned = fleet.assign(*names)
-    only._presence.present = False
+    only._watch.present = False
     assert fleet.reassigned(assigned) == ["10.0.0.1:1"]  # it may come back
     await only.close()
     fleet.router.drafters.remove(only)

@@ -19,7 +19,7 @@ def router(**methods: str) -> Router:
     known = Router()
     for number, (name, method) in enumerate(methods.items()):
         drafter = DrafterWorker(name, f"{name}:1", not method.endswith("*"), MagicMock(), known.changes.notify_all)
-        presence = drafter._presence
+        presence = drafter._watch
         presence.method, presence.present = method.rstrip("*"), True
         presence.load = worker_pb2.WatchResponse(sessions=number)
         presence.model = types_pb2.ModelInfo(name=name)

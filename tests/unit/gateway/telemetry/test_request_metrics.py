@@ -252,7 +252,7 @@ async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() 
         for discovery, address in ((router.discoveries[0], "10.0.0.1:1"), (router.discoveries[1], "10.0.0.9:2")):
             discovery._update({address}, tasks)
         for known in (router.verifiers[-1], router.drafters[-1]):
-            known._presence.present, known._presence.method = True, "model"
+            known._watch.present, known._watch.method = True, "model"
         assert told["slipstream_workers"]() == dict.fromkeys(names, 0) | {
             ("verifier", "dns:///v:1"): 1,
             ("drafter", "model"): 1,
@@ -264,7 +264,7 @@ async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() 
             verifier_pb2.Round(drafted=2, accepted=1, drafters=[share]), speculates=True
         )
         assert _shares(parts, "drafted") == {("m", "model", "model", ""): 2}
-        router.drafters[-1]._presence.method = "odd\0" + "d" * 99
+        router.drafters[-1]._watch.method = "odd\0" + "d" * 99
         assert _shares(parts, "drafted") == {("m", "model", "odd?" + "d" * 60, ""): 2}
         for number in range(100):
             metrics.drafter_failed(f"model@10.0.0.{number}:2", "LINK_LOST", 1)

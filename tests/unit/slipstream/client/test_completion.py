@@ -48,7 +48,7 @@ def test_a_delta_that_comes_twice_counts_once() -> None:
 def test_what_is_missing_is_noticed_and_nothing_behind_it_is_taken(events: list[gateway_pb2.GenerateResponse]) -> None:
     completion = heard(*events[:-1])
     before = list(completion.token_ids)
-    with pytest.raises(Unavailable, match="did not come"):
+    with pytest.raises(Unavailable, match="is missing"):
         completion.take(events[-1])
     assert (completion.token_ids, completion.finished.reason) == (before, 0)
 

@@ -12,7 +12,7 @@ from slipstream.engine.segment import Segment
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
-from verifier_svc.execution.embedded import ScheduledSequence
+from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.scheduling.kv_admission import KVAdmission
 from verifier_svc.session import Session
 
@@ -36,7 +36,7 @@ def session(arrival: int, tokens: list[int], max_length: int = LONGEST, priority
         credit=None,
         tree=CandidateTree(tokens),
         history=TokenHistory(tokens),
-        say=lambda reply: None,
+        send=lambda reply: None,
         priority=priority,
         arrival=arrival,
         cache_salt=salt,
@@ -57,17 +57,17 @@ class World:
 
     def __init__(self, blocks: int = BLOCKS) -> None:
         self.engine = KVCacheManager(BlockPool(blocks, SIZE), 1000)
-        self.memory = KVAdmission(self.engine)  # type: ignore[arg-type]
+        self.admission = KVAdmission(self.engine)  # type: ignore[arg-type]
         self.sessions: list[Session] = []
 
     def add(self, new: Session) -> Session:
         self.sessions.append(new)
-        self.memory.add(new)
+        self.admission.add_session(new)
         return new
 
     def turns(self, drafts: int = 0) -> list[ScheduledSequence]:
         turns = []
-        for each in self.memory.enter():
+        for each in self.admission.admit():
             if each.runnable:
                 pending = each.tokens[each.computed : each.computed + CHUNK]
                 complete = len(pending) == each.pending
@@ -80,7 +80,7 @@ class World:
 
     def step(self, drafts: int = 0, accepted: int = 0) -> list[ScheduledSequence]:
         """What the step was made of."""
-        turns = self.memory.fit(self.turns(drafts))
+        turns = self.admission.fit(self.turns(drafts))
         for turn in turns:
             each, chosen = turn.session, turn.selection
             assert each.sequence is not None and each.sequence.length == turn.computed
@@ -99,14 +99,14 @@ class World:
 
     def end(self, each: Session) -> None:
         each.closed = True
-        self.memory.remove(each)
+        self.admission.remove_session(each)
         self.sessions.remove(each)
 
     def balance(self) -> None:
         held = [each.sequence for each in self.sessions if each.sequence is not None]
         used = {block for sequence in held for block in sequence.blocks}
         assert self.engine.blocks_free == self.engine.blocks_total - len(used)
-        assert self.memory.waiting == sum(each.sequence is None for each in self.sessions)
+        assert self.admission.waiting == sum(each.sequence is None for each in self.sessions)
 
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST - 4)
@@ -137,7 +137,7 @@ def test_all_sessions_end_whatever_comes_together(
         if steps == 200:
             for each in world.sessions:
                 each.credit = None
-        inside = [each for each in world.memory.enter() if each.runnable]
+        inside = [each for each in world.admission.admit() if each.runnable]
         assert inside or not any(each.runnable for each in world.sessions), "somebody enters"
         turns = world.step(drafts, data.draw(st.integers(0, drafts)) if drafts else 0)
         if inside:
@@ -146,7 +146,7 @@ def test_all_sessions_end_whatever_comes_together(
         world.balance()
         steps += 1
         assert steps < 2000
-    assert world.engine.blocks_free == BLOCKS and world.memory.waiting == 0
+    assert world.engine.blocks_free == BLOCKS and world.admission.waiting == 0
 
 
 def test_a_session_enters_when_its_prompt_fits_not_when_its_longest_text_does() -> None:
@@ -173,7 +173,7 @@ def test_the_last_to_come_makes_room_and_goes_on_later_where_it_was() -> None:
     world.step()
     while first in world.sessions:
         world.step()
-    assert world.memory.preemptions == 1 and len(last.tokens) < 15
+    assert world.admission.preemptions == 1 and len(last.tokens) < 15
     while last in world.sessions:
         world.step()
     assert last.tokens[:6] == [1] * 6 and len(last.tokens) == 15
@@ -185,7 +185,7 @@ def test_candidates_are_given_up_before_anybody_s_kv_is() -> None:
     world.add(session(1, [1] * 5, 16))
     world.step()
     assert [len(turn.selection) for turn in world.step(drafts=4)] == [4, 0]
-    assert world.memory.preemptions == 0
+    assert world.admission.preemptions == 0
 
 
 def test_a_higher_priority_takes_the_room_of_a_lower_one() -> None:
@@ -194,7 +194,7 @@ def test_a_higher_priority_takes_the_room_of_a_lower_one() -> None:
     assert len(world.turns()) == 2
     high = world.add(session(2, [7] * 20, priority=-1))
     sessions = [turn.session for turn in world.turns()]
-    assert high in sessions and low[1] not in sessions and world.memory.preemptions >= 1
+    assert high in sessions and low[1] not in sessions and world.admission.preemptions >= 1
 
 
 def test_equals_do_not_take_each_other_s_room_to_enter() -> None:
@@ -202,7 +202,7 @@ def test_equals_do_not_take_each_other_s_room_to_enter() -> None:
     world.add(session(0, [0] * 20))
     world.turns()
     world.add(session(1, [1] * 20))
-    assert [turn.session.arrival for turn in world.turns()] == [0] and world.memory.preemptions == 0
+    assert [turn.session.arrival for turn in world.turns()] == [0] and world.admission.preemptions == 0
 
 
 def test_a_session_whose_client_does_not_read_gives_its_room_up_first_and_comes_back() -> None:
@@ -236,7 +236,7 @@ def test_nobody_gives_its_room_up_in_vain() -> None:
         world.add(session(number, [number] * 5, 60, priority=5))
     assert len(world.turns()) == 4
     world.add(session(4, [9] * 60, 80))
-    assert len(world.turns()) == 4 and world.memory.preemptions == 0
+    assert len(world.turns()) == 4 and world.admission.preemptions == 0
 
 
 def test_those_who_leave_while_they_wait_are_forgotten() -> None:
@@ -246,7 +246,7 @@ def test_those_who_leave_while_they_wait_are_forgotten() -> None:
     world.add(session(1, [1] * 20))
     for number in range(2, 1000):
         world.end(world.add(session(number, [2] * 20)))
-    assert world.memory.waiting == 1 and len(world.memory._queue) < 100
+    assert world.admission.waiting == 1 and len(world.admission._queue) < 100
 
 
 def test_prompts_that_begin_alike_are_read_once() -> None:

@@ -149,7 +149,7 @@ def attached_to_nobody() -> tuple[DrafterLink, list[str]]:
         credit=None,
         tree=CandidateTree([1, 2]),
         history=TokenHistory([1, 2]),
-        say=lambda reply: told.append(reply.failure.reason),  # type: ignore[union-attr]
+        send=lambda reply: told.append(reply.failure.reason),  # type: ignore[union-attr]
     )
     drafter.open(session, "model")
     return drafter, told

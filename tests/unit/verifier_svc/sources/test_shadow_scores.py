@@ -38,7 +38,7 @@ def session(**changes: Any) -> Session:
         "credit": None,
         "tree": CandidateTree(PROMPT),
         "history": None,
-        "say": lambda reply: None,
+        "send": lambda reply: None,
     }
     return Session(**fields | changes)
 
@@ -144,24 +144,12 @@ def test_what_was_accepted_teaches_what_the_drafter_s_word_is_worth() -> None:
     assert score is not None and score.drafted == 0  # it was wrong too often to be taken
 
 
-def test_after_a_rollback_nothing_of_the_past_is_scored() -> None:
-    shadow, calibration = ShadowDrafter(session(), "new"), Calibration(lambda: 0.0)
-    grown(shadow, [(1, 0, 0.9), (2, 1, 0.9)], 0)
-    shadow.look(LIMIT, 0.0, calibration)
-    assert shadow.commit([1], calibration) is None
-    shadow.roll_back(2, len(PROMPT))
-    shadow.look(LIMIT, 0.0, calibration)
-    score = shadow.commit([2], calibration)
-    assert score is not None and score.drafted == 0
-    assert shadow.double.tokens == [*PROMPT, 2] and shadow.double.epoch == 2
-
-
 def test_a_double_shares_nothing_that_the_session_looks_at() -> None:
     told: list[Any] = []
-    served = session(say=told.append)
+    served = session(send=told.append)
     double = ShadowDrafter(served, "new").double
     double.name_source(3, "new")
     double.commit([1], 0)
-    double.say(verifier_pb2.DrafterEvent(failure=types_pb2.Failure(message="lost")))
-    assert served.tokens == PROMPT and served.tree.base_length == len(PROMPT) and served.senders((3,)) == ("",)
+    double.send(verifier_pb2.DrafterEvent(failure=types_pb2.Failure(message="lost")))
+    assert served.tokens == PROMPT and served.tree.base_length == len(PROMPT) and served.drafters_of((3,)) == ("",)
     assert not told and served.served and not double.served

@@ -8,7 +8,7 @@ from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.session import Session
-from verifier_svc.wait_policy.arrival_gain import LEAST, MOST, ArrivalGains, ExpectedGain
+from verifier_svc.wait_policy.wait_policy import MAX_GAIN_RATIO, MIN_GAIN_RATIO, ExpectedGain, GainRatio
 
 
 def new_session(number: int) -> Session:
@@ -25,57 +25,57 @@ def new_session(number: int) -> Session:
         credit=None,
         tree=CandidateTree([1]),
         history=TokenHistory([1]),
-        say=lambda reply: None,
+        send=lambda reply: None,
     )
 
 
 SESSION, OTHER = new_session(1), new_session(2)
 
 
-def waited(promise: ArrivalGains, worth: float, gain: float, times: int = 100) -> None:
+def waited(learned: GainRatio, worth: float, gain: float, times: int = 100) -> None:
     """Waits that hope for `gain`, after which candidates came that are worth so much."""
     for _ in range(times):
-        promise.wait({SESSION: ExpectedGain(1, 0.5, gain)})
-        promise.look({SESSION: ExpectedGain(2, 0.5 + worth, 0.1)})
+        learned.start_wait({SESSION: ExpectedGain(1, 0.5, gain)})
+        learned.observe({SESSION: ExpectedGain(2, 0.5 + worth, 0.1)})
 
 
 def test_at_first_one_candidate_is_believed_to_come() -> None:
-    assert ArrivalGains().ratio == 1.0
+    assert GainRatio().value == 1.0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 2.5])
 def test_the_ratio_is_what_came_over_what_was_hoped_for(share: float) -> None:
-    promise = ArrivalGains()
-    waited(promise, 0.4 * share, 0.4)
-    assert promise.ratio == pytest.approx(max(LEAST, share), abs=1e-6)
+    learned = GainRatio()
+    waited(learned, 0.4 * share, 0.4)
+    assert learned.value == pytest.approx(max(MIN_GAIN_RATIO, share), abs=1e-6)
 
 
 def test_where_nothing_came_nothing_is_learned() -> None:
-    promise = ArrivalGains()
-    promise.wait({SESSION: ExpectedGain(1, 0.5, 0.4), OTHER: ExpectedGain(1, 0.0, 0.9)})
-    promise.look({SESSION: ExpectedGain(1, 0.9, 0.4), OTHER: ExpectedGain(1, 0.0, 0.9)})
-    assert promise.ratio == 1.0
+    learned = GainRatio()
+    learned.start_wait({SESSION: ExpectedGain(1, 0.5, 0.4), OTHER: ExpectedGain(1, 0.0, 0.9)})
+    learned.observe({SESSION: ExpectedGain(1, 0.9, 0.4), OTHER: ExpectedGain(1, 0.0, 0.9)})
+    assert learned.value == 1.0
 
 
 def test_only_the_sessions_on_which_something_came_count() -> None:
-    promise = ArrivalGains()
+    learned = GainRatio()
     for _ in range(100):
-        promise.wait({SESSION: ExpectedGain(1, 0.0, 0.5), OTHER: ExpectedGain(1, 0.0, 0.5)})
-        promise.look({SESSION: ExpectedGain(2, 1.0, 0.5), OTHER: ExpectedGain(1, 0.0, 0.5)})
-    assert promise.ratio == pytest.approx(2.0)
+        learned.start_wait({SESSION: ExpectedGain(1, 0.0, 0.5), OTHER: ExpectedGain(1, 0.0, 0.5)})
+        learned.observe({SESSION: ExpectedGain(2, 1.0, 0.5), OTHER: ExpectedGain(1, 0.0, 0.5)})
+    assert learned.value == pytest.approx(2.0)
 
 
 def test_a_step_that_did_not_wait_teaches_nothing() -> None:
-    promise = ArrivalGains()
-    promise.wait({SESSION: ExpectedGain(1, 0.0, 0.5)})
-    promise.look({SESSION: ExpectedGain(2, 0.5, 0.5)})
-    promise.look({SESSION: ExpectedGain(9, 7.0, 0.5)})
-    assert promise.ratio == 1.0
+    learned = GainRatio()
+    learned.start_wait({SESSION: ExpectedGain(1, 0.0, 0.5)})
+    learned.observe({SESSION: ExpectedGain(2, 0.5, 0.5)})
+    learned.observe({SESSION: ExpectedGain(9, 7.0, 0.5)})
+    assert learned.value == 1.0
 
 
 def test_accidents_are_bounded() -> None:
-    promise = ArrivalGains()
-    waited(promise, 500.0, 0.001)
-    assert promise.ratio == pytest.approx(MOST)
-    waited(promise, -1.0, 0.4)
-    assert promise.ratio == LEAST
+    learned = GainRatio()
+    waited(learned, 500.0, 0.001)
+    assert learned.value == pytest.approx(MAX_GAIN_RATIO)
+    waited(learned, -1.0, 0.4)
+    assert learned.value == MIN_GAIN_RATIO

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verifier_svc.wait_policy.arrival_times import EDGES, DelayDistribution
-from verifier_svc.wait_policy.average import WEIGHT, Average
+from verifier_svc.wait_policy.wait_policy import SAMPLE_WEIGHT, RunningAverage
 
 TIMES = st.floats(0.0, 2.0)
 
 
 def test_the_first_sample_is_the_average_and_later_ones_move_it_by_their_weight() -> None:
-    average = Average()
+    average = RunningAverage()
     average.add(4.0)
     assert average.value == 4.0
     average.add(9.0)
-    assert average.value == pytest.approx(4.0 + WEIGHT * 5.0)
+    assert average.value == pytest.approx(4.0 + SAMPLE_WEIGHT * 5.0)
 
 
 def test_nothing_is_expected_of_a_drafter_that_never_answered() -> None:

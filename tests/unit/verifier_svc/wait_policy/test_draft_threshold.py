@@ -46,7 +46,7 @@ def test_the_threshold_is_the_highest_level_that_sending_costs(value: float) -> 
     price = DraftThreshold()
     changed = price.observe(rate_of(value), flat, 4)
     handling = rate_of(value) * HANDLING_S
-    assert price.average == pytest.approx(min(handling, PAUSE))
+    assert price.price == pytest.approx(min(handling, PAUSE))
     level = max((level for level in LEVELS if level <= value + 1e-12), default=LEVELS[0])
     assert price.threshold == (PAUSE if handling > DEAR else level)
     assert changed == (level != LEVELS[0])
@@ -56,8 +56,8 @@ def test_the_threshold_is_the_highest_level_that_sending_costs(value: float) -> 
 def test_a_place_in_the_step_that_costs_more_than_any_candidate_brings_pauses_them_all(value: float) -> None:
     price = DraftThreshold()
     price.observe(RATE, sloped(value), 4)
-    assert price.average == pytest.approx(min(value, PAUSE), abs=1e-9)
-    assert (price.threshold == PAUSE) == (price.average > DEAR)
+    assert price.price == pytest.approx(min(value, PAUSE), abs=1e-9)
+    assert (price.threshold == PAUSE) == (price.price > DEAR)
 
 
 @pytest.mark.parametrize(("floor", "lowest"), [(0.0, 0.0), (0.04, 0.04), (0.3, 0.3), (PAUSE, PAUSE)])

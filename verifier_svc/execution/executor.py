@@ -1,0 +1,107 @@
+"""The seam between scheduling and a model: a step's sequences go in, one outcome for each comes out.
+
+The scheduler, the planner and KV admission know this interface only. What stands behind it runs the target in one
+forward pass over all sequences, decides by the acceptance rules, and keeps the KV of what was accepted: `embedded` on
+the project's own engine, others beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from typing import NamedTuple, Protocol
+
+from slipstream.engine.engine import ModelInfo
+from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.errors import SlipstreamError
+from slipstream.speculation.selection import Selection
+from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.session import Session
+
+
+class ScheduledSequence(NamedTuple):
+    """One session's part of one step."""
+
+    session: Session
+    base: int
+    """Committed length."""
+    computed: int
+    """Leading tokens whose KV is right."""
+    pending: list[int]
+    """The tokens after those, as many as this step takes."""
+    complete: bool
+    """True when `pending` reaches the last committed token, so that the step decides tokens for the session."""
+    selection: Selection
+    """Candidates to verify."""
+
+    @property
+    def tokens(self) -> int:
+        """KV rows that the sequence writes in the step."""
+        return len(self.pending) + len(self.selection)
+
+
+StepOutcome = AcceptanceResult | SlipstreamError | None
+"""None: a prefill that goes on in a later step."""
+
+
+class ExecutorLimits(NamedTuple):
+    """What an executor can verify of one session in one step."""
+
+    max_candidates: int | None = None
+    """Candidates; None is without limit."""
+    verifies_trees: bool = True
+    """False: candidates must be a chain, and the planner sends the likeliest path."""
+
+
+class KVBlocks(Protocol):
+    """The KV cache's blocks. Called by the event loop between steps only."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block."""
+
+    @property
+    def blocks_total(self) -> int: ...
+
+    @property
+    def blocks_free(self) -> int: ...
+
+    def begin(self, token_ids: Tokens[int], salt: str) -> Sequence:
+        """A sequence with the cached blocks of the longest known prefix of `token_ids`; it reserves nothing else."""
+
+    def missing(self, sequence: Sequence, count: int) -> int:
+        """Free blocks that `count` more tokens take."""
+
+    def grow(self, sequence: Sequence, count: int) -> None:
+        """Reserves room for `count` more tokens. Raises ResourceExhausted, changing nothing, for too few blocks."""
+
+    def owned(self, sequence: Sequence) -> int:
+        """Blocks that closing the sequence frees at least."""
+
+    def rollback(self, sequence: Sequence, length: int) -> None:
+        """Drops the KV behind `length` tokens and frees its blocks."""
+
+    def close(self, sequence: Sequence) -> None:
+        """Frees the sequence's blocks; closing twice is harmless."""
+
+
+class StepExecutor(Protocol):
+    """Runs steps of one target model."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    @property
+    def limits(self) -> ExecutorLimits: ...
+
+    @property
+    def kv(self) -> KVBlocks: ...
+
+    def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
+        """Runs one step and returns an outcome for each sequence, in order. On the model's own thread; the KV blocks of
+        all sequences are reserved. Raises EngineLost when no step can run any more; any other error fails the step's
+        sessions alone."""
+
+    def measure_costs(self, curve: CostCurve, max_tokens: int, limit_s: float) -> None:
+        """Records in `curve` what steps of up to `max_tokens` tokens take, for about `limit_s` seconds. On the model's
+        own thread, before the first step; leaves all KV blocks free."""

@@ -1,0 +1,97 @@
+"""How tracing, metrics and shadow drafters watch the verifier, which names none of them.
+
+The scheduler, the service and the drafters' links call an observer at the moments below. An observer changes nothing
+that a step depends on; where a moment comes with a message, it may add to it what it measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
+from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.execution.executor import ScheduledSequence, StepOutcome
+from verifier_svc.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Monotonic seconds of one step, and its size."""
+
+    started: float
+    ended: float
+    waited: float
+    """Seconds for which the step was held back for candidates."""
+    sessions: int
+    tokens: int
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.started
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A step that no session failed in."""
+
+    number: int
+    """Counts the verifier's steps."""
+    step: list[ScheduledSequence]
+    outcomes: list[StepOutcome]
+    timing: StepTiming
+    rejected_s: float
+    """Seconds of the step that its rejected candidates took."""
+
+
+class RoundResult(NamedTuple):
+    """One session's round: what the step decided and the session committed."""
+
+    scheduled: ScheduledSequence
+    result: AcceptanceResult
+    token_ids: list[int]
+    """Committed tokens."""
+    timing: StepTiming
+    step_number: int
+    miss: verifier_pb2.MissCause
+    idle_s: float
+    """Seconds between the end of the session's previous round and the start of this step."""
+
+    @property
+    def accepted(self) -> int:
+        """Candidates that were committed."""
+        return min(len(self.result.path), len(self.token_ids))
+
+
+class StepObserver:
+    """Watches one verifier, on its event loop. Every method does nothing; observers override those they need."""
+
+    def session_opened(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
+        """A session was accepted; no drafter has been asked for candidates yet."""
+
+    def session_ended(self, session: Session) -> None:
+        """Nothing follows for this session: its last round was reported."""
+
+    def step_started(self, step: list[ScheduledSequence], candidate_price: float) -> None:
+        """A step is running, in which one more candidate costs as much time as `candidate_price` tokens."""
+
+    def step_ended(self, report: StepReport) -> None:
+        """The step was committed. Called while the next one runs, before its rounds are reported."""
+
+    def prefill_advanced(self, scheduled: ScheduledSequence, timing: StepTiming) -> None:
+        """A step computed a piece of a prompt, and not its end."""
+
+    def sequence_discarded(self, scheduled: ScheduledSequence, timing: StepTiming, step_number: int) -> None:
+        """A session was closed while this step ran; its outcome is dropped."""
+
+    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+        """`message` is about to be sent to the session's gateway. Called while the next step runs."""
+
+    def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
+        """`request` is about to be sent to a drafter, which the session's gateway calls `drafter`."""
+
+    def drafter_informed(self, session: Session, source: int, length: int, now: float) -> None:
+        """A drafter is sent the session's first `length` committed tokens, or what was committed up to there."""
+
+    def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
+        """A drafter's candidates are in the session's tree."""
