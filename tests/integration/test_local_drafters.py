@@ -163,7 +163,7 @@ async def test_what_a_session_held_is_released_with_it() -> None:
             for _ in range(3):
                 decoded = await client.decode([7, 8, 9] * 4, tokens=30, drafters=[NGRAM, MODEL])
                 assert decoded.token_ids == emulated_text([7, 8, 9] * 4, 30)
-        sources = [source for source in server.service.drafters._local.values() if isinstance(source, LocalSource)]
+        sources = [source for source in server.service.sources._local.values() if isinstance(source, LocalSource)]
         await until(lambda: not any(source._sessions or source._closing or source._pending for source in sources))
         lookup = sources[0]._proposer
         assert isinstance(lookup, LookupProposer) and not lookup._texts
