@@ -18,11 +18,11 @@ from prometheus_client import generate_latest
 
 from benchmarks.records import Row, write
 from drafter_svc.metrics_source import StepStats as Passes
+from gateway.sessions.request_stats import RequestStats
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.telemetry.metrics_source import MetricsParts, meter
-from gateway.telemetry.request_metrics import RequestMetrics
-from gateway.telemetry.request_stats import RequestStats
+from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
+from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
@@ -70,9 +70,14 @@ def plan(workload: str) -> Any:
 
 
 def ledgers() -> tuple[Case, Case]:
-    counted = RequestStats(time.monotonic, 0.0, series=RequestMetrics().of(plan("chat")))
-    plain = RequestStats(time.monotonic, 0.0)
-    return lambda: counted.add(ROUND), lambda: plain.add(ROUND)
+    stats, plain = RequestStats(time.monotonic, 0.0), RequestStats(time.monotonic, 0.0)
+    observer = SessionMetrics(RequestMetrics(), plan("chat"), stats)
+
+    def counted() -> None:
+        stats.add_round(ROUND)
+        observer.round_shown(ROUND)
+
+    return counted, lambda: plain.add_round(ROUND)
 
 
 def stores() -> tuple[Case, Case]:
@@ -94,12 +99,14 @@ def scrape() -> tuple[Case, Case]:
     """On the loop, and on the thread that answers."""
     meters = RequestMetrics()
     for kind in range(KINDS):
-        RequestStats(time.monotonic, 0.0, series=meters.of(plan(f"kind-{kind}"))).add(ROUND)
+        stats = RequestStats(time.monotonic, 0.0)
+        stats.add_round(ROUND)
+        SessionMetrics(meters, plan(f"kind-{kind}"), stats).round_shown(ROUND)
     config = SimpleNamespace(prices_of_drafters=dict, verifier_price=1.0, verifiers=())
     router = SimpleNamespace(verifiers=[], drafters=[], pools=(), clock=time.monotonic)
     store = MeasuredStore(MemoryStore(MemoryBackend(), owner="me", ttl_s=60.0, lease_s=10.0))
     server = SimpleNamespace(errors={})
-    told = meter(MetricsParts(config, meters, router, store, None, ByteCounter(), server))  # type: ignore[arg-type]
+    told = metrics_collector(MetricsParts(config, meters, router, store, None, ByteCounter(), server))  # type: ignore[arg-type]
     told.read()
     return told.read, lambda: generate_latest(told.registry)
 

@@ -113,9 +113,9 @@ def _simulated(cell: Cell, load: Load, seed: int) -> Seen:
     simulation = Simulation(cell, seed)
     sizes = [(load.prompt, OUTPUT)] * load.sessions
     if load.at_once:
-        simulation.closed(sizes, load.at_once)
+        simulation.open_closed_loop(sizes, load.at_once)
     else:
-        simulation.open([(gap, *size) for gap, size in zip(load.gaps(), sizes, strict=True)])
+        simulation.open_arrivals([(gap, *size) for gap, size in zip(load.gaps(), sizes, strict=True)])
     return _seen(simulation.observe(1e9, load.sessions))
 
 

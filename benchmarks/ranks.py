@@ -81,7 +81,7 @@ def row(name: str, alone: list[Segment], cut: list[Segment], engines: tuple[Torc
 
 
 def main(folder: str) -> None:
-    place = Rank.told()
+    place = Rank.from_environment()
     spread = Spread(ranks=place.size)
     line, checkpoint = join(
         place, GroupTimeouts(600.0, 60.0), lambda _: load_checkpoint(folder, "float32", spread=spread), KV_TOKENS

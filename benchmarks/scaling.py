@@ -32,7 +32,7 @@ def crowd(scenario: Scenario, sessions: int, drafters: int, verifiers: int, seco
     """So many at once, a third of that time after they began; KV has room for all."""
     roomy = replace(scenario.verifying, kv_tokens=1 << 62)
     simulation = Simulation(Cell(roomy, scenario.drafting, verifiers, drafters))
-    simulation.closed(repeat((1, ENDLESS), sessions), sessions)
+    simulation.open_closed_loop(repeat((1, ENDLESS), sessions), sessions)
     simulation.observe(seconds / 3.0)
     return simulation.observe(simulation.agenda.now + seconds)
 

@@ -22,7 +22,7 @@ class Cell:
     drafting: DraftSettings | None = None
     verifiers: int = 1
     drafters: int = 1
-    """Of no use without `drafting`."""
+    """Ignored without `drafting`."""
     client_s: float = 0.0
     """One way from the client to the verifier, on average: no two messages take equally long, or requests that are sent
     together would share their first step."""
@@ -30,14 +30,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was seen in a window of `seconds`: of the sessions that ended in it, and of the workers."""
+    """Observations of a window of `seconds`: the sessions that ended in it, and the workers."""
 
     seconds: float
     sessions: list[SimulatedSession]
     tokens: int
-    """Of all sessions in the window."""
+    """Output tokens of all sessions in the window."""
     steps: int
-    """Of the verifiers."""
+    """Steps of the verifiers."""
     computed: int
     """Tokens that these took."""
     inside: float
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def way_s(average_s: float, draws: random.Random) -> float:
-    """Of one message."""
+    """Seconds that one message takes."""
     return average_s * draws.uniform(0.5, 1.5)
 
 
@@ -96,19 +96,19 @@ class Simulation:
         self._committed = 0
         """Tokens of the sessions that have ended."""
 
-    def open(self, requests: Iterable[Request]) -> None:
+    def open_arrivals(self, requests: Iterable[Request]) -> None:
         """Requests come when they come."""
         self._arrivals = iter(requests)
         self._come()
 
-    def closed(self, sizes: Iterable[tuple[int, int]], at_once: int) -> None:
+    def open_closed_loop(self, sizes: Iterable[tuple[int, int]], at_once: int) -> None:
         """So many sessions of (prompt, output) tokens at once; where one ends the next one begins."""
         self._next = iter(sizes)
         for _, size in zip(range(at_once), self._next, strict=False):
             self._admit(*size)
 
     def observe(self, until: float, sessions: int | None = None) -> Outcome:
-        """What happens from now until then, or until so many sessions have ended."""
+        """Runs until that time, or until so many sessions have ended, and reports what happened since the call."""
         agenda, start = self.agenda, self.agenda.now
         self._done = []
         self._tally()

@@ -57,7 +57,7 @@ class Table:
 
 
 def over(cost: Cost, sessions: int) -> Callable[[range], list[float]]:
-    """Of many sizes at once, as the verifier's budget asks for them."""
+    """Seconds of many sizes at once, in the form of the verifier's budget."""
     return lambda sizes: [cost(tokens, sessions) for tokens in sizes]
 
 
@@ -77,7 +77,7 @@ STEP_TOKENS = 512
 
 
 def measured(model: str, dtype: str, quantisation: str, device: str, seconds: float) -> Mapping[str, Sequence[object]]:
-    """What `Table` is made of; `model` as `slipstream.engine.factory` names it, a target or a draft model."""
+    """The fields of a `Table`; `model` as `slipstream.engine.factory` names it, a target or a draft model."""
     # Loads torch, which a plan does without.
     from slipstream.engine.factory import open_engine
     from slipstream.engine.models.spread import Spread

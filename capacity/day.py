@@ -27,7 +27,7 @@ class Moment:
     verifiers: int
     drafters: int
     tpot_p50_s: float
-    """Of the region where it is worst."""
+    """Seconds in the region where it is worst; so are the two below."""
     tpot_p95_s: float
     ttft_p95_s: float
     tokens_per_s: float
@@ -69,12 +69,12 @@ def _moment(scenario: Scenario, plan: FleetPlan, hour: float, scaled: bool, stat
 
 
 def price_per_million(moments: Sequence[Moment]) -> float:
-    """Of a day's output tokens."""
+    """Price of a million of the day's output tokens."""
     return sum(m.price_per_hour for m in moments) / sum(m.tokens_per_s * 3600.0 for m in moments) * 1e6
 
 
 def grown(scenario: Scenario, plan: FleetPlan, sessions: float) -> Scenario:
-    """The same regions with as much traffic as makes so many sessions at once at the peak of all."""
+    """The scenario with its traffic scaled so that the peak has `sessions` concurrent sessions."""
     for _ in range(ROUNDINGS):
         share = sessions / max(moment.sessions for moment in day(scenario, plan))
         regions = [replace(region, peak_rate=region.peak_rate * share) for region in scenario.regions]

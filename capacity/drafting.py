@@ -47,7 +47,7 @@ class SimulatedSession:
     pending: int = 0
     """Tokens of the prompt that the verifier has not read."""
     reading: int = 0
-    """The same of its drafter, and what was committed since its last pass; the last token is read in every pass."""
+    """Tokens that its drafter has not read, new committed ones included; every pass reads the last token."""
     tokens: int = 0
     """Output so far."""
     first: float = math.nan
@@ -56,7 +56,7 @@ class SimulatedSession:
     idle_since: float = 0.0
     rounds: int = 0
     version: int = 0
-    """Of the candidates that have arrived."""
+    """Version of the candidates that have arrived."""
     since: float = 0.0
     """When candidates began to be awaited (`verifier_svc.sources.source`)."""
     fresh: bool = True
@@ -91,7 +91,7 @@ class DraftSettings:
     host_s: float = 0.0
     """Seconds between two passes in which the device waits."""
     host_session_s: float = 0.0
-    """What each session in the pass adds to that."""
+    """Further seconds for each session in the pass."""
     delay_s: float = 0.0
     """One way to the verifier."""
     max_nodes: int = 128
@@ -142,7 +142,7 @@ class SimulatedDrafter:
         if session in self.sessions:
             session.tree.commit(count)
             session.reading += count
-            self._tell([session])
+            self._send([session])
             self.wake()
 
     def wake(self) -> None:
@@ -170,7 +170,7 @@ class SimulatedDrafter:
         for session, starts in guessed:
             for start in starts:
                 session.tree.grow(start)
-        self._tell([session for session, starts in guessed if starts])
+        self._send([session for session, starts in guessed if starts])
         self.wake()
 
     def _turns(self) -> list[tuple[SimulatedSession, int, list[SimulatedGuess]]]:
@@ -208,7 +208,7 @@ class SimulatedDrafter:
         return session, size + _above(session.tree.root, starts), starts
 
     def _frontiers(self) -> list[tuple[SimulatedSession, list[SimulatedGuess]]]:
-        """Of each session its likeliest place to guess on, and the likeliest of all others that a pass has room for."""
+        """Each session's likeliest node to expand, and the likeliest of all others that a pass has room for."""
         order = sorted(self.sessions, key=lambda session: (session.reading > ROUND, session.tree.size))
         found: list[tuple[SimulatedSession, list[SimulatedGuess]]] = []
         for session in order:
@@ -227,12 +227,12 @@ class SimulatedDrafter:
         return found
 
     def _allowed(self, session: SimulatedSession) -> int:
-        """Nodes that may be told."""
+        """Nodes that may be sent."""
         return self._most if session.tree.least < PAUSE else 0
 
-    def _tell(self, sessions: list[SimulatedSession]) -> None:
+    def _send(self, sessions: list[SimulatedSession]) -> None:
         arrives = self._agenda.now + self._settings.delay_s
-        richer = [session for session in sessions if session.tree.tell(self._allowed(session), arrives)]
+        richer = [session for session in sessions if session.tree.mark_sent(self._allowed(session), arrives)]
         if richer:
             self._agenda.at(arrives, lambda: self._arrive(richer))
 

@@ -1,4 +1,4 @@
-"""What drafters guess and how much of it is right: one candidate tree for each session, of ranks instead of tokens.
+"""The candidates of drafters and their acceptance: one candidate tree for each session, of ranks instead of tokens.
 
 Rank 0 is the drafter's first guess at a place, rank 1 the next one. Which of them the target takes is drawn when a pass
 decides the place, so a tree needs no text. It is one tree for both sides: the drafter's root lies behind the verifier's
@@ -22,7 +22,7 @@ from verifier_svc.wait_policy.draft_threshold import LEVELS
 NOWHERE = -1
 """Rank of a token that is none of the guesses."""
 DEEPEST = TreeLimits().depth
-"""Of a verifier's tree."""
+"""Depth of a verifier's tree."""
 NEVER = math.inf
 PREPARED, UNSENT_SHARE = 4.0, 8
 """See `drafter_svc.session`, which a plan does not import; a test compares them."""
@@ -30,21 +30,21 @@ PREPARED, UNSENT_SHARE = 4.0, 8
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How often a place's truth is the first guess, given that all before it were right."""
+    """Probabilities that the target takes a drafter's candidates, given that it took all before them."""
 
     by_depth: Sequence[float]
-    """Of the first place, the second ...; the last one stands for all below it."""
+    """Probability of the first candidate at depth 1, 2 ...; the last one holds for all below it."""
     fanout: float = 0.0
-    """How often the truth is among the further guesses, where the first one is wrong."""
+    """Probability that the truth is among the further candidates, where the first one is wrong."""
     width: int = 4
     """Guesses at a place; 1 makes chains."""
 
     def shares(self, depth: int) -> tuple[float, ...]:
-        """Of each rank at this depth, 1 below the last committed token."""
+        """Probability of each rank at this depth, 1 below the last committed token."""
         return self._shares[min(depth, len(self._shares)) - 1]
 
     def rank(self, depth: int, draw: float) -> int:
-        """Which guess the target takes at this depth, for a number drawn from [0, 1)."""
+        """The rank that the target takes at this depth, for a number drawn from [0, 1)."""
         place = bisect_right(self._sums[min(depth, len(self._sums)) - 1], draw)
         return place if place < self.width else NOWHERE
 
@@ -73,32 +73,32 @@ class SimulatedGuess:
         self.children: list[SimulatedGuess] = []
         """By rank."""
         self.arrives = NEVER
-        """When the verifier has it; NEVER: not told."""
+        """When the verifier has it; NEVER: not sent."""
 
 
 class SimulatedTree:
-    """Of one session."""
+    """The candidate tree of one session."""
 
     def __init__(self, acceptance: Acceptance, least: float = LEVELS[0]) -> None:
         self._acceptance = acceptance
         self.least = least
-        """Path probability worth telling."""
+        """Path probability worth sending."""
         self._order = 0
         self.lag: list[int] = []
-        """Ranks of committed tokens that the drafter does not know of yet."""
+        """Ranks of committed tokens that the drafter has not received yet."""
         self._plant(SimulatedGuess(None, 0, 1.0))
 
-    # What the drafter does.
+    # The drafter's part.
 
     def demand(self, least: float) -> None:
-        """Another path probability is worth telling from now on."""
+        """Another path probability is worth sending from now on."""
         if least != self.least:
             self.least = least
             self._plant(self.root)
 
     def frontier(self, count: int, most: int) -> list[SimulatedGuess]:
-        """The `count` likeliest places that were not guessed on yet; `most` nodes may be told."""
-        room = most - self.told
+        """The `count` likeliest places that were not guessed on yet; `most` nodes may be sent."""
+        room = most - self.sent
         if room <= 0 or self.size >= UNSENT_SHARE * most:
             return []
         return self._best(self._open, min(count, room))
@@ -115,22 +115,22 @@ class SimulatedTree:
             place.children = [SimulatedGuess(place, place.depth + 1, place.path * share) for share in shares]
             for child in place.children:
                 self._push(self._open, child, self.least / PREPARED)
-                self._push(self._untold, child, self.least)
+                self._push(self._unsent, child, self.least)
             self.size += len(shares)
 
-    def tell(self, most: int, arrives: float) -> bool:
-        """Tells what is likely enough, and the best guess at the next token however bad; whether there was anything."""
-        worthy = self._best(self._untold, most - self.told)
+    def mark_sent(self, most: int, arrives: float) -> bool:
+        """Sends the nodes that are likely enough, and the best next token in any case. Returns True if any."""
+        worthy = self._best(self._unsent, most - self.sent)
         first = self.root.children[:1]
-        if first and first[0].arrives == NEVER and first[0] not in worthy and self.told + len(worthy) < most:
+        if first and first[0].arrives == NEVER and first[0] not in worthy and self.sent + len(worthy) < most:
             worthy += first
         for node in worthy:
             node.arrives = arrives
-        self.told += len(worthy)
+        self.sent += len(worthy)
         return bool(worthy)
 
     def commit(self, count: int) -> None:
-        """The drafter hears of the next `count` committed tokens."""
+        """The drafter receives the next `count` committed tokens."""
         ranks, self.lag = self.lag[:count], self.lag[count:]
         old, new = self.root, _walk(self.root, ranks) or SimulatedGuess(None, 0, 1.0)
         if new.parent is not None:
@@ -138,7 +138,7 @@ class SimulatedTree:
         _drop(old)
         self._plant(new)
 
-    # What the verifier does.
+    # The verifier's part.
 
     def offer(self, now: float, limit: int) -> tuple[list[SimulatedGuess], list[float]]:
         """The best candidates that have arrived, best first, and their path probabilities."""
@@ -179,7 +179,7 @@ class SimulatedTree:
         return ranks, refused
 
     def holds(self, count: int, now: float) -> bool:
-        """Whether the verifier has so many candidates."""
+        """True if the verifier has so many candidates."""
         root = _walk(self.root, self.lag)
         stack = [] if root is None else [*root.children]
         while stack and count > 0:
@@ -194,9 +194,9 @@ class SimulatedTree:
         root.parent = None
         self.root = root
         whole, root.path = root.path, 1.0
-        self.size = self.told = 0
+        self.size = self.sent = 0
         self._open: list[tuple[float, int, SimulatedGuess]] = []
-        self._untold: list[tuple[float, int, SimulatedGuess]] = []
+        self._unsent: list[tuple[float, int, SimulatedGuess]] = []
         if not root.expanded:
             self._push(self._open, root, 0.0)
         stack = [*root.children]
@@ -207,13 +207,13 @@ class SimulatedTree:
             if not node.expanded:
                 self._push(self._open, node, self.least / PREPARED)
             if node.arrives == NEVER:
-                self._push(self._untold, node, self.least)
+                self._push(self._unsent, node, self.least)
             else:
-                self.told += 1
+                self.sent += 1
             stack += node.children
 
     def _push(self, heap: list[tuple[float, int, SimulatedGuess]], node: SimulatedGuess, least: float) -> None:
-        """What is too unlikely now is looked at again when the root has moved."""
+        """Pushes a node that is likely enough; the others are examined again when the root has moved."""
         if node.path >= least:
             self._order += 1
             heapq.heappush(heap, (-node.path, self._order, node))
@@ -224,7 +224,7 @@ class SimulatedTree:
         best: list[SimulatedGuess] = []
         while heap and len(best) < count:
             _, _, node = heapq.heappop(heap)
-            if node.depth < deepest and not (heap is self._untold and node.arrives < NEVER):
+            if node.depth < deepest and not (heap is self._unsent and node.arrives < NEVER):
                 best.append(node)
         return best
 

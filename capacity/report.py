@@ -16,7 +16,7 @@ Row = dict[str, str | float | int | None]
 
 def row(plan: FleetPlan) -> Row:
     """Latencies in seconds: of a cell at the most traffic that it bears, simulated step by step, or estimated. The same
-    cell says what to scale at: sessions of each verifier, and sessions that need each drafter at a time."""
+    cell has the figures to scale at: sessions of each verifier, and sessions that need each drafter at a time."""
     seen = plan.seen or plan.cells.at(plan.most_rate)
     return {
         "mode": plan.mode.name,
@@ -79,7 +79,7 @@ def _ms(seconds: object) -> str:
 
 
 def sentence(scenario: Scenario, plans: Sequence[FleetPlan]) -> str:
-    """What to run. `plans`: the cheapest first."""
+    """The recommendation as a sentence. `plans`: the cheapest first."""
     best = plans[0]
     if not best.verifiers:
         return "No way to serve meets this SLO; allow more, or give the verifier a faster device."
@@ -97,11 +97,11 @@ def sentence(scenario: Scenario, plans: Sequence[FleetPlan]) -> str:
     )
 
 
-def _thresholds(told: Row) -> str:
+def _thresholds(figures: Row) -> str:
     """For the autoscaler (docs/deployment.md, Scaling)."""
-    needed = told["scale_drafters_at"]
+    needed = figures["scale_drafters_at"]
     drafters = f", and a drafter to {needed:.3g} that need one at a time" if isinstance(needed, float) else ""
-    return f"Scale so that there is a verifier to {told['scale_verifiers_at']:.3g} sessions{drafters}."
+    return f"Scale so that there is a verifier to {figures['scale_verifiers_at']:.3g} sessions{drafters}."
 
 
 def day_rows(scenario: Scenario, plans: Sequence[FleetPlan]) -> list[Row]:

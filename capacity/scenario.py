@@ -1,4 +1,4 @@
-"""What a plan is made from: a TOML or JSON file."""
+"""The input of a plan: a TOML or JSON file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of prompts or outputs: log-normal, or drawn from `values`."""
+    """Lengths of prompts or outputs: log-normal, or drawn from `values`."""
 
     mean: float = 0.0
     cv: float = 0.0
@@ -100,7 +100,7 @@ class Scenario:
     colocated: Cost | None = None
     """A pass of the draft model on the verifier's device; None: co-located speculation is not considered."""
     colocated_kv_tokens: int | None = None
-    """What KV room the draft model leaves there; None: all."""
+    """KV tokens that the draft model leaves there; None: all."""
     client_s: float = 0.0
     regions: Sequence[Region] = field(default_factory=tuple)
 

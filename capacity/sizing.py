@@ -1,4 +1,4 @@
-"""How many replicas: the most traffic that a cell bears within the SLO, and the fleet that bears all of it."""
+"""The number of replicas: the most traffic that a cell bears within the SLO, and the fleet that bears all of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Mode:
         return self.cell.drafters if self.cell.drafting is not None else 0
 
     def price(self, scenario: Scenario) -> float:
-        """Of a cell, an hour."""
+        """Price of a cell for an hour."""
         return self.cell.verifiers * scenario.prices.verifier + self.drafters * scenario.prices.drafter
 
 
@@ -70,7 +70,7 @@ class SizeBound(NamedTuple):
     most: float
     """Requests a second of one verifier."""
     limit: str
-    """What would be missed with more."""
+    """The part of the SLO that more traffic would miss."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class FleetPlan:
     verifiers: int
     drafters: int
     state: CellState
-    """Of a verifier at its share of the traffic."""
+    """Long-run state of a verifier at its share of the traffic."""
     seen: Outcome | None
-    """The same simulated step by step."""
+    """The outcome of a step-by-step simulation; None if it was not run."""
     limit: str
-    """What would be missed first with more traffic."""
+    """The part of the SLO that more traffic would miss first."""
     price_per_hour: float
     price_per_million: float
     """Output tokens."""
@@ -116,7 +116,7 @@ def _within(state: CellState, scenario: Scenario) -> bool:
 
 
 def missed(seen: CellState | Outcome, scenario: Scenario) -> str:
-    """Which part of the SLO."""
+    """The part of the SLO that is missed; empty if none."""
     if isinstance(seen, CellState) and not seen.stable:
         return OVERLOAD
     if seen.tpot_s(0.95) > scenario.slo.tpot_p95_s:
@@ -127,7 +127,7 @@ def missed(seen: CellState | Outcome, scenario: Scenario) -> str:
 def simulate(mode: Mode, scenario: Scenario, rate: float, seed: int = 0) -> Outcome:
     """A cell with `rate` requests a second to each verifier, step by step."""
     simulation = Simulation(mode.cell, seed)
-    simulation.open(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
+    simulation.open_arrivals(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
     simulation.observe(WARM / rate)
     return simulation.observe(simulation.agenda.now + max(COUNTED / mode.cell.verifiers, LEAST) / rate)
 
@@ -171,5 +171,5 @@ def _fleet(bound: SizeBound, scenario: Scenario, seen: Outcome | None) -> FleetP
 
 
 def compare(scenario: Scenario, *, exact: bool = True) -> list[FleetPlan]:
-    """Of every mode, the cheapest first."""
+    """A plan for every mode, the cheapest first."""
     return sorted((plan(mode, scenario, exact=exact) for mode in modes(scenario)), key=lambda each: each.price_per_hour)

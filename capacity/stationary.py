@@ -1,7 +1,7 @@
 """A cell's long-run state without simulating every request: what makes fleets of any size computable.
 
-**Rates.** For some numbers n of sessions that decode, a closed simulation of the cell (`rates`) says how many tokens a
-second a verifier commits, g(n), and how long a step takes, s(n). This is where speculation, its budget, waiting,
+**Rates.** For some numbers n of sessions that decode, a closed simulation of the cell (`rates`) gives the tokens a
+second that a verifier commits, g(n), and how long a step takes, s(n). This is where speculation, its budget, waiting,
 drafters and the network enter, step by step. Between the measured n it is linear.
 
 **Sessions.** Requests come to a verifier as a Poisson process of rate a; its sessions share its tokens evenly. That is
@@ -33,7 +33,7 @@ from capacity.verifying import Serial
 
 ENDLESS = 1 << 40
 SESSION_ROUNDS, LEAST_ROUNDS, WARM_ROUNDS = 3000, 30, 15
-"""Of all sessions together, and of each, that are simulated for one number of sessions."""
+"""Rounds that are simulated for one number of sessions: of all together, of each, and before the count."""
 SAMPLES = 4096
 GRID, GRID_PROMPTS = 16, 256
 """Numbers of sessions for which the time of prompts is computed, and prompts that it is averaged over."""
@@ -43,7 +43,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one verifier of a cell, by sessions that decode on it."""
+    """Rates of one verifier of a cell, by sessions that decode on it."""
 
     sessions: Sequence[int]
     tokens_per_s: Sequence[float]
@@ -72,7 +72,7 @@ def _closed(cell: Cell, sessions: int, seed: int) -> tuple[float, ...]:
     """The columns of `Rates`."""
     simulation = Simulation(replace(cell, client_s=0.0, verifying=replace(cell.verifying, kv_tokens=1 << 62)), seed)
     count = sessions * cell.verifiers
-    simulation.closed(repeat((1, ENDLESS), count), count)
+    simulation.open_closed_loop(repeat((1, ENDLESS), count), count)
     rounds = max(LEAST_ROUNDS, SESSION_ROUNDS // count)
     step_s = cell.verifying.cost(2 * sessions, sessions)
 
@@ -90,7 +90,7 @@ def _closed(cell: Cell, sessions: int, seed: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CellState:
-    """Of one verifier in the long run."""
+    """Long-run state of one verifier."""
 
     rate: float
     """Requests a second."""
@@ -162,8 +162,9 @@ class Cells:
         return CellState(rate, True, inside, float(waiting), tpot, ttft)
 
     def _tpot(self, rate: float, present: Array) -> Array:
-        """Of sessions of many lengths beside so many others. In the life of one, prompts come by chance, and each slows
-        it down; and it has luck with its candidates: tokens a round are spread about as a geometric distribution."""
+        """Seconds per token of sessions of many lengths beside so many others. In the life of one, prompts come by
+        chance, and each slows it down; and it has luck with its candidates: tokens a round are spread about as a
+        geometric distribution."""
         tokens = np.maximum(self._outputs - 1.0, 1.0)
         pure = present / self.rates.speed(present)
         mean_s = self._on_grid(self._prefill, present)
@@ -181,8 +182,8 @@ class Cells:
         return CellState(rate, False, float(self.room), math.inf, never, never)
 
     def _ttft(self, rate: float, found: Array, present: Array) -> Array:
-        """Of requests that find so many sessions: the rest of a step, then their own prompt in pieces, slowed down by
-        the prompts of others."""
+        """Seconds to the first token of requests that find so many sessions: the rest of a step, then their own prompt
+        in pieces, slowed down by the prompts of others."""
         busy = np.minimum(rate * self._reading_s(present), 0.99)
         pieces = np.ceil(self._prompts / self.cell.verifying.prefill_tokens)
         shared = pieces * self._on_grid(self._chunk, present) / (1.0 - busy)

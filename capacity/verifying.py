@@ -31,7 +31,7 @@ class Verifying:
     host_s: float = 0.0
     """Seconds between two passes in which the device waits: planning, committing, talking."""
     host_session_s: float = 0.0
-    """What each session in the step adds to that."""
+    """Further seconds for each session in the step."""
     sessions: int = 1024
     kv_tokens: int = 1 << 40
     max_draft_tokens: int = 8
@@ -63,7 +63,7 @@ class SimulatedStep:
 
     @property
     def sessions(self) -> int:
-        """That decode."""
+        """Number of sessions that decode."""
         return len(self.decoding)
 
     @property
@@ -72,7 +72,7 @@ class SimulatedStep:
 
 
 MOST_NODES = 128
-"""Of a tree."""
+"""Nodes of a tree."""
 
 
 class Serial:
@@ -88,10 +88,10 @@ class Serial:
         for session in decoding:
             for _ in range(self.passes(len(decoding))):
                 _pass(session.tree, self._settings.expand)
-            session.tree.tell(MOST_NODES, now)
+            session.tree.mark_sent(MOST_NODES, now)
 
     def seconds(self, sessions: int) -> float:
-        """Of all passes before a step."""
+        """Seconds of all draft passes before a step."""
         return sum(self._pass_s(sessions, number) for number in range(self.passes(sessions)))
 
     def reading_s(self, tokens: int, prompts: int) -> float:
@@ -112,7 +112,7 @@ class Serial:
         seconds = settings.host_s + settings.host_session_s * sessions
         rates: list[float] = []
         for number in range(settings.max_draft_tokens + 1):
-            tree.tell(MOST_NODES, 0.0)
+            tree.mark_sent(MOST_NODES, 0.0)
             offer = Offer(tree.offer(0.0, settings.max_draft_tokens)[1], settings.max_draft_tokens)
             step = allot([offer] * sessions, over(settings.cost, sessions), settings.step_tokens - sessions)
             rates.append(step.tokens / (step.seconds + seconds))
@@ -133,12 +133,12 @@ def _pass(tree: SimulatedTree, expand: int) -> None:
 
 
 class Attachments:
-    """Of one verifier's sessions, which have a drafter."""
+    """Waiting for the candidates of one verifier's sessions that have a drafter."""
 
     def __init__(self, agenda: Agenda, max_draft_tokens: int) -> None:
         self._agenda = agenda
         self._max_draft_tokens = max_draft_tokens
-        self._paces: dict[SimulatedDrafter, ArrivalTimes] = {}
+        self._arrival_times: dict[SimulatedDrafter, ArrivalTimes] = {}
 
     def opened(self, session: SimulatedSession) -> None:
         self._await(session)
@@ -158,14 +158,14 @@ class Attachments:
         self._await(session)
 
     def awaited(self, session: SimulatedSession) -> tuple[DelayDistribution, float]:
-        """How long its next candidates take, and for how many seconds they have been awaited."""
+        """The distribution of its next candidates' delay, and the seconds they have been awaited."""
         return session.delays, self._agenda.now - session.since
 
     def _await(self, session: SimulatedSession) -> None:
         assert session.drafter is not None
-        if session.drafter not in self._paces:
-            self._paces[session.drafter] = ArrivalTimes()
-        pace = self._paces[session.drafter]
+        if session.drafter not in self._arrival_times:
+            self._arrival_times[session.drafter] = ArrivalTimes()
+        pace = self._arrival_times[session.drafter]
         session.since = self._agenda.now
         if session.fresh:
             session.delays = pace.first
@@ -227,13 +227,13 @@ class SimulatedVerifier:
             session.idle_since = self._agenda.now
             if session.drafter is not None:
                 self._attachments.opened(session)
-                self._say(session.drafter, partial(self._open, session.drafter, session))
+                self._send(session.drafter, partial(self._open, session.drafter, session))
 
     def _open(self, drafter: SimulatedDrafter, session: SimulatedSession) -> None:
         if session in self._sessions:
             drafter.add(session, self._wait_policy.threshold, self)
 
-    def _say(self, drafter: SimulatedDrafter, what: Callable[[], None]) -> None:
+    def _send(self, drafter: SimulatedDrafter, what: Callable[[], None]) -> None:
         """It arrives."""
         self._agenda.at(self._agenda.now + drafter.delay_s, what)
 
@@ -287,7 +287,7 @@ class SimulatedVerifier:
 
     @property
     def _wanted(self) -> bool:
-        """Whether any candidates pay now."""
+        """True if any candidates pay now."""
         return self._wait_policy.threshold < PAUSE
 
     def _plan(self) -> SimulatedStep:
@@ -333,7 +333,7 @@ class SimulatedVerifier:
             for session in self._sessions:
                 if session.drafter is not None:
                     demand = partial(session.drafter.demand, session, self._wait_policy.threshold)
-                    self._say(session.drafter, demand)
+                    self._send(session.drafter, demand)
         for session, size in step.reading.items():
             session.pending -= size
         for session, nodes in zip(step.decoding, step.chosen, strict=True):
@@ -358,7 +358,7 @@ class SimulatedVerifier:
             self._finish(session)
         elif session.drafter is not None:
             self._attachments.committed(session, answering=self._wanted)
-            self._say(session.drafter, partial(session.drafter.commit, session, len(ranks)))
+            self._send(session.drafter, partial(session.drafter.commit, session, len(ranks)))
         else:
             session.tree.commit(len(ranks))
 
@@ -367,5 +367,5 @@ class SimulatedVerifier:
         del self._sessions[session]
         self._kv -= session.prompt + session.output
         if session.drafter is not None:
-            self._say(session.drafter, partial(session.drafter.remove, session))
+            self._send(session.drafter, partial(session.drafter.remove, session))
         self._ended(self, session)

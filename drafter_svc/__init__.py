@@ -1,1 +1,1 @@
-"""The drafter: guesses. A plain server; nothing it sends can change a session's text."""
+"""The drafter service: proposes candidates over gRPC; imports the shared library and no other service."""

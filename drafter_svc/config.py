@@ -19,8 +19,8 @@ class DrafterConfig:
     model: str = ""
     """For the method `model`: a local folder, a hub id, or `emulated:` with settings (`slipstream.engine.factory`)."""
     method: str = "model"
-    """`model`, or without one: `ngram` (prompt lookup), `suffix` (suffix automaton), `prediction` (what the
-    client expects)."""
+    """The drafting method, one of `slipstream.proposers.registry`: `model`, or without a model `ngram`, `suffix` or
+    `prediction`."""
     translate_for: str = ""
     """For the method `model` with another tokenizer than the target's: folder or hub id of the target's tokenizer."""
     listen: str = "127.0.0.1:50061"
@@ -47,10 +47,10 @@ class DrafterConfig:
     width: int = 4
     """Guesses below one node: the likeliest token, then what may replace it."""
     sharpness: float = 1.5
-    """Power on q in the confidence of greedy guesses: the target agrees with the likeliest token more often than the
+    """Power on q in the confidence of greedy candidates: the target agrees with the likeliest token more often than the
     draft model's q says. 1.5 was best for the shipped pair; acceptance that is measured corrects the rest."""
     expand: int = 4
-    """Nodes of one session that are guessed on in one pass."""
+    """Nodes of one session that are expanded in one step."""
     step_tokens: int = 512
     """Most tokens of one forward pass; longer prompts are prefilled over several."""
     corpus_tokens: int = 0

@@ -1,13 +1,13 @@
-"""What becomes of guesses: which join a session's tree, which of them the verifier is told, and when.
+"""Which proposed nodes join a session's tree, which of them are sent to the verifier, and when.
 
 Under the coupled rule any choice is exact, so it is made for speed:
 
-- Every guess joins the drafter's own tree; those on likely paths are told. What is unlikely today may be likely after
+- Every node joins the drafter's own tree; those on likely paths are sent. What is unlikely today may be likely after
   the next commit, which divides every path probability by that of what was committed: then it is at hand, without a
-  pass. It costs the drafter a few words of memory and the wire nothing.
-- A guess that a step may be waiting for is told at once, the others together: a frame costs more than the nodes in it.
+  step. It costs the drafter a few words of memory and the stream nothing.
+- A node that a verifier may be waiting for is sent at once, the others together: a frame costs more than its nodes.
 
-Under the ratio rules the choice must not look at what was drawn: everything is told, in the order of drawing.
+Under a ratio rule the choice must not look at what was drawn: everything is sent, in the order of drawing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from slipstream.proposers.base import ProposedNode
 from slipstream.proposers.draft_tree import UNSENT, DraftNode
 
 URGENT = 0.2
-"""A step waits for a candidate only if its path is likelier than about this (`verifier_svc.wait_policy.wait_time`)."""
+"""A verifier waits for a candidate only if its path is likelier than about this."""
 TOGETHER_S = 0.004
-"""So long less urgent candidates may wait for others: a fraction of any verifier's pass."""
+"""Seconds that less urgent nodes may wait for others: a fraction of any verifier's step."""
 
 
 def join(session: DraftSession, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
@@ -61,10 +61,8 @@ def _join_drawn(session: DraftSession, places: Sequence[DraftNode], proposed: Se
 
 
 def take_nodes_to_send(session: DraftSession, now: float, *, idle: bool = False) -> list[DraftNode]:
-    """The nodes that the verifier is to be told now, parents before children; none while the rest can wait for more.
-
-    `idle`: no pass is coming that could add to them.
-    """
+    """Marks as sent, and returns, the nodes to send at `now` (monotonic seconds), parents before children; none while
+    they can wait for more. `idle`: no step is coming that could add to them."""
     tree = session.tree
     worthy = _worthy(session)
     if worthy and not idle:
@@ -80,7 +78,7 @@ def take_nodes_to_send(session: DraftSession, now: float, *, idle: bool = False)
 
 
 def _worthy(session: DraftSession) -> list[DraftNode]:
-    """Nodes not told yet on paths that are likely enough, likeliest first, as many as the policy has room for."""
+    """Unsent nodes on paths that are likely enough, likeliest first, as many as the policy has room for."""
     tree, policy = session.tree, session.policy
     room = policy.max_nodes - tree.sent_count
     if room <= 0:

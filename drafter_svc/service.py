@@ -30,7 +30,7 @@ Reply = types_pb2.Candidates | drafter_pb2.DraftRefusal
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What this drafter promises nobody more of."""
+    """What the service announces and where it refuses more."""
 
     model: types_pb2.ModelInfo
     max_sessions: int
@@ -38,15 +38,15 @@ class ServiceLimits:
     gives_distribution: bool = True
     """Whether tokens can be drawn from a distribution that is sent along."""
     tracing: Tracing | None = None
-    """None: no session is traced here."""
+    """None: no session is traced."""
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
-    def __init__(self, scheduler: DraftScheduler, bounds: ServiceLimits) -> None:
+    def __init__(self, scheduler: DraftScheduler, limits: ServiceLimits) -> None:
         self._scheduler = scheduler
-        self._bounds = bounds
+        self._limits = limits
         self.traffic = ByteCounter()
-        """With verifiers."""
+        """Bytes on the verifiers' streams."""
 
     def register(self, server: grpc.aio.Server) -> None:
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)
@@ -59,7 +59,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         requests: AsyncIterator[drafter_pb2.DraftRequest],
         context: grpc.aio.ServicerContext[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
     ) -> None:
-        peer = VerifierStream(self._scheduler, self._bounds)
+        peer = VerifierStream(self._scheduler, self._limits)
         try:
             await multiplexed_stream.serve(requests, context, peer.outbox, peer.receive, pack, self.traffic)
         finally:
@@ -76,10 +76,10 @@ def pack(replies: list[Reply]) -> drafter_pb2.DraftResponse:
 class VerifierStream:
     """One verifier's stream: its sessions by the numbers it gave them."""
 
-    def __init__(self, scheduler: DraftScheduler, bounds: ServiceLimits) -> None:
+    def __init__(self, scheduler: DraftScheduler, limits: ServiceLimits) -> None:
         self.outbox: SendQueue[Reply] = SendQueue()
         self._scheduler = scheduler
-        self._bounds = bounds
+        self._limits = limits
         self._sessions: dict[int, DraftSession] = {}
 
     def receive(self, request: drafter_pb2.DraftRequest) -> None:
@@ -118,7 +118,7 @@ class VerifierStream:
 
     def _commit(self, session: DraftSession, commit: drafter_pb2.DraftCommit) -> None:
         if len(session.tokens) >= session.max_length:
-            return  # nothing is guessed for it any more, so nothing need be kept of what follows
+            return  # nothing is proposed for it any more, so nothing need be kept of what follows
         if len(commit.token_ids) > session.max_length:
             raise InvalidArgument("a commit has more tokens than the whole session; send the round's.")
         session.commit(commit.base_length, self._tokens(commit.token_ids))
@@ -131,29 +131,29 @@ class VerifierStream:
         self._check(request)
         tokens = self._tokens(request.prefix.token_ids)
         sampling = proto_conversion.sampling_from_proto(request.sampling)
-        if not sampling.coupled and not self._bounds.gives_distribution:
+        if not sampling.coupled and not self._limits.gives_distribution:
             raise FailedPrecondition(
-                f"drafter {self._bounds.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
+                f"drafter {self._limits.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
                 "use the coupled rule, which accepts as much of its guesses.",
                 reason="NO_DISTRIBUTION",
             )
         prediction = tuple(request.prediction_token_ids)
         structure = proto_conversion.structure_from_proto(request.structured_output)
-        max_length = min(request.max_length, self._bounds.model.max_length)
-        asked = (prediction, request.cache_salt, structure, max_length)
-        if known is not None and (known.prediction, known.cache_salt, known.structure, known.max_length) != asked:
-            # What it learned belongs to another text, or tenant; or its KV has room for another length.
+        max_length = min(request.max_length, self._limits.model.max_length)
+        asked = (prediction, request.cache_salt, structure)
+        if known is not None and (known.prediction, known.cache_salt, known.structure) != asked:
+            # What was learned belongs to another text or tenant.
             self._scheduler.remove_session(self._sessions.pop(number))
             known = None
         if known is not None:
             known.observer.drafting_ended()
-            known.epoch, known.policy = epoch, self._policy(request.policy)
+            known.epoch, known.policy, known.max_length = epoch, self._policy(request.policy), max_length
             known.sampling, known.prompt_length = sampling, request.prefix.prompt_length
             known.replace(tokens)
             known.observer = self._observer(known, request)
             self._scheduler.wake()
             return
-        if len(self._scheduler) >= self._bounds.max_sessions:
+        if len(self._scheduler) >= self._limits.max_sessions:
             raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
         session = DraftSession(
             epoch=epoch,
@@ -174,13 +174,13 @@ class VerifierStream:
         self._scheduler.add_session(Subscriber(session, candidates, failed))
 
     def _observer(self, session: DraftSession, request: drafter_pb2.DraftOpen) -> SessionObserver:
-        tracing = self._bounds.tracing
+        tracing = self._limits.tracing
         trace = None if tracing is None else tracing.join(request.trace)
         return SessionObserver() if trace is None else DraftTrace(trace, session, request.trace.receiver)
 
     def _check(self, request: drafter_pb2.DraftOpen) -> None:
-        """Everything that can be told without a copy."""
-        mine, theirs, length = self._bounds.model, request.target, len(request.prefix.token_ids)
+        """Checks everything that needs no copy. Raises FailedPrecondition, InvalidArgument or ResourceExhausted."""
+        mine, theirs, length = self._limits.model, request.target, len(request.prefix.token_ids)
         if not share_vocabulary(mine, theirs):
             raise FailedPrecondition(
                 f"drafter {mine.name} has vocabulary {mine.vocabulary_fingerprint}, target {theirs.name[:64]} has "
@@ -197,14 +197,14 @@ class VerifierStream:
 
     def _tokens(self, token_ids: Any) -> list[int]:
         tokens = list(token_ids)
-        if tokens and max(tokens) >= self._bounds.model.vocabulary_size:
-            raise InvalidArgument(f"a token lies outside the vocabulary of {self._bounds.model.vocabulary_size}.")
+        if tokens and max(tokens) >= self._limits.model.vocabulary_size:
+            raise InvalidArgument(f"a token lies outside the vocabulary of {self._limits.model.vocabulary_size}.")
         return tokens
 
     def _policy(self, policy: drafter_pb2.DraftPolicy) -> DraftPolicy:
-        if not policy.min_path_probability >= 0.0:  # nor for what is no number
-            raise InvalidArgument("min_path_probability is a number not below zero.")
-        return DraftPolicy(min(policy.max_nodes, self._bounds.max_nodes), policy.min_path_probability)
+        if not policy.min_path_probability >= 0.0:  # not a number either
+            raise InvalidArgument("min_path_probability must be a number of at least 0.")
+        return DraftPolicy(min(policy.max_nodes, self._limits.max_nodes), policy.min_path_probability)
 
     def _candidates(self, number: int, session: DraftSession, nodes: list[DraftNode]) -> None:
         frame = types_pb2.Candidates(
@@ -223,7 +223,7 @@ class VerifierStream:
             if node.distribution is not None:
                 frame.distributions.add(token_ids=node.distribution.token_ids, weights=node.distribution.weights)
         session.observer.candidates_sent(frame)
-        self._say(frame)
+        self._send(frame)
 
     def _failed(self, number: int, session: DraftSession, error: SlipstreamError) -> None:
         self._refuse(number, session.epoch, error)
@@ -232,17 +232,17 @@ class VerifierStream:
         session = self._sessions.pop(number, None)
         if session is not None:
             self._scheduler.remove_session(session)
-        self._say(
+        self._send(
             drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=proto_conversion.failure_to_proto(error))
         )
 
-    def _say(self, reply: Reply) -> None:
+    def _send(self, reply: Reply) -> None:
         with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream
             self.outbox.put(reply)
 
 
 def _check_hints(request: drafter_pb2.DraftOpen) -> None:
-    """Raises InvalidArgument for a prediction or salt that no correct verifier sends."""
+    """Raises InvalidArgument for a prediction or a salt that no correct verifier sends."""
     prediction, target = request.prediction_token_ids, request.target
     if len(prediction) > target.max_length:
         raise InvalidArgument(f"the prediction has more tokens than the target's {target.max_length}; shorten it.")

@@ -1,7 +1,7 @@
-"""What a drafter tells of a traced session: a `draft` span for the time in which it knew of one committed length.
+"""Spans of a traced session: one `draft` span for the time in which the drafter held one committed length.
 
 That is the round during which it drafted, not the one that verifies its candidates: what it does while its verifier is
-busy stands beside that verification, and the commit that ends the round says what became of it.
+busy stands beside that verification, and the commit that ends the round shows what became of it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from slipstream.v1 import types_pb2
 
 
 class DraftTrace(SessionObserver):
-    """Of one opening of a session."""
+    """The spans of one opening of a session."""
 
     def __init__(self, trace: Trace, session: DraftSession, drafter: str) -> None:
-        """`drafter`: the name that requests know it by."""
+        """`drafter`: the name by which requests choose it."""
         self._trace = trace
         self._session = session
         self._drafter = drafter
@@ -31,23 +31,22 @@ class DraftTrace(SessionObserver):
         self._begin(len(session.tokens))
 
     def nodes_proposed(self, began_s: float, ended_s: float, count: int) -> None:
-        """A pass made so many guesses; it may have begun before the last commit."""
-        self._happened(max(began_s, self._since_s), ended_s)
-        self._passes += 1
+        self._note_work(max(began_s, self._since_s), ended_s)
+        self._steps += 1
         self._drafted += count
         self._computing_s += ended_s - began_s
 
     def candidates_sent(self, candidates: types_pb2.Candidates) -> None:
-        """Candidates go out. Marks them, so that their verifier knows where they come from."""
+        """Marks them with the round during which they were drafted, for the verifier's spans."""
         now = self._trace.now()
         candidates.mark.length = self._length
         candidates.mark.held_us = proto_conversion.microseconds(now - self._since_s)
-        self._happened(now, now)
-        self._told += len(candidates.token_ids)
+        self._note_work(now, now)
+        self._sent_nodes += len(candidates.token_ids)
         self._bytes += candidates.ByteSize()
 
     def tokens_committed(self, token_ids: Sequence[int]) -> None:
-        """The tree is about to move along these tokens: the round is over."""
+        """Ends the round: `token_ids` are what it committed."""
         tree = self._session.tree
         agreed, left = _outlook(tree, token_ids)
         dropped = tree.node_count - agreed - left
@@ -55,7 +54,7 @@ class DraftTrace(SessionObserver):
         self._begin(self._length + len(token_ids))
 
     def drafting_ended(self) -> None:
-        """The session is closed, or opened again on other tokens: no round takes what there is."""
+        """No round takes what there is: it is discarded."""
         self._send(self._session.tree.node_count, True)
         self._begin(self._length)
 
@@ -63,10 +62,10 @@ class DraftTrace(SessionObserver):
         self._length = length
         self._since_s = self._last_s = self._trace.now()
         self._first_s = math.inf
-        self._passes = self._drafted = self._told = self._bytes = 0
+        self._steps = self._drafted = self._sent_nodes = self._bytes = 0
         self._computing_s = 0.0
 
-    def _happened(self, began_s: float, ended_s: float) -> None:
+    def _note_work(self, began_s: float, ended_s: float) -> None:
         self._first_s = min(self._first_s, began_s)
         self._last_s = max(self._last_s, ended_s)
 
@@ -77,9 +76,9 @@ class DraftTrace(SessionObserver):
             spans.DRAFTER: self._drafter,
             spans.EPOCH: self._epoch,
             spans.LENGTH: self._length,
-            spans.PASSES: self._passes,
+            spans.PASSES: self._steps,
             spans.DRAFTED: self._drafted,
-            spans.TOLD: self._told,
+            spans.TOLD: self._sent_nodes,
             spans.BYTES: self._bytes,
             spans.DROPPED: dropped,
             spans.DISCARDED: discarded,
@@ -90,7 +89,7 @@ class DraftTrace(SessionObserver):
 
 
 def _outlook(tree: DraftTree, token_ids: Sequence[int]) -> tuple[int, int]:
-    """How many of the tokens the tree has on its way, and how many nodes it keeps behind all of them."""
+    """(leading tokens that the tree holds, nodes that it keeps below all of them)"""
     node: DraftNode | None = tree.root
     for agreed, token in enumerate(token_ids):
         node = node.children.get(token) if node is not None else None

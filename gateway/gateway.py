@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.api.grpc_service import GatewayService
+from gateway.api.grpc_service import GatewayService, authorising
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
 from gateway.experiments.trial import Trial
+from gateway.requests.validation import RandomBits
 from gateway.routing.configured_workers import ConfiguredWorkers
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
 from gateway.sessions.context import GatewayContext
-from gateway.sessions.registry import ClockAndRandomness, SessionRegistry
+from gateway.sessions.registry import SessionRegistry
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_log import WriteBehindQueue
 from gateway.store.session_store import SessionStore
-from gateway.telemetry.metrics_source import MetricsParts, meter
+from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
+from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import Unavailable
@@ -38,20 +41,20 @@ from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
 BESIDES_BYTES = 1 << 20
-"""Of a request, for all that is neither prompt nor prediction."""
+"""Bytes of a request for everything that is neither prompt nor prediction."""
 CONNECTION_AGE_MS = 30 * 60 * 1000
 
 log = logging.getLogger(__name__)
 
-TOLD_S = 1.0
-"""For the last word to clients, when a gateway ends."""
+FAREWELL_S = 1.0
+"""Seconds for the last messages to clients, when a gateway ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayDependencies:
     """What lies outside the process: replaced in tests."""
 
-    chance: ClockAndRandomness
+    random_bits: RandomBits
     dial: Dial | None = None
     """None: as the certificates say."""
     certificates: Certificates | None = None
@@ -61,6 +64,8 @@ class GatewayDependencies:
     resolve: Resolve = resolve
     tracing: Tracing | None = None
     """None: nothing is traced."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,11 @@ class GatewayServer:
     sessions: SessionRegistry
     server: Server
     tokenizer: Tokenizer
+    metrics: RequestMetrics
+    trial: Trial | None
 
     async def ready(self) -> None:
-        """Wait until some verifier can serve, then tell health checks."""
+        """Wait until a verifier can serve, then let health checks succeed."""
         while not any(verifier.ready for verifier in self.router.verifiers):
             await self.router.changes.wait()
         for model in [verifier.model for verifier in self.router.verifiers if verifier.model is not None]:
@@ -83,52 +90,52 @@ class GatewayServer:
 
 
 @asynccontextmanager
-async def running(config: GatewayConfig, world: GatewayDependencies) -> AsyncIterator[GatewayServer]:
+async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncIterator[GatewayServer]:
     """A gateway that listens; at the end its running sessions have `grace_s` to finish, and are let go then."""
     tokenizer = Tokenizer(await asyncio.to_thread(load_tokenizer, config.tokenizer), config.max_prompt_bytes)
     async with AsyncExitStack() as stack:
-        store = MeasuredStore(world.store or _open_store(config, world.chance), world.chance.clock)
+        store = MeasuredStore(outside.store or _open_store(config, outside), outside.clock)
         stack.push_async_callback(store.close)
-        meters, traffic = _meters(config), ByteCounter()
+        metrics, traffic = _request_metrics(config), ByteCounter()
         experiment = config.parsed_experiment()
-        workers = ConfiguredWorkers(config, tokenizer.fingerprint, partial(_reach, world), meters, traffic, experiment)
-        router = workers.router(world.chance.clock)
+        reach = partial(_dial_role, outside)
+        workers = ConfiguredWorkers(config, tokenizer.fingerprint, reach, metrics, traffic, experiment)
+        router = workers.router(outside.clock)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
-        scribe = WriteBehindQueue(world.chance.clock) if config.durability == "relaxed" else None
+        write_behind = WriteBehindQueue(outside.clock) if config.durability == "relaxed" else None
         trial = None if experiment is None else Trial(experiment)
-        stage = GatewayContext(config, router, meters, world.tracing, trial)
-        sessions = SessionRegistry(stage, tokenizer, store, scribe, world.chance)
-        service = GatewayService(stage, tokenizer, sessions)
-        server = Server([service.register], _access(config, world), _options(config))
-        told = meter(MetricsParts(config, meters, router, store, scribe, traffic, server, world.tracing))
-        server.metrics_address = await stack.enter_async_context(exposing(told, config.metrics_listen))
+        observers = GatewayObservers(metrics, outside.tracing, trial)
+        context = GatewayContext(config, router, outside.random_bits, outside.clock, observers)
+        sessions = SessionRegistry(context, tokenizer, store, write_behind)
+        service = GatewayService(sessions, router, tokenizer, trial)
+        server = Server([service.register], _access(config, outside), _grpc_options(config))
+        parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, outside.tracing)
+        exposed = exposing(metrics_collector(parts), config.metrics_listen)
+        server.metrics_address = await stack.enter_async_context(exposed)
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
-            loops += [tasks.create_task(each.run(world.resolve, config.discovery_s)) for each in router.discoveries]
+            loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
             loops.append(tasks.create_task(sessions.keep_leases()))
             loops.append(tasks.create_task(store.greet()))
-            if scribe is not None:
-                loops.append(tasks.create_task(scribe.run()))
+            if write_behind is not None:
+                loops.append(tasks.create_task(write_behind.run()))
             try:
                 address = await server.start(config.listen, config.health_listen)
-                yield GatewayServer(address, router, sessions, server, tokenizer)
+                yield GatewayServer(address, router, sessions, server, tokenizer, metrics, trial)
             finally:
-                await drained(server, sessions, config.grace_s)
-                await written(scribe, config.store_grace_s)
+                await drain(server, sessions, config.grace_s)
+                await flush(write_behind, config.store_grace_s)
                 for loop in loops:
                     loop.cancel()
 
 
 async def serve(config: GatewayConfig) -> None:
-    """Until SIGTERM or SIGINT; says on standard output when it can serve."""
+    """Until SIGTERM or SIGINT; prints a line on standard output when it can serve."""
     certificates = certificates_from_env()
     async with (
         tracing_from_env("slipstream-gateway") as tracing,
-        running(
-            config,
-            GatewayDependencies(ClockAndRandomness(secrets.randbits), certificates=certificates, tracing=tracing),
-        ) as gateway,
+        running(config, GatewayDependencies(secrets.randbits, certificates=certificates, tracing=tracing)) as gateway,
         asyncio.TaskGroup() as tasks,
     ):
         ready = tasks.create_task(_announce(gateway))
@@ -138,8 +145,8 @@ async def serve(config: GatewayConfig) -> None:
 
 
 async def check(config: GatewayConfig) -> None:
-    """Raises the SlipstreamError for which a gateway with this configuration would not start, without loading anything:
-    an address that another process has."""
+    """Raises the SlipstreamError for which a gateway with this configuration would not start, such as an address that
+    another process has. Loads nothing."""
     server = Server([])
     await server.start(config.listen, config.health_listen)
     await server.stop(0.0)
@@ -151,10 +158,12 @@ async def _announce(gateway: GatewayServer) -> None:
     print(gateway.server.announcement, flush=True)
 
 
-def _open_store(config: GatewayConfig, chance: ClockAndRandomness) -> SessionStore:
-    owner = f"{chance.random_bits(64):016x}"
+def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> SessionStore:
+    owner = f"{outside.random_bits(64):016x}"
     if config.store == "memory":
-        return MemoryStore(MemoryBackend(chance.clock), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s)
+        return MemoryStore(
+            MemoryBackend(outside.clock), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s
+        )
     # Imported here: on one machine without Redis its client is not needed.
     from gateway.store.redis import RedisStore, connect
 
@@ -163,22 +172,24 @@ def _open_store(config: GatewayConfig, chance: ClockAndRandomness) -> SessionSto
     return RedisStore(client, owner=owner, replicas=config.store_replicas, **times)
 
 
-def _access(config: GatewayConfig, world: GatewayDependencies) -> AccessControl:
-    """Clients have keys, no certificates. Those of the service do for its side of TLS where there are no others."""
-    certificates = Certificates(config.tls_folder, authorities=False) if config.tls_folder else world.certificates
+def _access(config: GatewayConfig, outside: GatewayDependencies) -> AccessControl:
+    """Clients have keys, no certificates. The server's own certificate is the folder's, or else the one that it shows
+    to other services."""
+    certificates = Certificates(config.tls_folder, authorities=False) if config.tls_folder else outside.certificates
     credentials = server_credentials(certificates, ask_clients=False) if certificates is not None else None
     if not config.api_keys:
-        log.warning("GATEWAY_API_KEYS is not set: whoever reaches %s may use this gateway", config.listen)
+        log.warning("GATEWAY_API_KEYS is not set: every client that reaches %s may use this gateway", config.listen)
         return AccessControl(credentials)
     if credentials is None:
         log.warning("API keys come in plaintext to %s: set GATEWAY_TLS_FOLDER where others can listen", config.listen)
     return AccessControl(
-        credentials, ApiKeys(config.api_keys, config.failed_keys_per_minute, world.chance.clock).authorise
+        credentials, authorising(ApiKeys(config.api_keys, config.failed_keys_per_minute, outside.clock))
     )
 
 
-def _options(config: GatewayConfig) -> dict[str, int]:
-    """Of the port for clients. They come back on a new connection, perhaps to another gateway; streams go on."""
+def _grpc_options(config: GatewayConfig) -> dict[str, int]:
+    """gRPC's options of the port for clients. An old connection is closed once its streams have ended, so that clients
+    spread over new gateways."""
     most = 2 * config.max_prompt_bytes + BESIDES_BYTES  # a prompt and a prediction
     return {
         "grpc.max_receive_message_length": min(MAX_MESSAGE_BYTES, most),
@@ -186,29 +197,29 @@ def _options(config: GatewayConfig) -> dict[str, int]:
     }
 
 
-def _reach(world: GatewayDependencies, role: str) -> Dial:
-    return world.dial or dialer(role, world.certificates)
+def _dial_role(outside: GatewayDependencies, role: str) -> Dial:
+    return outside.dial or dialer(role, outside.certificates)
 
 
-def _meters(config: GatewayConfig) -> RequestMetrics:
+def _request_metrics(config: GatewayConfig) -> RequestMetrics:
     objectives = Objectives(config.slo_ttft_s, config.slo_tpot_s, config.slow_request_s)
     return RequestMetrics(objectives, config.metric_workloads)
 
 
-async def drained(server: Server, sessions: SessionRegistry, grace_s: float) -> None:
-    """Sessions have `grace_s` to finish; those that have not are let go, and their clients told to resume them."""
+async def drain(server: Server, sessions: SessionRegistry, grace_s: float) -> None:
+    """Give sessions `grace_s` to finish; those that have not are let go, and their clients told to resume them."""
     log.info("draining: sessions have %g s to finish", grace_s)
-    stopping = asyncio.create_task(server.stop(grace_s + TOLD_S))
+    stopping = asyncio.create_task(server.stop(grace_s + FAREWELL_S))
     await asyncio.wait([stopping], timeout=grace_s)
     await sessions.close()
     await stopping
 
 
-async def written(scribe: WriteBehindQueue | None, grace_s: float) -> None:
-    """Give what relaxed sessions left behind a chance to be written."""
-    if scribe is None:
+async def flush(write_behind: WriteBehindQueue | None, grace_s: float) -> None:
+    """Give writes that relaxed sessions left behind up to `grace_s` to be carried out."""
+    if write_behind is None:
         return
     try:
-        await scribe.written(grace_s)
+        await write_behind.written(grace_s)
     except Unavailable:
         log.error("the session store is away; the last tokens of relaxed sessions are not in it")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from slipstream.engine.models.quantisation import hush
+from slipstream.engine.models.quantisation import silence_quantiser_logs
 from tests.redis_server import redis_server
 
-hush()
+silence_quantiser_logs()
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not us
 settings.load_profile("suite")
 

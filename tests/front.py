@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, GatewayServer, running
-from gateway.sessions.registry import ClockAndRandomness
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_store import SessionStore
 from slipstream.rpc.channel import channel, error_of
@@ -132,7 +131,7 @@ class Setting:
             **{"grace_s": 0.0, **config},
         )
         self._gateways += 1  # names of sessions must differ
-        world = GatewayDependencies(ClockAndRandomness(random.Random(6 + self._gateways).getrandbits), store=store)
+        world = GatewayDependencies(random.Random(6 + self._gateways).getrandbits, store=store)
         gateway = await self._stack.enter_async_context(running(settings, world))
         await gateway.ready()
         return gateway

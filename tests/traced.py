@@ -11,7 +11,6 @@ import grpc
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
-from gateway.sessions.registry import ClockAndRandomness
 from gateway.store.memory import MemoryStore
 from gateway.store.session_store import SessionStore
 from slipstream.engine.factory import open_engine
@@ -73,7 +72,7 @@ class System:
             **settings,
         )
         tracing = self.collector.tracing("gateway", clocks)
-        world = GatewayDependencies(ClockAndRandomness(random.Random(5).getrandbits), store=store, tracing=tracing)
+        world = GatewayDependencies(random.Random(5).getrandbits, store=store, tracing=tracing)
         gateway = await self._stack.enter_async_context(running(config, world))
         await gateway.ready()
         await until(lambda: all(known.present for known in gateway.router.drafters))

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from slipstream.engine.engine import begin_unshared
-from slipstream.engine.models.quantisation import hush
+from slipstream.engine.models.quantisation import silence_quantiser_logs
 
-hush()
+silence_quantiser_logs()
 
 from slipstream.engine.models.checkpoint import load_checkpoint  # noqa: E402
 from slipstream.engine.models.spread import Spread  # noqa: E402
@@ -91,7 +91,7 @@ def wait_in_vain(engine: FollowingEngine, group: Group) -> None:
 
 
 def main(folders: list[str]) -> None:
-    place = Rank.told()
+    place = Rank.from_environment()
     group = Group.join(place, 60.0)
     engine: FollowingEngine | None = None
     for folder in folders:

@@ -1,4 +1,4 @@
-"""How good the pair is on held-out files: loss, and how often the drafter's guess would be accepted."""
+"""Evaluation of the pair on held-out files: losses, and the probability that a draft token is accepted."""
 
 from __future__ import annotations
 

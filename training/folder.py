@@ -23,7 +23,7 @@ def replacing(folder: Path) -> Iterator[Path]:
         fresh.mkdir()
         yield fresh
         for file in fresh.iterdir():
-            file.chmod(0o644)  # safetensors writes for the owner alone; a server may run as somebody else
+            file.chmod(0o644)  # safetensors writes for the owner alone; a server may run under another account
         if folder.exists():
             folder.rename(Path(scratch) / "old")
         fresh.rename(folder)

@@ -16,7 +16,7 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class Teacher:
-    """What the drafter imitates: the target's hidden states [N, H_t] and its output head [V, H_t]."""
+    """The target whose distribution the drafter learns: its hidden states [N, H_t] and its output head [V, H_t]."""
 
     hidden: torch.Tensor
     head: torch.Tensor

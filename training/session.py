@@ -18,7 +18,7 @@ from training.folder import save_model
 from training.loss import Teacher, head_loss
 from training.network import Network, build_llama, grow
 from training.settings import Settings, TrainingStage
-from training.trainer import Keeping, LossFunction, Position, Trainer
+from training.trainer import CheckpointPolicy, LossFunction, Position, Trainer
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TrainingSession:
         return record
 
     def bytes_per_token(self) -> float:
-        """Of held-out text, without the end-of-text tokens."""
+        """Mean UTF-8 bytes per token of held-out text, without the end-of-text tokens."""
         size = sum(len(document.text.encode()) for document in self.corpus.held_out)
         return size / (len(self.held_out) - len(self.corpus.held_out) - 1)
 
@@ -91,7 +91,7 @@ class TrainingSession:
         network = Network(model, self.settings.compiled)
         key = f"{stage} {seed} {self._fingerprint()} {self.places.start}"
         path = self.places.cache / f"{stage.name}.pt"
-        keeping = Keeping(path, key, self.settings.checkpoint_minutes, self.places.resume)
+        keeping = CheckpointPolicy(path, key, self.settings.checkpoint_minutes, self.places.resume)
         return network, Trainer(stage, network, self.stream, seed).run(loss_of, keeping)
 
     def _fingerprint(self) -> str:

@@ -19,7 +19,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a stage runs: `minutes` of wall time or, if given, exactly `steps` (then the result is reproducible)."""
+    """The length of a stage: `minutes` of wall time or, if given, exactly `steps` (then the result is reproducible)."""
 
     minutes: float
     steps: int | None = None

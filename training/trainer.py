@@ -24,7 +24,7 @@ from training.settings import Optimisation, TrainingStage
 
 @dataclass
 class Position:
-    """Where a stage stands: steps done, tokens seen, training seconds (compilation not counted)."""
+    """Progress of a stage: steps done, tokens seen, training seconds (compilation not counted)."""
 
     step: int = 0
     tokens: int = 0
@@ -144,8 +144,8 @@ LossFunction = Callable[[Network, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """Where and how often to save, and the settings a checkpoint must belong to."""
+class CheckpointPolicy:
+    """Path and interval of checkpoints, and the key of the settings they must belong to."""
 
     path: Path
     key: str
@@ -165,10 +165,10 @@ class Trainer:
         self._short = Windows(stream, stage.window, stage.rows, seed)
         self._long = Windows(stream, stage.long_window, rows, seed + 1)
 
-    def run(self, loss_of: LossFunction, keeping: Keeping) -> Position:
-        """Train to the end of the budget, from the last checkpoint if `keeping.resume`."""
-        if keeping.resume:
-            self._restore(keeping)
+    def run(self, loss_of: LossFunction, policy: CheckpointPolicy) -> Position:
+        """Train to the end of the budget, from the last checkpoint if `policy.resume`."""
+        if policy.resume:
+            self._restore(policy)
         saved_at = time.monotonic()
         first = True
         with TrainingProgress(self.stage.name) as progress:
@@ -181,14 +181,14 @@ class Trainer:
                 used = self._used()
                 self.position.finished = used >= 1.0
                 progress.update(used, self.position.step, loss, self.position.seconds, self.position.tokens)
-                if self.position.finished or time.monotonic() - saved_at > 60.0 * keeping.every_minutes:
-                    self.save(keeping)
+                if self.position.finished or time.monotonic() - saved_at > 60.0 * policy.every_minutes:
+                    self.save(policy)
                     saved_at = time.monotonic()
         return self.position
 
-    def save(self, keeping: Keeping) -> None:
+    def save(self, policy: CheckpointPolicy) -> None:
         masters = [master.detach() for master in self.network.masters]
-        TrainingCheckpoint(keeping.key, self.position, masters, self.optimiser.state()).save(keeping.path)
+        TrainingCheckpoint(policy.key, self.position, masters, self.optimiser.state()).save(policy.path)
 
     def _used(self) -> float:
         return self.stage.budget.used(self.position.seconds, self.position.step)
@@ -204,8 +204,8 @@ class Trainer:
         self.position.tokens += batch.shape[0] * (batch.shape[1] - 1)
         return float(loss.detach())
 
-    def _restore(self, keeping: Keeping) -> None:
-        checkpoint = TrainingCheckpoint.load(keeping.path, keeping.key)
+    def _restore(self, policy: CheckpointPolicy) -> None:
+        checkpoint = TrainingCheckpoint.load(policy.path, policy.key)
         if checkpoint is not None:
             self.position = checkpoint.position
             self.network.restore(checkpoint.masters)

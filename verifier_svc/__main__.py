@@ -33,7 +33,7 @@ async def serve(config: VerifierConfig, place: Rank) -> None:
 
 def main() -> None:
     with exit_on_error("verifier"):
-        place = Rank.told()
+        place = Rank.from_environment()
         config = from_env(VerifierConfig, PREFIX)
         logs.configure("verifier", config.log_level, config.log_format)
     if place.rank == LEADER:

@@ -22,11 +22,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from gateway.auth.tenant import MINUTE_S, Tenant, TenantLimits, called_by
+from gateway.request_context import RequestContext
 from slipstream.client.api_key import KEY_NAME, digest
 from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, ResourceExhausted, Unauthenticated
-from slipstream.rpc.server import HEALTH, service_of
-from slipstream.rpc.status_interceptor import Context
 from slipstream.telemetry.logs import LogOnce
 
 log = logging.getLogger(__name__)
@@ -58,16 +57,14 @@ class ApiKeys:
         """A later file that was read and is not valid."""
         self._read(self._stamped())
 
-    def authorise(self, method: str, context: Context) -> None:
-        """Names the caller of every RPC but health. Raises Unauthenticated for who has no key, ResourceExhausted above
-        the key's rate, and for who has none too often. A good key opens wherever it comes from: an address may be that
-        of many."""
-        if service_of(method) == HEALTH:
-            return
+    def authenticate(self, context: RequestContext) -> None:
+        """Name the caller of the present task by the key in the request's headers. Raises Unauthenticated for no key or
+        an unknown one, ResourceExhausted above the key's rate, and for an address that sent too many wrong keys. A good
+        key opens wherever it comes from: an address may be that of many."""
         self._refresh()
         tenant = self._find(_bearer(context))
         if tenant is None:
-            self._attempts.fail(context.peer())
+            self._attempts.fail(context.peer)
             wanted = "send the metadata `authorization: Bearer KEY` with a key of this gateway"
             raise Unauthenticated(f"{wanted} (commands take it from SLIPSTREAM_API_KEY).")
         called_by(tenant)
@@ -151,12 +148,9 @@ def _refused(field: str, value: Any) -> str:
     return "" if whole and value >= least else f"must be a whole number {wanted}; leave it out for none"
 
 
-def _bearer(context: Context) -> str:
-    """What stands in the call's metadata; empty for none, two, or one that can be no key."""
-    found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
-    if len(found) != 1 or not isinstance(found[0], str):
-        return ""
-    value = found[0]
+def _bearer(context: RequestContext) -> str:
+    """The key in the header `authorization`; empty for none, for two, and for one that cannot be a key."""
+    value = context.header("authorization")
     known = value[: len(SCHEME)].lower() == SCHEME.lower() and len(value) <= len(SCHEME) + MAX_KEY_CHARACTERS
     return value[len(SCHEME) :].strip() if known else ""
 

@@ -12,10 +12,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from gateway.store.session_store import SessionRecord, store_error
 from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
-from slipstream.v1 import gateway_pb2
 
 MINUTE_S = 60.0
 SESSION_RETRY_S = 1.0
@@ -150,21 +148,6 @@ def check_operator() -> None:
         raise PermissionDenied(
             f"key {caller().name} is no operator's; use one that is marked `operator = true`.", reason="OPERATOR"
         )
-
-
-def asked_of(record: SessionRecord) -> gateway_pb2.GenerateRequest:
-    """What one of the caller's sessions was asked for. Raises NotFound for another's, as for one that never was."""
-    asked = gateway_pb2.GenerateRequest.FromString(record.params)
-    if asked.owner != caller().name:
-        raise store_error("MISSING", record.id, 0, 0)
-    return asked
-
-
-def request_of(record: SessionRecord) -> gateway_pb2.GenerateRequest:
-    """That would ask for the caller's session again. Raises NotFound as `asked_of` does."""
-    request = asked_of(record)
-    request.prompt_token_ids.token_ids.extend(record.tokens[: record.prompt_length])
-    return request
 
 
 def _exhausted(what: str, reason: str, wait_s: float) -> ResourceExhausted:

@@ -1,7 +1,8 @@
-"""What the running experiment measured here: of each arm a bounded sample of its sessions, fit to be merged.
+"""What the running experiment measured on this gateway: a bounded sample of each arm's sessions.
 
-Kept are the `KEPT` sessions of lowest priority, which is a hash of their ids: a simple random sample of all that
-finished, without a bias to late or early ones, and mergeable: the lowest of the union are those of the parts' lowest.
+An arm keeps its `KEPT` finished sessions of lowest priority, which is a hash of the session's id. That is a simple
+random sample, without a bias to late or early sessions, and samples of several gateways can be merged: the lowest of
+the union are among the lowest of the parts.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from dataclasses import dataclass, field
 
 from gateway.experiments.experiment import Arm, Experiment
 from gateway.routing.drafters import pool_of
+from gateway.sessions.observer import SessionObserver
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 KEPT = 2048
-"""Of one arm. With as many arms and shadows as there may be, all of them fit into one message."""
+"""Sessions kept of one arm. With as many arms and shadows as there may be, all fit into one message."""
 DEPTHS = 16
 """Accepted candidates are counted by depth down to here."""
 MEASURED = (verifier_pb2.FINISH_REASON_STOP, verifier_pb2.FINISH_REASON_LENGTH)
@@ -22,14 +24,12 @@ MEASURED = (verifier_pb2.FINISH_REASON_STOP, verifier_pb2.FINISH_REASON_LENGTH)
 
 @dataclass(slots=True)
 class ArmSamples:
-    """Of one arm."""
-
     begun: int = 0
     finished: int = 0
     samples: list[tuple[int, int, gateway_pb2.SessionSample]] = field(default_factory=list)
-    """A heap: the highest priority, negated, first; and a number that no other has."""
+    """A heap of (negated priority, unique number, sample): the highest priority comes first."""
 
-    def add(self, sample: gateway_pb2.SessionSample) -> None:
+    def add_sample(self, sample: gateway_pb2.SessionSample) -> None:
         self.finished += 1
         entry = -sample.priority, self.finished, sample
         if len(self.samples) < KEPT:
@@ -43,36 +43,35 @@ class Trial:
         self.experiment = experiment
         self._kept = {arm.name: ArmSamples() for arm in experiment.arms}
 
-    def watch(self, arm: str, session: str) -> SessionSample:
-        """A session begins in this arm."""
+    def sample(self, arm: str, session_id: str) -> SessionSample:
+        """The observer of a session that begins in this arm."""
         self._kept[arm].begun += 1
-        return SessionSample(self._kept[arm], self.experiment.priority(session))
+        return SessionSample(self._kept[arm], self.experiment.priority(session_id))
 
-    def told(self) -> gateway_pb2.GetExperimentResponse:
+    def results(self) -> gateway_pb2.GetExperimentResponse:
         return gateway_pb2.GetExperimentResponse(
             name=self.experiment.name,
             arms_setting=str(self.experiment),
-            arms=[_told(arm, self._kept[arm.name]) for arm in self.experiment.arms],
+            arms=[_arm_results(arm, self._kept[arm.name]) for arm in self.experiment.arms],
         )
 
 
-class SessionSample:
-    """One session, from its beginning to its end."""
+class SessionSample(SessionObserver):
+    """Measures one session from its beginning to its end."""
 
     def __init__(self, kept: ArmSamples, priority: int) -> None:
         self._kept = kept
         self._sample = gateway_pb2.SessionSample(priority=priority)
         self._cost_us = 0
 
-    def add(self, done: verifier_pb2.Round) -> None:
+    def round_shown(self, done: verifier_pb2.Round) -> None:
         self._cost_us += done.cost_us
         _count(self._sample.served, done.drafted, done.accepted)
         for score in done.shadows:
             _count(self._sample.shadows[pool_of(score.drafter)], score.drafted, score.accepted)
 
-    def end(self, finished: gateway_pb2.Finished, occupancy: float) -> None:
-        """`occupancy`: drafters that it had, each divided by the sessions that shared it. A session that was cancelled
-        or failed is not measured: how long it might have taken is not known."""
+    def session_finished(self, finished: gateway_pb2.Finished, occupancy: float) -> None:
+        """A session that was cancelled or failed is not measured: its full length is unknown."""
         if finished.reason not in MEASURED:
             return
         statistics, sample = finished.statistics, self._sample
@@ -80,7 +79,7 @@ class SessionSample:
         sample.ttft_s, sample.e2e_s = statistics.ttft_s, statistics.e2e_s
         sample.verifier_s = self._cost_us / 1e6
         sample.drafter_s = statistics.e2e_s * occupancy
-        self._kept.add(sample)
+        self._kept.add_sample(sample)
 
 
 def _count(sample: gateway_pb2.DraftSample, drafted: int, accepted: int) -> None:
@@ -94,6 +93,6 @@ def _count(sample: gateway_pb2.DraftSample, drafted: int, accepted: int) -> None
         sample.reached[index] += 1
 
 
-def _told(arm: Arm, kept: ArmSamples) -> gateway_pb2.ExperimentArm:
+def _arm_results(arm: Arm, kept: ArmSamples) -> gateway_pb2.ExperimentArm:
     samples = [sample for _, _, sample in sorted(kept.samples, reverse=True)]
     return gateway_pb2.ExperimentArm(name=arm.name, begun=kept.begun, finished=kept.finished, samples=samples)

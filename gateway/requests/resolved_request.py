@@ -1,4 +1,4 @@
-"""What one session will do, all of it decided."""
+"""A request with every default filled in, every limit checked and every rule applied: what its session will do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ResolvedRequest:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_length: int
-    """Of prompt and output together."""
+    """Tokens of prompt and output together."""
     stops: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     drafters: tuple[verifier_pb2.DrafterAddress, ...]
@@ -28,30 +28,30 @@ class ResolvedRequest:
     prediction: tuple[int, ...] = ()
     """Output that is expected; empty without speculation."""
     structure: StructuredOutput | None = None
-    """What the output must be."""
+    """The language that the output is held to."""
     top_logprobs: int | None = None
-    """Likeliest tokens told in each place, besides each token's own log-probability; None: not even that."""
+    """Likeliest tokens sent for each position, besides the token's own log-probability; None: not even that."""
     owner: str = ""
-    """The API key that the session belongs to; empty on an open gateway."""
+    """Name of the API key that the session belongs to; empty on a gateway without keys."""
     salt: str = ""
-    """What caches are shared by: the owner and its own `cache_salt`."""
+    """Sessions of one salt share caches: made of the owner and `cache_salt`."""
     arm: str = ""
-    """Of the experiment; empty where it takes no part."""
+    """The arm of the experiment; empty where the session takes no part."""
     shadows: tuple[str, ...] = ()
-    """Names of drafters that guess without serving."""
+    """Names of drafters that propose without serving."""
     revision: int = 0
-    """How often it was rolled back: those who were told the former text know by it that this is another one."""
+    """Number of times that the session was rolled back: a client that has the former text sees that this is another."""
     vocabulary: str = ""
-    """Fingerprint of the tokenizer that its text is made with."""
+    """Fingerprint of the tokenizer that makes the session's text."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
-    """Who may take the place of a drafter that fails."""
+    """Which drafters may take the place of one that fails."""
 
     def params(self) -> bytes:
-        """What the record keeps of it: the request that would ask for exactly this."""
+        """A serialised StoredRequest, from which the session can be resolved again."""
         sampling = proto_conversion.sampling_to_proto(self.sampling)
         options = {field.name: value for field, value in sampling.ListFields() if field.name != "logit_bias"}
         zeros = {"temperature": 0.0, "seed": 0}  # set, although proto3 does not list them
-        request = gateway_pb2.GenerateRequest(
+        stored = gateway_pb2.StoredRequest(
             model=self.model.name,
             sampling=gateway_pb2.SamplingOptions(**(zeros | options), logit_bias=sampling.logit_bias),
             max_tokens=self.max_length - len(self.prompt),
@@ -74,5 +74,5 @@ class ResolvedRequest:
             vocabulary_fingerprint=self.vocabulary,
         )
         if self.prediction:
-            request.prediction.token_ids.token_ids.extend(self.prediction)
-        return request.SerializeToString(deterministic=True)
+            stored.prediction.token_ids.token_ids.extend(self.prediction)
+        return stored.SerializeToString(deterministic=True)

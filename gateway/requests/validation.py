@@ -1,14 +1,15 @@
-"""From a request to a plan: every limit checked before any work is done, every default filled in."""
+"""From a request to a ResolvedRequest: every limit checked before any work is done, every default filled in."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from gateway.auth.tenant import Tenant, caller
 from gateway.config import GatewayConfig
-from gateway.experiments.experiment import Arm, Experiment
+from gateway.experiments.experiment import Arm
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.rules import NO_RULE, Rule, RuleInput, choose
 from gateway.routing.router import DrafterRequirements, Router
@@ -26,29 +27,37 @@ MAX_NAME_CHARACTERS = 256
 
 RandomBits = Callable[[int], int]
 """`secrets.randbits`: session ids must not be guessable."""
+Asked: TypeAlias = gateway_pb2.GenerateRequest | gateway_pb2.StoredRequest
+"""A request from a client, or from the record of a session that is to be resolved again."""
 
 
 class RequestValidator:
-    def __init__(
-        self,
-        config: GatewayConfig,
-        router: Router,
-        tokenizer: Tokenizer,
-        random_bits: RandomBits,
-        experiment: Experiment | None = None,
-    ) -> None:
+    def __init__(self, config: GatewayConfig, router: Router, tokenizer: Tokenizer, random_bits: RandomBits) -> None:
         self._config = config
         self._router = router
         self._tokenizer = tokenizer
         self._random_bits = random_bits
         self._rules = config.parsed_rules()
-        self._experiment = experiment
+        self._experiment = config.parsed_experiment()
 
-    async def plan(
-        self, request: gateway_pb2.GenerateRequest, running: int, name: str = "", *, again: bool = False
+    async def resolve(
+        self, request: gateway_pb2.GenerateRequest, running: int, session_id: str = ""
     ) -> ResolvedRequest:
-        """Of a session of this name; one without takes no part in experiments. Raises a typed error whose sentence says
-        what to change; but not for drafters of one that was admitted before and is planned `again`."""
+        """What a new session of this id will do; without an id it takes no part in experiments. `running`: sessions
+        that the gateway has. Raises a typed error whose sentence says what to change."""
+        return await self._resolve(request, None, running, session_id)
+
+    async def resolve_again(
+        self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], running: int, session_id: str
+    ) -> ResolvedRequest:
+        """What a session will do that was admitted before. Raises as `resolve` does, but not for its drafters."""
+        return await self._resolve(stored, prompt, running, session_id)
+
+    async def _resolve(
+        self, request: Asked, prompt: Sequence[int] | None, running: int, session_id: str
+    ) -> ResolvedRequest:
+        """`prompt`: of a session that was admitted before."""
+        again = prompt is not None
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
         tenant = caller()
@@ -61,14 +70,14 @@ class RequestValidator:
         self._check_priority(request.priority, tenant)
         top_logprobs = _top_logprobs(request)
         structure = await self._structure(request, model, stop_token_ids)
-        prompt = await self._prompt(request, model)
+        prompt = _checked_prompt(await self._encode_prompt(request) if prompt is None else prompt, model)
         prediction = await self._prediction(request.prediction, model)
         tenant.check_prompt(max(len(prompt), len(prediction)))
         max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
         rule = choose(
             self._rules, RuleInput(request.workload, request.cache_salt, max_length - len(prompt), len(prompt))
         )
-        arm = self._arm(name, request.speculation, rule, sampling)
+        arm = self._arm(session_id, request.speculation, rule, sampling)
         draft_tokens = self._draft_tokens(request.speculation, rule, arm)
         names, need_trust = tuple(request.speculation.drafters), not sampling.coupled
         drafting = DrafterRequirements(names, need_trust, bool(prediction), arm.rule.drafters if arm else rule.drafters)
@@ -96,27 +105,27 @@ class RequestValidator:
         )
 
     async def revise(
-        self, request: gateway_pb2.GenerateRequest, change: gateway_pb2.RollbackRequest
+        self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], change: gateway_pb2.RollbackRequest
     ) -> tuple[ResolvedRequest, tuple[int, ...]]:
-        """What is left of a session that is rolled back, and the tokens of its edit."""
+        """What is left of a session that is rolled back, and the tokens of the edit. Changes `stored`."""
         if change.HasField("seed"):
-            request.sampling.seed = change.seed
+            stored.sampling.seed = change.seed
         if change.HasField("max_tokens"):
-            request.max_tokens = change.max_tokens
-        plan = await self.plan(request, 0, again=True)
-        room = plan.max_length - len(plan.prompt) - change.output_tokens
+            stored.max_tokens = change.max_tokens
+        resolved = await self.resolve_again(stored, prompt, 0, "")
+        most = resolved.max_length - len(resolved.prompt)
         if change.WhichOneof("edit") == "text":
             edit: Sequence[int] = await self._tokenizer.encode_middle(change.text) if change.text else []
         else:
             edit = change.token_ids.token_ids
-        if len(edit) > room:
+        if len(edit) > most - change.output_tokens:
             raise InvalidArgument(
-                f"{change.output_tokens} tokens and an edit of {len(edit)} exceed max_tokens, "
-                f"{plan.max_length - len(plan.prompt)}; keep fewer, or raise max_tokens.",
+                f"{change.output_tokens} tokens and an edit of {len(edit)} exceed max_tokens, {most}; keep fewer, or "
+                "raise max_tokens.",
                 reason="EDIT_TOO_LONG",
             )
-        _check_tokens("the edit", max(edit, default=0), plan.model)
-        return replace(plan, revision=request.revision + 1), tuple(edit)
+        _check_tokens("the edit", max(edit, default=0), resolved.model)
+        return replace(resolved, revision=stored.revision + 1), tuple(edit)
 
     def _check_priority(self, priority: int, tenant: Tenant) -> None:
         own = tenant.limits.least_priority
@@ -130,8 +139,8 @@ class RequestValidator:
     def _drafters(
         self, asked: DrafterRequirements, model: types_pb2.ModelInfo, again: bool
     ) -> tuple[verifier_pb2.DrafterAddress, ...]:
-        """None for a session that is planned again where it could not have those it asked for: its text does not depend
-        on them, and it is given them as soon as they are there."""
+        """Empty for a session that is resolved `again` where the drafters it asked for are missing: its text does not
+        depend on them, and it is given them as soon as they are there."""
         try:
             drafters = self._router.pair(model, asked)
         except SlipstreamError as error:
@@ -142,9 +151,9 @@ class RequestValidator:
         return tuple(drafter.as_address() for drafter in drafters)
 
     async def _structure(
-        self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo, ends: tuple[int, ...]
+        self, request: Asked, model: types_pb2.ModelInfo, ends: tuple[int, ...]
     ) -> StructuredOutput | None:
-        """Looked at as a whole, so that whatever is wrong with it is said before anything else is spent."""
+        """Compiles the structure, so that an error in it is returned before anything else is spent."""
         structure = proto_conversion.structure_from_proto(request.structured_output)
         if structure is None:
             return None
@@ -156,24 +165,14 @@ class RequestValidator:
         await self._tokenizer.compile(structure, model, caller().salt(request.cache_salt))
         return structure
 
-    async def _prompt(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
+    async def _encode_prompt(self, request: Asked) -> Sequence[int]:
+        assert isinstance(request, gateway_pb2.GenerateRequest)
         if request.WhichOneof("input") == "prompt_token_ids":
-            tokens: Sequence[int] = request.prompt_token_ids.token_ids  # copied once its length is known to be right
-        else:
-            tokens = await self._tokenizer.encode(request.prompt) if request.prompt else []
-        if not tokens:
-            raise InvalidArgument("The prompt is empty; send at least one token of text.", reason="EMPTY_PROMPT")
-        if len(tokens) >= model.max_length:
-            raise InvalidArgument(
-                f"The prompt has {len(tokens)} tokens and {model.name} holds {model.max_length} with its output; "
-                "shorten it.",
-                reason="PROMPT_TOO_LONG",
-            )
-        _check_tokens("prompt_token_ids", max(tokens), model)
-        return tuple(tokens)
+            return request.prompt_token_ids.token_ids  # copied once its length is known to be right
+        return await self._tokenizer.encode(request.prompt) if request.prompt else []
 
     async def _prediction(self, asked: gateway_pb2.Prediction, model: types_pb2.ModelInfo) -> tuple[int, ...]:
-        """Empty where nothing is predicted."""
+        """The prediction's tokens; empty where nothing is predicted."""
         if asked.WhichOneof("content") == "text":
             tokens: Sequence[int] = await self._tokenizer.encode_middle(asked.text) if asked.text else []
         else:
@@ -199,13 +198,13 @@ class RequestValidator:
             acceptance=proto_conversion.rule_name(options.acceptance),
         )
 
-    def _max_tokens(self, request: gateway_pb2.GenerateRequest, tenant: Tenant) -> int:
+    def _max_tokens(self, request: Asked, tenant: Tenant) -> int:
         asked = request.max_tokens if request.HasField("max_tokens") else None
         if asked == 0:
             raise InvalidArgument("max_tokens is 0; ask for at least one token.", reason="NO_TOKENS")
         return tenant.most_output(asked, self._config.max_tokens_default)
 
-    def _stops(self, request: gateway_pb2.GenerateRequest) -> tuple[str, ...]:
+    def _stops(self, request: Asked) -> tuple[str, ...]:
         config = self._config
         if len(request.stop) > config.max_stop_strings:
             raise InvalidArgument(f"stop holds more than {config.max_stop_strings} strings; send fewer.")
@@ -213,9 +212,9 @@ class RequestValidator:
             raise InvalidArgument(f"Every stop string must have 1 to {config.max_stop_bytes} bytes.")
         return tuple(request.stop)
 
-    def _stop_token_ids(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
+    def _stop_token_ids(self, request: Asked, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         asked, ends, most = request.stop_token_ids, model.eos_token_ids, self._config.max_stop_tokens
-        # A record names the model's own too.
+        # A stored request names the model's own too.
         if len(asked) > most + len(ends) or sum(token not in ends for token in asked) > most:
             raise InvalidArgument(f"stop_token_ids holds more than {most} tokens; send fewer.")
         if asked:
@@ -226,8 +225,8 @@ class RequestValidator:
     def _arm(
         self, name: str, speculation: gateway_pb2.SpeculationOptions, rule: Rule, sampling: SamplingParams
     ) -> Arm | None:
-        """Of the experiment. In it are those for whom neither they themselves nor a rule chose drafters or none; and
-        under a ratio rule nobody, for it has one trusted drafter. Limits on draft tokens hold in every arm."""
+        """The session's arm of the experiment. None where the request or a rule chose drafters, or none at all, and
+        under a ratio rule, which has one trusted drafter. Limits on draft tokens hold in every arm."""
         most = speculation.max_draft_tokens if speculation.HasField("max_draft_tokens") else 1
         chosen = speculation.disabled or not most or speculation.drafters or rule.off or rule.drafters
         if self._experiment is None or not name or chosen or not sampling.coupled:
@@ -235,7 +234,7 @@ class RequestValidator:
         return self._experiment.arm_of(name)
 
     def _draft_tokens(self, speculation: gateway_pb2.SpeculationOptions, rule: Rule, arm: Arm | None) -> int:
-        """What a request says for itself comes before the rule; a rule's `off` is for requests that say nothing."""
+        """A request's own choice comes before the rule's; a rule's `off` is for requests that choose nothing."""
         done = NO_RULE if arm is None else arm.rule
         if speculation.disabled or done.off:
             return 0
@@ -247,7 +246,20 @@ class RequestValidator:
         return min(rule.max_draft_tokens or limit, limit)
 
 
-def _top_logprobs(request: gateway_pb2.GenerateRequest) -> int | None:
+def _checked_prompt(tokens: Sequence[int], model: types_pb2.ModelInfo) -> tuple[int, ...]:
+    if not tokens:
+        raise InvalidArgument("The prompt is empty; send at least one token of text.", reason="EMPTY_PROMPT")
+    if len(tokens) >= model.max_length:
+        raise InvalidArgument(
+            f"The prompt has {len(tokens)} tokens and {model.name} holds {model.max_length} with its output; "
+            "shorten it.",
+            reason="PROMPT_TOO_LONG",
+        )
+    _check_tokens("prompt_token_ids", max(tokens), model)
+    return tuple(tokens)
+
+
+def _top_logprobs(request: Asked) -> int | None:
     if request.top_logprobs > MAX_TOP_LOGPROBS:
         raise InvalidArgument(f"top_logprobs is {request.top_logprobs}; ask for at most {MAX_TOP_LOGPROBS}.")
     if request.top_logprobs and not request.logprobs:
@@ -255,7 +267,7 @@ def _top_logprobs(request: gateway_pb2.GenerateRequest) -> int | None:
     return request.top_logprobs if request.logprobs else None
 
 
-def _check_labels(request: gateway_pb2.GenerateRequest) -> None:
+def _check_labels(request: Asked) -> None:
     for name in ("workload", "cache_salt"):
         size = len(getattr(request, name).encode())
         if size > proto_conversion.MAX_LABEL_BYTES:
@@ -264,8 +276,8 @@ def _check_labels(request: gateway_pb2.GenerateRequest) -> None:
             )
 
 
-def _check_names(request: gateway_pb2.GenerateRequest) -> None:
-    """Before they are looked up, and quoted in an answer."""
+def _check_names(request: Asked) -> None:
+    """Names are looked up and quoted in errors: their size is checked first."""
     names = request.speculation.drafters
     if len(names) > MAX_NAMES:
         raise InvalidArgument(f"speculation names {len(names)} drafters; name at most {MAX_NAMES}.")

@@ -54,8 +54,8 @@ class DrafterWorker:
         changed: Callable[[], None],
         tolerance: BreakerSettings | None = None,
     ) -> None:
-        """`name`: its unique name at verifiers; for a drafter behind a DNS name, as `replica` makes it. `channel`:
-        None for a drafter inside the verifiers."""
+        """`name`: its unique name at verifiers; for a drafter behind a DNS name, as `replica` makes it. A drafter
+        inside the verifiers has no `channel`."""
         self.name = name
         self.pool = pool_of(name)
         """Its name in requests, rules and metrics, shared with its replicas."""

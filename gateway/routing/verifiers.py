@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from gateway.routing.worker_watch import WorkerWatch
-from gateway.sessions.verifier_session import VerifierSession, lost
+from gateway.sessions.verifier_session import VerifierSession, stream_lost
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter, MultiplexedStream
@@ -120,13 +120,13 @@ class VerifierWorker:
     def receive(self, frame: verifier_pb2.DecodeResponse) -> None:
         for done in frame.rounds:
             if seat := self._seats.get(done.session):
-                seat.receive(done)
+                seat.receive_round(done)
         self._told(frame.drafter_events)
         for end in frame.ends:
             if end.failure.reason == DRAINING:  # sooner than its Watch says so
                 self._watch.load.draining = True
             if seat := self._seats.pop(end.session, None):
-                seat.finished(end)
+                seat.receive_end(end)
 
     def _told(self, events: Iterable[verifier_pb2.DrafterEvent]) -> None:
         failures: Counter[tuple[str, str, str]] = Counter()
@@ -134,7 +134,7 @@ class VerifierWorker:
             if event.HasField("failure"):
                 failures[event.drafter, event.failure.reason, event.failure.message] += 1
             if seat := self._seats.get(event.session):
-                seat.hear(event)
+                seat.receive_drafter_event(event)
         for (drafter, reason, message), count in failures.items():
             self._failed(drafter, reason, count)
             log.warning("%s: %d sessions lost drafter %s (%s): %s", self.address, count, drafter, reason, message)
@@ -143,7 +143,7 @@ class VerifierWorker:
         log.warning("lost the stream to %s: %s", self.address, error.message)
         seats, self._seats = self._seats, {}
         for seat in seats.values():
-            seat.end(lost(error))
+            seat.end(stream_lost(error))
         self._changed()
 
     def _introduced(self) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.config import GatewayConfig
-from gateway.experiments.trial import Trial
+from gateway.requests.validation import RandomBits
 from gateway.routing.router import Router
-from gateway.telemetry.request_metrics import RequestMetrics
-from slipstream.telemetry.tracing import Tracing
+from gateway.sessions.observer import Observers
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayContext:
     config: GatewayConfig
     router: Router
-    meters: RequestMetrics = field(default_factory=RequestMetrics)
-    tracing: Tracing | None = None
-    """None: no request is traced."""
-    trial: Trial | None = None
-    """Where an experiment runs."""
+    random_bits: RandomBits
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
+    observers: Observers = field(default_factory=Observers)

@@ -1,45 +1,57 @@
-"""What the clients of one session are told. Each reads from where it likes and at its own pace; the same tokens carry
-the same text for all of them."""
+"""A session's output on its way to clients: tokens that are in the log, the text they made final, the session's end.
+
+SessionRun appends; each client follows from the offset it likes and at its own pace, and the same tokens carry the same
+text for all of them. The client that is farthest sets the verifier's credit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from gateway.sessions.outcome import rolled_back
 from gateway.text.transcript import Transcript
 from slipstream.concurrency import Broadcast
-from slipstream.errors import OutOfRange, SlipstreamError
+from slipstream.errors import Aborted, OutOfRange, SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2
 
 Event = gateway_pb2.Started | gateway_pb2.Delta | gateway_pb2.Finished
 MOST_TOKENS = 4096
-"""Of one delta: whoever is far behind catches up in pieces."""
+"""Most tokens of one Delta: a client that is far behind catches up in pieces."""
+
+
+def rolled_back(output_tokens: int | None = None) -> Aborted:
+    """`output_tokens`: how many of the tokens that clients received are left."""
+    left = "" if output_tokens is None else f" to {output_tokens} output tokens"
+    return Aborted(f"The session was rolled back{left}; resume at what is left.", reason="ROLLED_BACK")
+
+
+def suspended() -> Unavailable:
+    return Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED")
 
 
 class OutputStream:
-    """Grows until `finish` or `fail`. Memory is bounded by the session's length, whoever is slow."""
+    """Grows until `finish` or `fail`. Memory is bounded by the session's length, however slow a client is."""
 
     def __init__(self, started: gateway_pb2.Started, transcript: Transcript) -> None:
         self.started = started
         self.transcript = transcript
         self.tokens: list[int] = []
-        """The session's output, that behind a stop string included."""
+        """The session's output tokens, those behind a stop string included."""
         self.reached = 0
         """Tokens that the client which is farthest has taken."""
-        self.took: Callable[[int], None] = lambda tokens: None
-        """Told of each advance of `reached`."""
-        self.deserted: Callable[[], None] = lambda: None
-        """Told when the last client has gone."""
+        self.on_taken: Callable[[int], None] = lambda tokens: None
+        """Called with each advance of `reached`, in tokens."""
+        self.on_deserted: Callable[[], None] = lambda: None
+        """Called when the last client has gone."""
         self._pieces: list[str] = []
         """Text that each token made final."""
         self._tail = ""
         """Text that became final at the end."""
-        self._bare = 0
-        """Tokens without log-probabilities, which no record keeps: up to the last one that another gateway said."""
+        self._without_logprobs = 0
+        """Leading tokens without log-probabilities: up to the last one that came from a record, which keeps none."""
         self._logprobs: list[gateway_pb2.Logprob] = []
-        """Of the others."""
+        """Log-probabilities of the tokens behind those."""
         self._shown = 0
-        """Tokens that clients are told: none behind a stop string."""
+        """Leading tokens that are sent to clients: none behind a stop string."""
         self._finished: gateway_pb2.Finished | None = None
         self._failure: SlipstreamError | None = None
         self._clients = 0
@@ -49,21 +61,21 @@ class OutputStream:
     def over(self) -> bool:
         return self._finished is not None or self._failure is not None
 
-    def tell(self, tokens: Sequence[int], told: Sequence[types_pb2.TokenLogprobs] = ()) -> None:
-        """More output, with the verifier's log-probabilities if they were asked for. It is in the log already."""
+    def append_tokens(self, tokens: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] = ()) -> None:
+        """Add output that is in the log already, with the verifier's log-probabilities if they were asked for."""
         self.tokens += tokens
         self._pieces += [self.transcript.push([token]) for token in tokens]
         stopped = self.transcript.carrying() if self.transcript.stop else len(self.tokens)
         fresh = self.tokens[self._shown : max(self._shown, stopped)]
         self._shown += len(fresh)
-        if told:
-            self._logprobs += self.transcript.likelihoods(fresh, told[: len(fresh)])
+        if logprobs:
+            self._logprobs += self.transcript.likelihoods(fresh, logprobs[: len(fresh)])
         else:
-            self._bare, self._logprobs = self._shown, []
+            self._without_logprobs, self._logprobs = self._shown, []
         self.wake()
 
     def conclude(self) -> None:
-        """No more tokens follow: what was held back becomes final."""
+        """Make text that was held back final: no more tokens follow."""
         self._tail = self.transcript.finish()
 
     def finish(self, finished: gateway_pb2.Finished) -> None:
@@ -73,7 +85,7 @@ class OutputStream:
             self.wake()
 
     def fail(self, error: SlipstreamError) -> None:
-        """Nothing more comes from here."""
+        """End the stream with an error; the session itself may go on elsewhere."""
         if not self.over:
             self._failure = error
             self.wake()
@@ -81,18 +93,20 @@ class OutputStream:
     async def follow(
         self, offset: int = 0, characters: int | None = None, revision: int | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Started, then what a client misses that has `offset` tokens and so much text (None: that of its tokens), then
-        Finished. An event counts as taken when the next one is asked for. Raises what ended the session instead,
-        Aborted for another `revision` than the story's, and OutOfRange for an offset that its output never reached."""
+        """Yield Started, then what a client misses that has `offset` tokens and so many characters of text (None: the
+        text of its tokens), then Finished. An event counts as taken when the next one is asked for. Raises what ended
+        the session instead, Aborted for another `revision` than the session's, and OutOfRange for an offset that its
+        output never reached."""
         self._clients += 1
         try:
             self._check(revision)
             yield self.started
             while True:
                 changed = self._changed.next_change()
-                self._take(min(offset, len(self.tokens)))  # the client may be ahead of what is told here
+                self._take(min(offset, len(self.tokens)))  # the client may be ahead of what is known here
                 while offset < self._shown:
-                    until = min(self._shown, offset + MOST_TOKENS, self._bare if offset < self._bare else self._shown)
+                    bound = self._without_logprobs if offset < self._without_logprobs else self._shown
+                    until = min(bound, offset + MOST_TOKENS)
                     yield self._delta(offset, until, characters)
                     offset, characters = until, self._ahead(until, characters)
                     self._take(offset)
@@ -110,16 +124,16 @@ class OutputStream:
             self._clients -= 1
             if not self._clients:
                 self.wake()
-                self.deserted()
+                self.on_deserted()
 
     @property
     def lag(self) -> int:
-        """How many tokens the client that is farthest is behind."""
+        """Tokens that the client which is farthest has not taken yet."""
         return max(0, len(self.tokens) - self.reached)
 
-    async def lags(self, tokens: int, over: Callable[[], bool] = lambda: False) -> None:
-        """Waits until `lag` is below so many tokens, or it is over."""
-        while self.lag >= tokens and self._clients and not over():
+    async def wait_for_clients(self, tokens: int, stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait until `lag` is below so many tokens, the clients are gone, or `stop()` is true at a `wake`."""
+        while self.lag >= tokens and self._clients and not stop():
             await self._changed.wait()
 
     def _check(self, revision: int | None) -> None:
@@ -127,24 +141,24 @@ class OutputStream:
             raise rolled_back()
 
     def _ahead(self, offset: int, characters: int | None) -> int | None:
-        """The same once so many tokens were told; None where their text is as long."""
+        """`characters` once `offset` tokens were sent; None from where the tokens' text is as long."""
         if characters is None or characters <= sum(map(len, self._pieces[:offset])):
             return None
         return characters
 
     def _delta(self, offset: int, until: int, characters: int | None) -> gateway_pb2.Delta:
         text = "".join(self._pieces[offset:until])
-        if characters is not None:  # the client says itself what text it has
+        if characters is not None:  # the client counts its text itself
             text = "".join(self._pieces[:until])[characters:]
         return gateway_pb2.Delta(
             offset=offset,
             token_ids=self.tokens[offset:until],
             text=text,
-            logprobs=self._logprobs[max(0, offset - self._bare) : max(0, until - self._bare)],
+            logprobs=self._logprobs[max(0, offset - self._without_logprobs) : max(0, until - self._without_logprobs)],
         )
 
     def _since(self, offset: int, characters: int | None) -> str:
-        """The text behind so many tokens, that of tokens included which are not told."""
+        """The text behind so many tokens, with the text of tokens that are not sent."""
         if characters is None:
             return "".join(self._pieces[offset:]) + self._tail
         return ("".join(self._pieces) + self._tail)[characters:]
@@ -153,8 +167,8 @@ class OutputStream:
         if reached > self.reached:
             advance, self.reached = reached - self.reached, reached
             self.wake()
-            self.took(advance)
+            self.on_taken(advance)
 
     def wake(self) -> None:
-        """Whoever waits here looks again."""
+        """Let everything that waits here look again."""
         self._changed.notify_all()

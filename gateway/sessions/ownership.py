@@ -1,4 +1,8 @@
-"""A gateway's claims on sessions: whoever wants to own one here takes it over through this."""
+"""Which gateway may write a session's record, and what a record says of its session.
+
+A gateway takes a session over under the next epoch, which fences off every earlier owner. What the former owner here
+still has to write is written first.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +11,71 @@ import contextlib
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from gateway.sessions.outcome import cancelled, rolled_back
+from gateway.auth.tenant import caller
+from gateway.sessions.output_stream import rolled_back
 from gateway.store.session_log import SessionLog, WriteBehindQueue
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from slipstream.errors import SlipstreamError
+from slipstream.v1 import gateway_pb2, verifier_pb2
+
+
+def finished_of(record: SessionRecord) -> gateway_pb2.Finished:
+    """How the session ended; without a reason while it goes on."""
+    return gateway_pb2.Finished.FromString(record.outcome)
+
+
+def output_of(record: SessionRecord) -> tuple[int, ...]:
+    """The tokens that carry the session's text: of one that ended, none behind a stop string."""
+    output = record.tokens[record.prompt_length :]
+    return output[: finished_of(record).output_tokens] if record.outcome else output
+
+
+def stored_request(record: SessionRecord) -> gateway_pb2.StoredRequest:
+    """What the client asked for. Raises NotFound for a session of another tenant, as for one that never was."""
+    stored = gateway_pb2.StoredRequest.FromString(record.params)
+    if stored.owner != caller().name:
+        raise store_error("MISSING", record.id, 0, 0)
+    return stored
 
 
 class SessionOwnership:
-    def __init__(self, store: SessionStore, scribe: WriteBehindQueue | None, grace_s: float) -> None:
+    def __init__(self, store: SessionStore, write_behind: WriteBehindQueue | None, grace_s: float) -> None:
+        """`grace_s`: seconds that a write waits for a store that is away. `write_behind`: None where every write is
+        waited for."""
         self.store = store
-        self._scribe = scribe
+        self._write_behind = write_behind
         self._grace_s = grace_s
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def turn(self, name: str) -> asyncio.Lock:
-        """To be held by whoever takes the session over, until it runs or is let go: to the store all who are here are
+    def lock(self, session_id: str) -> asyncio.Lock:
+        """Held while the session is taken over, until it runs or is let go: to the store all tasks of this gateway are
         one owner."""
-        return self._turns.setdefault(name, asyncio.Lock())
+        return self._locks.setdefault(session_id, asyncio.Lock())
 
-    async def written(self, name: str) -> None:
-        """What was said of the session here is in its log. Raises Unavailable when the store is away for too long."""
-        if self._scribe is not None:
-            await self._scribe.written(self._grace_s, name)
+    async def flush_writes(self, session_id: str) -> None:
+        """Wait until everything that this gateway sent to clients of the session is in its log. Raises Unavailable when
+        the store is away for too long."""
+        if self._write_behind is not None:
+            await self._write_behind.written(self._grace_s, session_id)
 
     def may_take(self, record: SessionRecord) -> bool:
-        """Whether no other owner's lease runs. One of this gateway's own is left where nobody could give it up: the
-        store was away."""
+        """Whether no other owner's lease runs. A lease of this gateway's own may be left over from a time when the
+        store was away and could not be given up."""
         return not record.leased or record.owner == self.store.owner
 
-    async def take(self, name: str, *, force: bool = False) -> SessionRecord:
-        """What is still to be written comes first: the next epoch would fence it off. Raises Aborted while another
-        owner's lease runs, unless by `force`."""
-        await self.written(name)
-        return await self.store.takeover(name, force=force)
+    async def take_over(self, session_id: str, *, force: bool = False) -> SessionRecord:
+        """Become the session's owner. Raises Aborted while another owner's lease runs, unless by `force`."""
+        await self.flush_writes(session_id)  # the next epoch would fence them off
+        return await self.store.takeover(session_id, force=force)
 
-    def log(self, record: SessionRecord) -> SessionLog:
-        """Of a new session, or of one that was taken."""
-        return SessionLog(self.store, record, write_behind=self._scribe, grace_s=self._grace_s)
+    def open_log(self, record: SessionRecord) -> SessionLog:
+        """The log of a new session, or of one that was just taken over."""
+        return SessionLog(self.store, record, write_behind=self._write_behind, grace_s=self._grace_s)
 
     async def cut(self, seen: SessionRecord, length: int, edit: Sequence[int], params: bytes) -> int:
-        """Whoever owns it: its first `length` tokens and the edit are left, and nobody owns them. Returns the epoch.
+        """Leave the session's first `length` tokens and the edit, and no owner, whoever owned it. Returns the epoch.
         Raises Aborted where the session was rolled back since it was `seen`: this may be the late repeat of that."""
-        record = await self.take(seen.id, force=True)
+        record = await self.take_over(seen.id, force=True)
         log = SessionLog(self.store, record, write_behind=None, grace_s=self._grace_s)
         try:
             if record.params != seen.params:
@@ -61,15 +88,18 @@ class SessionOwnership:
                 await log.release()
         return log.epoch
 
-    async def branch(self, record: SessionRecord) -> None:
-        """Another session, which nobody owns."""
+    async def create_branch(self, record: SessionRecord) -> None:
+        """Store a new session without an owner."""
         await self.store.create(record)
         await self.store.release(record.id, record.epoch)
 
-    async def cancel(self, name: str) -> None:
-        """Whoever owns it. One that has ended stays as it is."""
-        await self.written(name)
-        if (await self.store.read(name)).outcome:
+    async def finish_cancelled(self, session_id: str) -> None:
+        """Write the outcome CANCELLED, whoever owns the session. One that has ended stays as it is."""
+        await self.flush_writes(session_id)
+        if (await self.store.read(session_id)).outcome:
             return
-        record = await self.store.takeover(name, force=True)
-        await self.store.finish(name, record.epoch, record.outcome or cancelled(record))
+        record = await self.store.takeover(session_id, force=True)
+        cancelled = gateway_pb2.Finished(
+            reason=verifier_pb2.FINISH_REASON_CANCELLED, output_tokens=len(output_of(record))
+        )
+        await self.store.finish(session_id, record.epoch, record.outcome or cancelled.SerializeToString())

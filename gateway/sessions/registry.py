@@ -1,272 +1,396 @@
-"""The sessions of one gateway: those it runs, those of others that its clients follow, and those it takes up."""
+"""The sessions that clients of this gateway follow, and everything a client may do with them: generate, resume, roll
+back, cancel, describe. A session runs here, or on another gateway whose log is followed until its owner is gone and it
+can be taken up here. Knows no protocol: gRPC calls it (`gateway.api`), and whatever else can send events.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from gateway.auth.tenant import TokenReservation, asked_of, caller, request_of
+from gateway.auth.tenant import TokenReservation, caller
+from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.requests.validation import RandomBits, RequestValidator
+from gateway.requests.validation import RequestValidator
 from gateway.sessions.context import GatewayContext
-from gateway.sessions.entry import SessionEntry
-from gateway.sessions.outcome import output_of, rolled_back, suspended
-from gateway.sessions.output_source import OutputSource
-from gateway.sessions.output_stream import OutputStream
-from gateway.sessions.ownership import SessionOwnership
+from gateway.sessions.observer import RequestObserver
+from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
+from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
 from gateway.sessions.run import SessionRun
-from gateway.store.session_log import WriteBehindQueue
+from gateway.store.session_log import SessionLog, WriteBehindQueue
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.transcript import Transcript, number_only
-from slipstream.errors import FailedPrecondition, Internal, OutOfRange, SlipstreamError
+from slipstream.errors import Aborted, FailedPrecondition, Internal, OutOfRange, SlipstreamError
 from slipstream.rpc.proto_conversion import MAX_ID_CHARACTERS
 from slipstream.v1 import gateway_pb2, types_pb2
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Send = Callable[[Event], Awaitable[None]]
+"""Sends one event to the client, and returns once the client may have the next one."""
+
+POLL_S = 0.2
+"""Seconds between two looks at the log of a session that another gateway runs and a client follows here."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockAndRandomness:
-    """Time and randomness, so that tests can choose them."""
+@dataclass(slots=True, eq=False)
+class SessionEntry:
+    """A session that clients follow here, whichever gateway runs it. Its task fills the stream."""
 
-    random_bits: RandomBits
-    clock: Callable[[], float] = time.monotonic
+    id: str
+    resolved: ResolvedRequest
+    stream: OutputStream
+    context: GatewayContext
+    ownership: SessionOwnership
+    params: bytes
+    """The record's request as it was when the entry was made: a record with another one was rolled back since."""
+    epoch: int
+    """Epoch of the record when it was last read or written here."""
+    task: asyncio.Task[None] | None = None
+    run: SessionRun | None = None
+    """Set while the session runs here."""
+    tokens_here: int = 0
+    """Output tokens that were generated here."""
+    stopping: bool = False
+
+    def stop(self) -> None:
+        """End the task soon; it releases the session. Acts once: the task's last writes must not be interrupted."""
+        if self.task is not None and not self.stopping:
+            self.stopping = True
+            if self.run is None or not self.run.ending:
+                self.task.cancel()
+
+    async def run_new_session(self, log: SessionLog, arrived_at: float) -> None:
+        """Run a session that was just created; follow it if another owner takes it. Raises what the store raises."""
+        try:
+            await self._run_session(log, arrived_at)
+        except Aborted:  # rolled back, cancelled or taken up by another gateway
+            await self.follow_log(await self._read_latest())
+
+    async def follow_log(self, record: SessionRecord) -> None:
+        """Copy the log to the stream until the session ends or has no owner; then take it up here. Raises what the
+        store raises."""
+        while self.apply_record(record) and not self.stopping:
+            if self.ownership.may_take(record):
+                with contextlib.suppress(Aborted):  # another gateway was faster, or took it later
+                    log = await self._take_up()
+                    if log is not None:  # what was generated before now is not this run's
+                        await self._run_session(log, self.context.clock())
+                    return
+            await asyncio.sleep(POLL_S)
+            record = await self._read_latest()
+
+    async def _run_session(self, log: SessionLog, arrived_at: float) -> None:
+        before = len(self.stream.tokens)
+        self.run = SessionRun(self.id, self.resolved, self.context, log, self.stream, arrived_at)
+        try:
+            await self.run.run()
+        finally:
+            self.run = None
+            self.tokens_here += len(self.stream.tokens) - before
+            self.epoch = log.epoch_written
+
+    async def _take_up(self) -> SessionLog | None:
+        """The log of a session that this gateway owns now; None where the session ended or was rolled back."""
+        async with self.ownership.lock(self.id):
+            record = await self.ownership.take_over(self.id)
+            log = self.ownership.open_log(record)
+            try:
+                if self.apply_record(record):
+                    # A store that failed over may have lost what it had acknowledged, and a client has seen.
+                    await log.append(self.stream.tokens[len(output_of(record)) :])
+                    return log
+            except BaseException:
+                await log.release()
+                raise
+            await log.release()
+            return None
+
+    async def _read_latest(self) -> SessionRecord:
+        """The record as it is now. Only the tokens behind the stream's are read, unless the log was cut."""
+        seen = (*self.resolved.prompt, *self.stream.tokens)
+        tail = await self.ownership.store.read(self.id, len(seen))
+        if tail.epoch == self.epoch and tail.start == len(seen):
+            return replace(tail, tokens=seen + tail.tokens, start=0)
+        return await self.ownership.store.read(self.id)
+
+    def apply_record(self, record: SessionRecord) -> bool:
+        """Append to the stream what the record has more, or end it; whether the session goes on. A log that is shorter
+        than the stream lost its end, which is generated again: the same tokens."""
+        output, sent = record.tokens[record.prompt_length :], self.stream.tokens
+        both = min(len(output), len(sent))
+        same = next((index for index in range(both) if output[index] != sent[index]), both)
+        if same < both or record.params != self.params:
+            self.stream.fail(rolled_back(same))
+            return False
+        self.epoch = record.epoch
+        if output[both:]:
+            self.stream.append_tokens(output[both:])
+        if record.outcome:
+            _finish_stream(self.stream, record)
+        return not record.outcome
 
 
 class SessionRegistry:
     """Every session here has at least one client; when the last one leaves, the session is let go."""
 
     def __init__(
-        self,
-        stage: GatewayContext,
-        tokenizer: Tokenizer,
-        store: SessionStore,
-        scribe: WriteBehindQueue | None,
-        chance: ClockAndRandomness,
+        self, context: GatewayContext, tokenizer: Tokenizer, store: SessionStore, write_behind: WriteBehindQueue | None
     ) -> None:
-        self._stage = stage
+        self._context = context
         self._tokenizer = tokenizer
-        self._claims = SessionOwnership(store, scribe, stage.config.store_grace_s)
-        self._chance = chance
-        experiment = stage.trial.experiment if stage.trial else None
-        self._admission = RequestValidator(stage.config, stage.router, tokenizer, chance.random_bits, experiment)
-        self._known: dict[str, SessionEntry] = {}
+        self._ownership = SessionOwnership(store, write_behind, context.config.store_grace_s)
+        self._validator = RequestValidator(context.config, context.router, tokenizer, context.random_bits)
+        self._entries: dict[str, SessionEntry] = {}
         self._arriving = 0
-        """Requests that may become a session."""
+        """Requests that are being checked and may become an entry."""
         self._closing = False
 
-    def running(self, name: str) -> SessionRun | None:
-        """One of the caller's."""
-        known = self._own(name)
-        return None if known is None else known.session
+    # What clients do.
 
-    async def begin(self, request: gateway_pb2.GenerateRequest) -> OutputStream:
-        """A new session, in the log and running. Raises what Admission and the store raise."""
-        arrived_at = self._chance.clock()
+    async def generate(self, request: gateway_pb2.GenerateRequest, context: RequestContext, send: Send) -> None:
+        """Start a session and send its events. Raises what `start_session` raises, and what ends the session."""
+        with self._context.observers.watch_request("generate", context) as watching:
+            watching.generate_requested(request)
+            with self._context.observers.admitting():
+                stream = await self.start_session(request)
+            await _send_events(stream.follow(), watching, send)
+
+    async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
+        """Send what the client does not have yet. Raises what `open_stream` raises, and what ends the session."""
+        with self._context.observers.watch_request("resume", context) as watching:
+            characters = request.characters if request.HasField("characters") else None
+            revision = request.revision if request.HasField("revision") else None
+            stream = await self.open_stream(request.session_id, revision)
+            await _send_events(stream.follow(request.offset, characters, revision), watching, send)
+
+    async def start_session(self, request: gateway_pb2.GenerateRequest) -> OutputStream:
+        """The stream of a new session, in the log and running. Raises what RequestValidator and the store raise."""
+        arrived_at = self._context.clock()
         self._check_open()
-        name = self._name()
+        session_id = self._new_id()
         with self._arrival():
-            plan = await self._admission.plan(request, self._count, name)
-            grant = _admitted(plan, 0)
+            resolved = await self._validator.resolve(request, self._count, session_id)
+            reservation = _reserve(resolved, 0)
             try:
-                record = SessionRecord(name, 1, plan.params(), len(plan.prompt), plan.prompt)
-                log = self._claims.log(record)
+                record = SessionRecord(session_id, 1, resolved.params(), len(resolved.prompt), resolved.prompt)
+                log = self._ownership.open_log(record)
                 await log.create()
                 self._check_open()
             except BaseException:
-                grant.end(0)
+                reservation.end(0)
                 raise
-        known = self._tell(record)
-        self._start(record.id, known, self._feed(record.id, known, plan, arrived_at).begin(log), grant)
-        return known.story
+        entry = self._add_entry(record, resolved)
+        self._start_task(entry, entry.run_new_session(log, arrived_at), reservation)
+        return entry.stream
 
-    async def resume(self, name: str, revision: int | None = None) -> OutputStream:
-        """The session's story, whoever runs it; one that ended needs nothing but its record. `revision`: of the text
-        that the client has, if it says so. Raises NotFound, FailedPrecondition for a text of another vocabulary, and
-        what Admission raises."""
-        while known := self._own(name):
-            if known.stopping and known.task is not None:
-                await asyncio.wait([known.task])
-            elif await self._current(known, name, revision):
-                return known.story
-        arrived_at = self._chance.clock()
+    async def open_stream(self, session_id: str, revision: int | None = None) -> OutputStream:
+        """The session's stream, whichever gateway runs it; one that ended needs nothing but its record. `revision`: of
+        the text that the client has, if it sent that. Raises NotFound, FailedPrecondition for a text of another
+        vocabulary, and what RequestValidator raises."""
+        while entry := self._entry_of_caller(session_id):
+            if entry.stopping and entry.task is not None:
+                await asyncio.wait([entry.task])
+            elif await self._is_current(entry, revision):
+                return entry.stream
         with self._arrival():
-            record = await self.read(name)
-            asked = self._again(record)
+            record = await self.read_record(session_id)
+            stored = self._check_vocabulary(stored_request(record))
             if record.outcome:
-                known = self._heard(record)
-                known.hear(record)
-                return known.story
-            plan = await self._admission.plan(asked, self._count, name, again=True)
+                stream = self._new_stream(record)
+                stream.append_tokens(record.tokens[record.prompt_length :])
+                _finish_stream(stream, record)
+                return stream
+            prompt = record.tokens[: record.prompt_length]
+            resolved = await self._validator.resolve_again(stored, prompt, self._count, session_id)
         self._check_open()
-        if self._own(name):  # another client came first
-            return await self.resume(name, revision)
-        grant = _admitted(plan, len(output_of(record)))
-        known = self._tell(record)
-        self._start(name, known, self._feed(name, known, plan, arrived_at).follow(record), grant)
-        return known.story
+        if self._entry_of_caller(session_id):  # another client came first
+            return await self.open_stream(session_id, revision)
+        reservation = _reserve(resolved, len(output_of(record)))
+        entry = self._add_entry(record, resolved)
+        self._start_task(entry, entry.follow_log(record), reservation)
+        return entry.stream
 
-    async def _current(self, known: SessionEntry, name: str, revision: int | None) -> bool:
-        """Whether what is known is what the session says now: somebody may have rolled it back on another gateway, and
-        nobody here has heard of it; or its last client leaves while the log is read. A client that has the same text as
-        those here need not ask."""
-        if revision == known.story.started.revision:
+    async def _is_current(self, entry: SessionEntry, revision: int | None) -> bool:
+        """Whether the entry's text is the session's: it may have been rolled back on another gateway, or the entry's
+        last client may leave while the log is read. A client that has the entry's revision need not ask."""
+        if revision == entry.stream.started.revision:
             return True
-        record = await self.read(name)
-        if record.params == known.params:
-            return not known.stopping
-        known.hear(record)
-        await self._let_go(known)
+        record = await self.read_record(entry.id)
+        if record.params == entry.params:
+            return not entry.stopping
+        entry.apply_record(record)
+        await self._let_go(entry)
         return False
 
     async def roll_back(self, request: gateway_pb2.RollbackRequest) -> gateway_pb2.RollbackResponse:
-        """The session, cut and edited as asked, is nobody's now. Raises NotFound, OutOfRange, Aborted where somebody
-        else changes it at the same time, and what Admission raises for what is left."""
-        record = await self.read(request.session_id)
-        said = len(output_of(record))
-        if request.output_tokens > said:
-            raise OutOfRange(f"The session has {said} output tokens; keep at most those.", reason="NO_OFFSET")
-        plan, edit = await self._admission.revise(self._again(record), request)
+        """Cut and edit the session, or a branch of it, and leave it without an owner. Raises NotFound, OutOfRange,
+        Aborted where another client changes it at the same time, and what RequestValidator raises for what is left."""
+        record = await self.read_record(request.session_id)
+        length = len(output_of(record))
+        if request.output_tokens > length:
+            raise OutOfRange(f"The session has {length} output tokens; keep at most those.", reason="NO_OFFSET")
+        stored, prompt = self._check_vocabulary(stored_request(record)), record.tokens[: record.prompt_length]
+        resolved, edit = await self._validator.revise(stored, prompt, request)
         if request.branch:
             kept = record.prompt_length + request.output_tokens
-            name, epoch = await self._branch(plan, (*record.tokens[:kept], *edit)), 1
+            session_id, epoch = await self._create_branch(resolved, (*record.tokens[:kept], *edit)), 1
         else:
-            name, epoch = record.id, await _whole(self._cut(record, request.output_tokens, edit, plan.params()))
-        key = types_pb2.SessionKey(id=name, epoch=epoch)
-        return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=plan.revision)
+            cutting = self._cut(record, request.output_tokens, edit, resolved.params())
+            session_id, epoch = record.id, await _uninterrupted(cutting)
+        key = types_pb2.SessionKey(id=session_id, epoch=epoch)
+        return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=resolved.revision)
 
     async def _cut(self, record: SessionRecord, output: int, edit: Sequence[int], params: bytes) -> int:
-        async with self._claims.turn(record.id):
-            if known := self._known.get(record.id):
-                known.story.fail(rolled_back(output))
-                await self._let_go(known)
-            return await self._claims.cut(record, record.prompt_length + output, edit, params)
+        async with self._ownership.lock(record.id):
+            if entry := self._entries.get(record.id):
+                entry.stream.fail(rolled_back(output))
+                await self._let_go(entry)
+            return await self._ownership.cut(record, record.prompt_length + output, edit, params)
 
-    async def cancel(self, name: str) -> None:
-        """The session has ended, wherever it ran. Nothing happens to one that had."""
-        if session := self.running(name):
-            session.cancel()  # at once, whatever the store does
-        await self.read(name)
-        await _whole(self._cancel(name))
+    async def _create_branch(self, resolved: ResolvedRequest, tokens: tuple[int, ...]) -> str:
+        record = SessionRecord(self._new_id(), 1, resolved.params(), len(resolved.prompt), tokens)
+        await self._ownership.create_branch(record)
+        return record.id
 
-    async def _cancel(self, name: str) -> None:
-        async with self._claims.turn(name):
-            known = self._known.get(name)
-            if known is not None and (session := known.session):
-                session.cancel()
-                await session.ended.wait()
-            await self._claims.cancel(name)
+    async def cancel(self, session_id: str) -> None:
+        """End the session, wherever it runs; it has ended when this returns. Nothing happens to one that had."""
+        if run := self.running(session_id):
+            run.cancel()  # at once, whatever the store does
+        await self.read_record(session_id)
+        await _uninterrupted(self._cancel(session_id))
 
-    async def read(self, name: str) -> SessionRecord:
-        """With all that was shown here. Raises NotFound for a session that never was, has expired, or is another's."""
-        if not 1 <= len(name) <= MAX_ID_CHARACTERS:
-            raise store_error("MISSING", name[:MAX_ID_CHARACTERS], 0, 0)
-        await self._claims.written(name)
-        record = await self._claims.store.read(name)
-        asked_of(record)
+    async def _cancel(self, session_id: str) -> None:
+        async with self._ownership.lock(session_id):
+            entry = self._entries.get(session_id)
+            if entry is not None and (run := entry.run):
+                run.cancel()
+                await run.ended.wait()
+            await self._ownership.finish_cancelled(session_id)
+
+    async def describe(self, session_id: str) -> gateway_pb2.GetSessionResponse:
+        """The session's record. Raises what `read_record` raises."""
+        record = await self.read_record(session_id)
+        stored, finished, run = stored_request(record), finished_of(record), self.running(session_id)
+        return gateway_pb2.GetSessionResponse(
+            key=types_pb2.SessionKey(id=record.id, epoch=record.epoch),
+            model=stored.model,
+            seed=stored.sampling.seed,
+            prompt_token_ids=record.tokens[: record.prompt_length],
+            output_token_ids=output_of(record),
+            finish_reason=finished.reason,
+            statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
+        )
+
+    async def read_record(self, session_id: str) -> SessionRecord:
+        """The record, with everything that clients here received. Raises NotFound for a session that never was, has
+        expired, or is another tenant's."""
+        if not 1 <= len(session_id) <= MAX_ID_CHARACTERS:
+            raise store_error("MISSING", session_id[:MAX_ID_CHARACTERS], 0, 0)
+        await self._ownership.flush_writes(session_id)
+        record = await self._ownership.store.read(session_id)
+        stored_request(record)  # raises for another tenant's
         return record
 
-    def _own(self, name: str) -> SessionEntry | None:
-        """What is known of one of the caller's sessions."""
-        known = self._known.get(name)
-        return known if known is not None and known.owner == caller().name else None
+    def running(self, session_id: str) -> SessionRun | None:
+        """The run of one of the caller's sessions, if it runs here."""
+        entry = self._entry_of_caller(session_id)
+        return None if entry is None else entry.run
+
+    # What the process does.
 
     async def keep_leases(self) -> None:
-        """Until cancelled: however long a session waits, nobody may think its owner dead."""
+        """Renew the leases of all running sessions until cancelled, however long a session writes nothing."""
         while True:
-            await asyncio.sleep(self._stage.config.renewal_s)
-            sessions = [known.session for known in self._known.values() if known.session is not None]
-            await asyncio.gather(*(session.renew() for session in sessions))
+            await asyncio.sleep(self._context.config.renewal_s)
+            runs = [entry.run for entry in self._entries.values() if entry.run is not None]
+            await asyncio.gather(*(run.renew_lease() for run in runs))
 
     async def close(self) -> None:
-        """Lets every session go, all at once, and takes no others; other gateways may take them up."""
+        """Let every session go, all at once, and take no others; other gateways may take them up."""
         self._closing = True
-        tasks = [known.task for known in self._known.values() if known.task is not None]
-        for known in list(self._known.values()):
-            known.story.fail(suspended())
-            known.stop()
+        tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
+        for entry in list(self._entries.values()):
+            entry.stream.fail(suspended())
+            entry.stop()
         if tasks:
-            await asyncio.wait(tasks, timeout=self._stage.config.store_grace_s + 1.0)
+            await asyncio.wait(tasks, timeout=self._context.config.store_grace_s + 1.0)
 
     def _check_open(self) -> None:
         if self._closing:
             raise suspended()
 
-    def _feed(self, name: str, known: SessionEntry, plan: ResolvedRequest, arrived_at: float) -> OutputSource:
-        return OutputSource(name, known, plan, self._stage, self._claims, self._chance.clock, arrived_at)
+    def _entry_of_caller(self, session_id: str) -> SessionEntry | None:
+        entry = self._entries.get(session_id)
+        return entry if entry is not None and entry.resolved.owner == caller().name else None
 
-    def _start(
-        self, name: str, known: SessionEntry, feeding: Coroutine[Any, Any, None], grant: TokenReservation
+    def _add_entry(self, record: SessionRecord, resolved: ResolvedRequest) -> SessionEntry:
+        stream = self._new_stream(record)
+        entry = SessionEntry(record.id, resolved, stream, self._context, self._ownership, record.params, record.epoch)
+        self._entries[record.id] = entry
+        stream.on_deserted = entry.stop
+        return entry
+
+    def _start_task(
+        self, entry: SessionEntry, filling: Coroutine[Any, Any, None], reservation: TokenReservation
     ) -> None:
-        async def feed() -> None:
+        async def fill_stream() -> None:
             try:
-                await feeding
+                await filling
             except SlipstreamError as error:
-                known.story.fail(error)
+                entry.stream.fail(error)
             except Exception as error:
                 log.error("a session failed", exc_info=error)
-                known.story.fail(Internal("an internal error happened; please report it with the time it happened at."))
+                entry.stream.fail(
+                    Internal("an internal error happened; please report it with the time it happened at.")
+                )
 
-        def gone(_: asyncio.Task[None]) -> None:
-            feeding.close()  # of a task that was cancelled before it began
-            grant.end(known.output_here)
-            if self._known.get(name) is known:
-                del self._known[name]
-            known.story.fail(suspended())
+        def remove_entry(_: asyncio.Task[None]) -> None:
+            filling.close()  # of a task that was cancelled before it began
+            reservation.end(entry.tokens_here)
+            if self._entries.get(entry.id) is entry:
+                del self._entries[entry.id]
+            entry.stream.fail(suspended())
 
-        known.task = asyncio.create_task(feed())
-        known.task.add_done_callback(gone)
+        entry.task = asyncio.create_task(fill_stream())
+        entry.task.add_done_callback(remove_entry)
 
-    async def _let_go(self, known: SessionEntry) -> None:
-        """Whatever runs or follows the session here ends; its record stays as it is."""
-        known.stop()
-        if known.task is not None:
-            await asyncio.wait([known.task])
+    async def _let_go(self, entry: SessionEntry) -> None:
+        """End the entry's task; the session's record stays as it is."""
+        entry.stop()
+        if entry.task is not None:
+            await asyncio.wait([entry.task])
 
-    def _again(self, record: SessionRecord) -> gateway_pb2.GenerateRequest:
-        """That would ask for the session again."""
-        asked, mine = request_of(record), self._tokenizer.fingerprint
-        if asked.vocabulary_fingerprint not in ("", mine):  # empty: of a record that is older than the field
+    def _check_vocabulary(self, stored: gateway_pb2.StoredRequest) -> gateway_pb2.StoredRequest:
+        theirs, ours = stored.vocabulary_fingerprint, self._tokenizer.fingerprint
+        if theirs not in ("", ours):
             raise FailedPrecondition(
-                f"The session's text is of vocabulary {asked.vocabulary_fingerprint} and this gateway's tokenizer has "
-                f"{mine}; resume it on a gateway of its model.",
+                f"The session's text is of vocabulary {theirs} and this gateway's tokenizer has {ours}; resume it on a "
+                "gateway of its model.",
                 reason="VOCABULARY_MISMATCH",
             )
-        return asked
+        return stored
 
-    def _tell(self, record: SessionRecord) -> SessionEntry:
-        """What is to be told of a session that goes on, to all its clients."""
-        known = self._known[record.id] = self._heard(record)
-        known.story.deserted = known.stop
-        return known
-
-    def _heard(self, record: SessionRecord) -> SessionEntry:
-        asked = asked_of(record)
+    def _new_stream(self, record: SessionRecord) -> OutputStream:
+        stored = stored_request(record)
         started = gateway_pb2.Started(
             session_id=record.id,
-            seed=asked.sampling.seed,
+            seed=stored.sampling.seed,
             prompt_token_ids=record.tokens[: record.prompt_length],
-            model=asked.model,
-            revision=asked.revision,
+            model=stored.model,
+            revision=stored.revision,
         )
-        shown = self._tokenizer.shown if asked.logprobs else number_only
-        story = OutputStream(started, Transcript(self._tokenizer.detokenizer(), asked.stop, shown))
-        return SessionEntry(story, asked.owner, record.params, record.epoch)
+        shown = self._tokenizer.shown if stored.logprobs else number_only
+        return OutputStream(started, Transcript(self._tokenizer.detokenizer(), stored.stop, shown))
 
-    def _name(self) -> str:
-        return f"{self._chance.random_bits(128):032x}"
-
-    async def _branch(self, plan: ResolvedRequest, tokens: tuple[int, ...]) -> str:
-        record = SessionRecord(self._name(), 1, plan.params(), len(plan.prompt), tokens)
-        await self._claims.branch(record)
-        return record.id
+    def _new_id(self) -> str:
+        return f"{self._context.random_bits(128):032x}"
 
     @contextlib.contextmanager
     def _arrival(self) -> Iterator[None]:
@@ -279,17 +403,33 @@ class SessionRegistry:
     @property
     def _count(self) -> int:
         """Sessions here, and other requests that may become one."""
-        return len(self._known) + self._arriving - 1
+        return len(self._entries) + self._arriving - 1
 
 
-async def _whole(work: Coroutine[Any, Any, T]) -> T:
-    """A caller that leaves in the middle must not leave half of it."""
+async def _send_events(events: AsyncGenerator[Event, None], watching: RequestObserver, send: Send) -> None:
+    # Sent instead of yielded: when a client leaves, its stream stops being followed at once.
+    async with aclosing(events) as following:
+        async for event in following:
+            watching.event_sent(event)
+            await send(event)
+
+
+def _finish_stream(stream: OutputStream, record: SessionRecord) -> None:
+    """End the stream with the outcome of a record whose output the stream has."""
+    stream.conclude()
+    finished = finished_of(record)
+    finished.output_tokens = min(finished.output_tokens, stream.transcript.carrying())
+    stream.finish(finished)
+
+
+def _reserve(resolved: ResolvedRequest, generated: int) -> TokenReservation:
+    """The caller's tokens for what is left of a session. What was generated before was paid for."""
+    prompt = 0 if generated else len(resolved.prompt)
+    return caller().admit(prompt, max(0, resolved.max_length - len(resolved.prompt) - generated))
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Do all of the work even if the caller is cancelled in the middle."""
     task = asyncio.create_task(work)
-    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be there to hear of it
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # there may be no caller left to see it
     return await asyncio.shield(task)
-
-
-def _admitted(plan: ResolvedRequest, said: int) -> TokenReservation:
-    """The caller's room for what is left of a session. What was said was paid for."""
-    prompt = 0 if said else len(plan.prompt)
-    return caller().admit(prompt, max(0, plan.max_length - len(plan.prompt) - said))

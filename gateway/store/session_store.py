@@ -32,7 +32,7 @@ class SessionRecord:
     id: str
     epoch: int
     params: bytes
-    """The request without its prompt, every default filled in, serialised."""
+    """The request without its prompt, every default filled in: a serialised StoredRequest."""
     prompt_length: int
     tokens: tuple[int, ...]
     """Prompt and output, from `start` on."""

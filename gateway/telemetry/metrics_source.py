@@ -1,4 +1,4 @@
-"""Where a gateway's metrics come from."""
+"""Where each metric of a gateway is read from."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ from slipstream.telemetry.tracing import Tracing
 
 STATES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 ENGINE = "0"
-"""vLLM numbers its engines; a gateway is one."""
+"""vLLM numbers its engines; a gateway counts as one."""
 US = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsParts:
-    """Of a gateway, that know numbers."""
+    """The parts of a gateway that metrics are read from."""
 
     config: GatewayConfig
-    meters: RequestMetrics
+    requests: RequestMetrics
     router: Router
     store: MeasuredStore
-    scribe: WriteBehindQueue | None
+    write_behind: WriteBehindQueue | None
     traffic: ByteCounter
     server: Server
     tracing: Tracing | None = None
 
 
-def meter(parts: MetricsParts) -> MetricsCollector:
-    sources = {**_rounds(parts.meters), **_requests(parts), **_workers(parts), **_store(parts), **_vllm(parts.meters)}
+def metrics_collector(parts: MetricsParts) -> MetricsCollector:
+    sources = {
+        **_rounds(parts.requests),
+        **_requests(parts),
+        **_workers(parts),
+        **_store(parts),
+        **_vllm(parts.requests),
+    }
     sources[metrics.CANDIDATES_VERIFIED] = lambda: _shares(parts, "drafted")
     sources[metrics.CANDIDATES_ACCEPTED] = lambda: _shares(parts, "accepted")
     sources[metrics.CANDIDATE_ROUNDS] = lambda: _shares(parts, "rounds")
@@ -47,21 +53,21 @@ def meter(parts: MetricsParts) -> MetricsCollector:
     return MetricsCollector("gateway", sources)
 
 
-def _rounds(meters: RequestMetrics) -> dict[metrics.Metric, Source]:
+def _rounds(requests: RequestMetrics) -> dict[metrics.Metric, Source]:
     def each(number: Callable[[RequestSeries], float]) -> Callable[[], Values]:
-        return lambda: {labels: number(series) for labels, series in meters.series.items()}
+        return lambda: {labels: number(series) for labels, series in requests.series.items()}
 
     def misses() -> Values:
         return {
             (*labels, cause): count
-            for labels, series in meters.series.items()
+            for labels, series in requests.series.items()
             for cause, count in series.sums.misses.items()
         }
 
     def depths() -> Values:
         return {
             (*labels, str(depth)): count
-            for labels, series in meters.series.items()
+            for labels, series in requests.series.items()
             for depth, count in series.sums.reached()
         }
 
@@ -79,40 +85,40 @@ def _rounds(meters: RequestMetrics) -> dict[metrics.Metric, Source]:
         metrics.ROUND_VERIFY: each(lambda series: US * series.sums.verify_us),
         metrics.GOOD_REQUESTS: each(lambda series: series.good),
         metrics.GOOD_TOKENS: each(lambda series: series.good_tokens),
-        metrics.TTFT: meters.ttft,
-        metrics.TPOT: meters.tpot,
-        metrics.GAP: meters.gap,
-        metrics.E2E: meters.e2e,
+        metrics.TTFT: requests.ttft,
+        metrics.TPOT: requests.tpot,
+        metrics.GAP: requests.gap,
+        metrics.E2E: requests.e2e,
     }
 
 
 def _shares(parts: MetricsParts, field: str) -> Values:
-    named = parts.meters.methods
+    named = parts.requests.methods
     methods = {drafter.pool: named(drafter.method) for drafter in parts.router.drafters if drafter.method}
     return {
         (model, name, methods.get(name, ""), workload): getattr(share, field)
-        for (model, workload), series in parts.meters.series.items()
+        for (model, workload), series in parts.requests.series.items()
         for name, share in series.sums.shares.items()
     }
 
 
 def _requests(parts: MetricsParts) -> dict[metrics.Metric, Source]:
-    meters, objectives = parts.meters, parts.meters.objectives
+    requests, objectives = parts.requests, parts.requests.objectives
 
     def outcomes() -> Values:
         counts = {
             (*labels, outcome): count
-            for labels, series in meters.series.items()
+            for labels, series in requests.series.items()
             for outcome, count in series.outcomes.items()
         }
-        return counts | {("", "", "refused"): meters.refused}
+        return counts | {("", "", "refused"): requests.refused}
 
     return {
         metrics.REQUESTS: outcomes,
         metrics.OBJECTIVE: lambda: {("ttft",): objectives.ttft_s, ("tpot",): objectives.tpot_s},
-        metrics.GATEWAY_SESSIONS: lambda: meters.sessions,
-        metrics.GATEWAY_WAITING: lambda: meters.waiting,
-        metrics.REHOMINGS: lambda: meters.rehomings,
+        metrics.GATEWAY_SESSIONS: lambda: requests.sessions,
+        metrics.GATEWAY_WAITING: lambda: requests.waiting,
+        metrics.REHOMINGS: lambda: requests.rehomings,
     }
 
 
@@ -120,7 +126,7 @@ def _workers(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     router, prices = parts.router, parts.config.prices_of_drafters()
 
     def present() -> Values:
-        """Of every name in the configuration, whoever is found behind it: nobody is a number too."""
+        """Workers that answer, by every name in the configuration, 0 included."""
         workers: dict[tuple[str, ...], float] = {("verifier", target): 0 for target in parts.config.verifiers}
         workers |= {("drafter", pool): 0 for pool in router.pools}
         for verifier in router.verifiers:
@@ -137,20 +143,20 @@ def _workers(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     def breakers() -> Values:
         now = router.clock()
         states = sorted((STATES[drafter.breaker.state(now)], drafter.pool) for drafter in router.drafters)
-        return {(name,): state for state, name in states}  # of one name the worst
+        return {(name,): state for state, name in states}  # the worst state among a name's replicas
 
     return {
         metrics.WORKERS: present,
         metrics.COST: cost,
         metrics.BREAKER: breakers,
-        metrics.DRAFTER_FAILURES: lambda: parts.meters.failures,
+        metrics.DRAFTER_FAILURES: lambda: parts.requests.failures,
         metrics.LINK_BYTES: lambda: parts.traffic.by_label("verifier"),
     }
 
 
 def _store(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     def lag() -> float:
-        return max(parts.store.lag_s, 0.0 if parts.scribe is None else parts.scribe.lag_s)
+        return max(parts.store.lag_s, 0.0 if parts.write_behind is None else parts.write_behind.lag_s)
 
     return {
         metrics.STORE_SECONDS: parts.store.seconds,
@@ -159,13 +165,13 @@ def _store(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     }
 
 
-def _vllm(meters: RequestMetrics) -> Mapping[metrics.Metric, Source]:
+def _vllm(requests: RequestMetrics) -> Mapping[metrics.Metric, Source]:
     def over_workloads(
         counts: Callable[[RequestSeries], Iterator[tuple[tuple[str, ...], float]]],
     ) -> Callable[[], Values]:
         def read() -> Values:
             sums: dict[tuple[str, ...], float] = {}
-            for (model, _), series in meters.series.items():
+            for (model, _), series in requests.series.items():
                 for more, count in counts(series):
                     sums[model, ENGINE, *more] = sums.get((model, ENGINE, *more), 0) + count
             return sums

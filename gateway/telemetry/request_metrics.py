@@ -1,4 +1,4 @@
-"""What a gateway counts of its sessions, by their kind: the model, and the workload that the request names."""
+"""What a gateway counts of its requests and sessions, by their kind: the model and the request's workload."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from prometheus_client import Histogram
 
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.drafters import pool_of
-from gateway.telemetry.round_counters import MOST_DRAFTERS, RoundCounters
-from slipstream.errors import UNSERVED, Aborted, Internal, SlipstreamError
+from gateway.sessions.observer import SessionObserver
+from gateway.sessions.request_stats import MOST_DRAFTERS, RequestStats, RoundCounters
+from slipstream.errors import UNSERVED, SlipstreamError
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import BoundedLabels
 from slipstream.telemetry.tracing import exemplar
-
-if TYPE_CHECKING:
-    from gateway.telemetry.request_stats import RequestStats
+from slipstream.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
 
 MOST_MODELS, MOST_WORKLOADS, MOST_METHODS, MOST_REASONS = 16, 16, 16, 64
-WELL = ("stop", "length")
+MEASURED_OUTCOMES = ("stop", "length")
+"""Outcomes of sessions that ended by themselves: only their times are observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Seconds; 0: none."""
+    """What a good request keeps to, in seconds; 0: no objective."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
     slow_s: float = 0.0
-    """A request that took so long is told of in the log."""
+    """A request that took longer is logged."""
 
     def met(self, ttft_s: float, tpot_s: float) -> bool:
         return (not self.ttft_s or ttft_s <= self.ttft_s) and (not self.tpot_s or tpot_s <= self.tpot_s)
@@ -43,7 +42,7 @@ class Objectives:
 
 @dataclass(slots=True, eq=False)
 class RequestSeries:
-    """Of all sessions of one kind."""
+    """The numbers of all sessions of one kind."""
 
     ttft: Histogram
     tpot: Histogram
@@ -54,48 +53,45 @@ class RequestSeries:
     good: int = 0
     good_tokens: int = 0
 
-    def began(self, ttft_s: float) -> None:
-        self.ttft.observe(ttft_s, exemplar())
-
-    def ended_well(self, ledger: RequestStats, objectives: Objectives) -> None:
-        tpot_s = ledger.tpot_s
+    def observe_times(self, stats: RequestStats, objectives: Objectives) -> None:
+        """A session ended by itself."""
+        tpot_s = stats.tpot_s
         if tpot_s is not None:
             self.tpot.observe(tpot_s, exemplar())
-        self.e2e.observe(ledger.e2e_s, exemplar())
-        if objectives.met(ledger.ttft_s, tpot_s or 0.0):
+        self.e2e.observe(stats.e2e_s, exemplar())
+        if objectives.met(stats.ttft_s, tpot_s or 0.0):
             self.good += 1
-            self.good_tokens += ledger.sums.emitted
+            self.good_tokens += stats.sums.emitted
 
 
 class RequestMetrics:
-    """`workloads`: those that have numbers of their own; none: the first that come."""
-
     def __init__(self, objectives: Objectives | None = None, workloads: tuple[str, ...] = ()) -> None:
+        """`workloads`: those that have numbers of their own; with none, the first that come have."""
         self.objectives = objectives or Objectives()
         self.ttft, self.tpot = metrics.TTFT.histogram(), metrics.TPOT.histogram()
         self.gap, self.e2e = metrics.GAP.histogram(), metrics.E2E.histogram()
         self.series: dict[tuple[str, ...], RequestSeries] = {}
-        """By the labels REQUEST."""
+        """By (model, workload)."""
         self.refused = 0
         self.sessions = self.waiting = self.rehomings = 0
         self.failures: Counter[tuple[str, ...]] = Counter()
-        """Of drafters, by name and reason."""
+        """Failures of drafters, by (name, reason)."""
         self.methods = BoundedLabels(MOST_METHODS)
-        """That drafters say they have."""
+        """Methods that drafters report."""
         self._models, self._workloads = BoundedLabels(MOST_MODELS), BoundedLabels(MOST_WORKLOADS, workloads)
         self._drafters, self._reasons = BoundedLabels(MOST_DRAFTERS), BoundedLabels(MOST_REASONS)
 
-    def of(self, plan: ResolvedRequest) -> RequestSeries:
-        labels = self._models(plan.model.name), self._workloads(plan.workload)
-        known = self.series.get(labels)
-        if known is None:
+    def series_of(self, resolved: ResolvedRequest) -> RequestSeries:
+        labels = self._models(resolved.model.name), self._workloads(resolved.workload)
+        series = self.series.get(labels)
+        if series is None:
             ttft, tpot, gap, e2e = (each.labels(*labels) for each in (self.ttft, self.tpot, self.gap, self.e2e))
-            known = self.series[labels] = RequestSeries(ttft, tpot, gap, e2e)
-        return known
+            series = self.series[labels] = RequestSeries(ttft, tpot, gap, e2e)
+        return series
 
     @contextmanager
     def admitting(self) -> Iterator[None]:
-        """Around what may refuse a request."""
+        """Counts a request that is refused inside."""
         try:
             yield
         except SlipstreamError as error:
@@ -103,49 +99,61 @@ class RequestMetrics:
                 self.refused += 1
             raise
 
-    @contextmanager
-    def placing(self) -> Iterator[None]:
-        """While a session waits for a verifier."""
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
-
     def drafter_failed(self, drafter: str, reason: str, sessions: int) -> None:
         self.failures[self._drafters(pool_of(drafter)), self._reasons(reason)] += sessions
 
-    def ended(self, outcome: str, ledger: RequestStats) -> None:
-        """The session is over, or let go; its ledger is closed if it ended well."""
-        if ledger.series is None:
-            return
-        ledger.series.outcomes[outcome] += 1
-        if outcome in WELL:
-            ledger.series.ended_well(ledger, self.objectives)
-        slow_s = self.objectives.slow_s
-        if slow_s and ledger.e2e_s > slow_s:
-            log.warning("slow request", extra=_told(outcome, ledger))
+
+class SessionMetrics(SessionObserver):
+    """Counts one session into the series of its kind."""
+
+    def __init__(self, metrics: RequestMetrics, resolved: ResolvedRequest, stats: RequestStats) -> None:
+        self._metrics = metrics
+        self._series = metrics.series_of(resolved)
+        self._stats = stats
+        self._last_token_at: float | None = None
+
+    def run_began(self) -> None:
+        self._metrics.sessions += 1
+
+    def verifier_wait_began(self) -> None:
+        self._metrics.waiting += 1
+
+    def verifier_wait_ended(self) -> None:
+        self._metrics.waiting -= 1
+
+    def reopening(self) -> None:
+        self._metrics.rehomings += 1
+
+    def round_shown(self, done: verifier_pb2.Round) -> None:
+        stats = self._stats
+        if done.token_ids:
+            if self._last_token_at is None:
+                self._series.ttft.observe(stats.ttft_s, exemplar())
+            else:
+                self._series.gap.observe(stats.last_token_at - self._last_token_at)
+            self._last_token_at = stats.last_token_at
+        self._series.sums.add_round(done, speculates=stats.speculates)
+
+    def run_ended(self, outcome: str) -> None:
+        self._metrics.sessions -= 1
+        self._series.outcomes[outcome] += 1
+        if outcome in MEASURED_OUTCOMES:
+            self._series.observe_times(self._stats, self._metrics.objectives)
+        slow_s = self._metrics.objectives.slow_s
+        if slow_s and self._stats.e2e_s > slow_s:
+            log.warning("slow request", extra=_in_numbers(outcome, self._stats))
 
 
-def outcome_of(error: SlipstreamError) -> str:
-    """Of a session that was ended by it."""
-    if isinstance(error, Internal):
-        return "failed"
-    if isinstance(error, Aborted):  # rolled back or taken over, as some client wanted it
-        return "fenced"
-    return "unavailable" if error.code in UNSERVED else "invalid"
-
-
-def _told(outcome: str, ledger: RequestStats) -> dict[str, object]:
-    sums = ledger.sums
+def _in_numbers(outcome: str, stats: RequestStats) -> dict[str, object]:
+    sums = stats.sums
     return {
         "outcome": outcome,
-        "ttft_s": round(ledger.ttft_s, 3),
-        "e2e_s": round(ledger.e2e_s, 3),
+        "ttft_s": round(stats.ttft_s, 3),
+        "e2e_s": round(stats.e2e_s, 3),
         "tokens": sums.emitted,
         "rounds": sums.rounds,
         "drafted": sums.drafted,
         "accepted": sums.accepted,
         "bubble_s": round(sums.bubble_us / 1e6, 3),
-        "rehomed": ledger.rehomed,
+        "rehomed": stats.rehomed,
     }

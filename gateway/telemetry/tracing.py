@@ -1,25 +1,26 @@
-"""What a gateway tells of a request that is traced: the request itself, and its session's rounds and writes."""
+"""Spans of a gateway: of each request that is traced, and of its session's rounds and writes to the log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
 
 import grpc
 from opentelemetry.sdk.trace import Event
 from opentelemetry.trace import NonRecordingSpan, SpanKind, use_span
 
-from gateway.sessions.output_stream import Event as Said
-from gateway.telemetry.round_counters import MISSES
+from gateway.request_context import RequestContext
+from gateway.sessions.observer import RequestObserver, SessionObserver
+from gateway.sessions.output_stream import Event as StreamEvent
+from gateway.sessions.request_stats import MISSES
 from gateway.telemetry.tail_sampling import remarkable
 from slipstream.client.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SERVER_ERRORS, SlipstreamError
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
-from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+from slipstream.v1 import gateway_pb2, verifier_pb2
 
 MOST_EVENTS = 128
 
@@ -27,16 +28,12 @@ _request: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
 
 
 @contextmanager
-def traced(
-    tracing: Tracing | None, name: str, context: grpc.aio.ServicerContext[Any, Any]
-) -> Iterator[RequestTrace | None]:
-    """Around the handler of an RPC; None where nothing is traced. What is started inside a request that is sampled
-    inherits it; of any other there is one span, if it turns out to be worth that."""
-    metadata = () if tracing is None else context.invocation_metadata() or ()
-    carrier = {key: value for key, value in metadata if isinstance(value, str)}
-    trace = None if tracing is None else tracing.begin(name, carrier)
+def traced(tracing: Tracing, name: str, context: RequestContext) -> Iterator[RequestObserver]:
+    """Around a call of a client; its trace's id becomes a trailer. A session that is started inside a request that is
+    sampled is traced too; of any other request there is one span, if it turns out to be worth that."""
+    trace = tracing.begin(name, dict(context.headers))
     if trace is None:
-        yield None
+        yield RequestObserver()
         return
     request = RequestTrace(trace, name)
     try:
@@ -47,7 +44,7 @@ def traced(
         raise
     finally:
         if request.end():
-            context.set_trailing_metadata(((TRACE_ID, trace.id),))
+            context.trailers[TRACE_ID] = trace.id
 
 
 @contextmanager
@@ -60,8 +57,8 @@ def _present(request: RequestTrace) -> Iterator[None]:
         _request.reset(token)
 
 
-class RequestTrace:
-    """One RPC of a client, from its arrival to its end."""
+class RequestTrace(RequestObserver):
+    """The span of one call of a client, from its arrival to its end."""
 
     def __init__(self, trace: Trace, name: str) -> None:
         self.trace = trace
@@ -78,7 +75,7 @@ class RequestTrace:
             spans.ALONE: None if trace.sampled else True,
         }
 
-    def asks(self, request: gateway_pb2.GenerateRequest) -> None:
+    def generate_requested(self, request: gateway_pb2.GenerateRequest) -> None:
         sampling = request.sampling
         for key, message, field in (
             (spans.MAX_TOKENS, request, "max_tokens"),
@@ -87,16 +84,15 @@ class RequestTrace:
             (spans.TOP_K, sampling, "top_k"),
         ):
             self._attributes[key] = getattr(message, field) if message.HasField(field) else None
-        # Unchecked as yet: no more of a name than a name has.
+        # Names are not checked yet, and may be of any length.
         self._attributes[spans.REQUEST_MODEL] = request.model[:64] or None
         self._attributes[spans.WORKLOAD] = request.workload[:64] or None
 
-    def deals(self, arm: str) -> None:
-        """An experiment gave its session to this arm; empty: none did."""
+    def set_arm(self, arm: str) -> None:
+        """`arm`: of the experiment that the request's session is in; empty for none."""
         self._attributes[spans.ARM] = arm or None
 
-    def saw(self, event: Said) -> None:
-        """The client is told this."""
+    def event_sent(self, event: StreamEvent) -> None:
         if isinstance(event, gateway_pb2.Started):
             self._attributes |= {
                 spans.CONVERSATION: event.session_id,
@@ -110,8 +106,8 @@ class RequestTrace:
         elif spans.FIRST_CHUNK not in self._attributes:
             self._attributes[spans.FIRST_CHUNK] = self.trace.now() - self._began_s
 
-    def note(self, name: str, attributes: Mapping[str, str | int]) -> None:
-        """Something happened to its session, which others may follow for long after the request."""
+    def add_event(self, name: str, attributes: Mapping[str, str | int]) -> None:
+        """Something happened to the request's session, which other clients may follow for long after the request."""
         if not self._ended and len(self._events) < MOST_EVENTS:
             self._events.append(Event(name, attributes, self.trace.at(self.trace.now())))
 
@@ -126,7 +122,7 @@ class RequestTrace:
         self._error = status in SERVER_ERRORS
 
     def end(self) -> bool:
-        """Whether there is a span of it."""
+        """Emit the request's span; whether it is worth one."""
         self._ended, ended_s = True, self.trace.now()
         if not (self.trace.sampled or remarkable(self._attributes, ended_s - self._began_s, self._error)):
             return False
@@ -145,25 +141,25 @@ class RequestTrace:
         return True
 
     def _finished(self, finished: gateway_pb2.Finished) -> None:
-        told = finished.statistics
-        lost = told.drafted - told.accepted
+        statistics = finished.statistics
+        lost = statistics.drafted - statistics.accepted
         self._attributes |= {
             spans.FINISH_REASONS: (FINISH_REASONS.get(finished.reason, "unknown"),),
             spans.OUTPUT_TOKENS: finished.output_tokens,
-            spans.ROUNDS: told.rounds,
-            spans.DRAFTED: told.drafted,
-            spans.ACCEPTED: told.accepted,
+            spans.ROUNDS: statistics.rounds,
+            spans.DRAFTED: statistics.drafted,
+            spans.ACCEPTED: statistics.accepted,
             spans.ROLLED_BACK: lost,
-            spans.ROLLED_BACK_PERCENT: 100 * lost // told.drafted if told.drafted else 0,
-            spans.REHOMED: told.rehomed,
-            spans.WAIT: told.wait_s,
-            spans.BUBBLE: told.bubble_s,
-            spans.COMPUTE: told.verify_s,
+            spans.ROLLED_BACK_PERCENT: 100 * lost // statistics.drafted if statistics.drafted else 0,
+            spans.REHOMED: statistics.rehomed,
+            spans.WAIT: statistics.wait_s,
+            spans.BUBBLE: statistics.bubble_s,
+            spans.COMPUTE: statistics.verify_s,
         }
 
 
-class DecodeTrace:
-    """The session that a traced request runs; it may outlive the request while others follow it."""
+class DecodeTrace(SessionObserver):
+    """Spans of the session that a traced request runs; it may outlive the request while other clients follow it."""
 
     def __init__(self, request: RequestTrace) -> None:
         self._request = request
@@ -172,62 +168,60 @@ class DecodeTrace:
         self._epoch = 0
         self._length = 0
         self._rounds = 0
+        self._commit_began_s = 0.0
         self._since_s = 0.0
-        """When the last round ended, or the session was opened."""
+        """Time at which the last round ended, or the session was opened."""
         self._fresh = True
-        """Whether no round came since it was opened."""
+        """Whether no round came since the session was opened."""
 
-    def opened(self, verifier: str, epoch: int, length: int) -> types_pb2.TraceContext:
-        """On a verifier, which is told of the trace."""
-        self._verifier, self._epoch, self._length = verifier, epoch, length
+    def opening(self, verifier: str, request: verifier_pb2.DecodeOpen) -> None:
+        self._verifier, self._epoch, self._length = verifier, request.key.epoch, len(request.prefix.token_ids)
         self._since_s, self._fresh = self._trace.now(), True
-        self._request.note(spans.OPENED, {spans.ADDRESS: verifier, spans.EPOCH: epoch, spans.LENGTH: length})
-        return self._trace.context()
+        where: dict[str, str | int] = {spans.ADDRESS: verifier, spans.EPOCH: self._epoch}
+        self._request.add_event(spans.OPENED, where | {spans.LENGTH: self._length})
+        request.trace.CopyFrom(self._trace.context())
 
-    def lost(self, error: SlipstreamError) -> None:
-        """Its verifier, or its place there."""
-        what: dict[str, str | int] = {
-            spans.ADDRESS: self._verifier,
-            spans.EPOCH: self._epoch,
-            spans.ERROR: error.reason,
-        }
-        self._request.note(spans.LOST, what)
+    def verifier_lost(self, error: SlipstreamError) -> None:
+        what: dict[str, str | int] = {spans.ADDRESS: self._verifier, spans.EPOCH: self._epoch}
+        self._request.add_event(spans.LOST, what | {spans.ERROR: error.reason})
 
-    def heard(self, events: Iterable[verifier_pb2.DrafterEvent]) -> None:
+    def drafters_reported(self, events: Sequence[verifier_pb2.DrafterEvent]) -> None:
         for event in events:
             if event.HasField("failure"):
                 attributes = {spans.DRAFTER: event.drafter, spans.ERROR: event.failure.reason}
-                self._request.note(spans.DRAFTER_LOST, attributes)
+                self._request.add_event(spans.DRAFTER_LOST, attributes)
             else:
-                self._request.note(spans.DRAFTER_BACK, {spans.DRAFTER: event.drafter})
+                self._request.add_event(spans.DRAFTER_BACK, {spans.DRAFTER: event.drafter})
 
-    @contextmanager
-    def committing(self, rounds: Sequence[verifier_pb2.Round]) -> Iterator[None]:
-        """Around the write of some rounds, which are over when it is."""
-        began, error = self._trace.now(), None
-        try:
-            yield
-        except BaseException as failure:
-            error = failure.reason if isinstance(failure, SlipstreamError) else type(failure).__name__
-            raise
-        finally:
-            self._committed(rounds, began, error)
+    def commit_began(self) -> None:
+        self._commit_began_s = self._trace.now()
 
-    def left(self) -> None:
-        """The session leaves its verifier in the middle of a round."""
+    def commit_ended(self, rounds: Sequence[verifier_pb2.Round], error: BaseException | None) -> None:
+        reason = None
+        if error is not None:
+            reason = error.reason if isinstance(error, SlipstreamError) else type(error).__name__
+        self._emit_commit(rounds, self._commit_began_s, reason)
+
+    def verifier_left(self, *, complete: bool) -> None:
+        if complete:
+            return
+        # In the middle of a round.
         attributes: dict[str, Value] = {spans.INDEX: self._rounds, spans.EPOCH: self._epoch, spans.LENGTH: self._length}
         context = self._trace.round(self._epoch, self._length)
         self._trace.emit(
             Span(spans.ROUND, self._since_s, self._trace.now(), attributes | {spans.DISCARDED: True}, context)
         )
 
-    def _committed(self, rounds: Sequence[verifier_pb2.Round], began_s: float, error: str | None) -> None:
+    def _emit_commit(self, rounds: Sequence[verifier_pb2.Round], began_s: float, error: str | None) -> None:
         ended_s = self._trace.now()
         contexts = [self._trace.round(done.epoch, done.base_length) for done in rounds]
         for done, context in zip(rounds, contexts, strict=True):
             verified_s = min(self._trace.moment(done.ended_unix_nano), began_s) if done.ended_unix_nano else began_s
             waited_s = 0.0 if self._fresh else done.wait_us / 1e6
-            attributes = self._told(done) | {spans.WIRE: began_s - verified_s, spans.COMMITTING: ended_s - began_s}
+            attributes = self._attributes_of(done) | {
+                spans.WIRE: began_s - verified_s,
+                spans.COMMITTING: ended_s - began_s,
+            }
             self._trace.emit(
                 Span(spans.ROUND, verified_s - done.verify_us / 1e6 - waited_s, ended_s, attributes, context)
             )
@@ -239,10 +233,9 @@ class DecodeTrace:
             Span(spans.COMMIT, began_s, ended_s, written, None, contexts[-1], contexts[:-1], error=error is not None)
         )
 
-    def _told(self, done: verifier_pb2.Round) -> dict[str, Value]:
-        """What the verifier says of a round."""
+    def _attributes_of(self, done: verifier_pb2.Round) -> dict[str, Value]:
         waits: dict[str, Value] = {}
-        if not self._fresh:  # else it is the prompt that was waited for
+        if not self._fresh:  # the first round waited for the prompt
             wait_s, bubble_s = done.wait_us / 1e6, done.bubble_us / 1e6
             waits = {spans.WAIT: wait_s, spans.BUBBLE: bubble_s, spans.QUEUE: wait_s - bubble_s}
         return waits | {
@@ -261,10 +254,10 @@ class DecodeTrace:
 
 
 def session_trace(arm: str) -> DecodeTrace | None:
-    """Of the session that the present request begins or takes up, in this arm of an experiment if there is one; None
-    where it is not traced."""
+    """Of the session that the present request starts or takes up, in this arm of an experiment; None where the request
+    is not traced."""
     request = _request.get()
     if request is None:
         return None
-    request.deals(arm)
+    request.set_arm(arm)
     return DecodeTrace(request)

@@ -1,4 +1,4 @@
-"""How many cores a process has for itself: its affinity, bounded by the CPU quota of its control groups."""
+"""The cores a process may use: its affinity, bounded by the CPU quota of its control groups."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-def threads_for(asked: int) -> int:
-    """Threads of a model that is given `asked`; 0: one for each core. Threads that share a core wait for each other at
-    every operator, so more than there are cores is refused: InvalidArgument."""
+def threads_for(requested: int) -> int:
+    """The number of torch threads; 0 requests one per core. Raises InvalidArgument for more threads than cores: threads
+    that share a core wait for each other at every operator."""
     cores = available_cores()
-    if not 0 <= asked <= cores:
+    if not 0 <= requested <= cores:
         raise InvalidArgument(
-            f"threads={asked}, but this process may use {cores} cores; give at most that, or 0 for all."
+            f"threads={requested}, but this process may use {cores} cores; give at most that, or 0 for all."
         )
-    return asked or cores
+    return requested or cores
 
 
 def available_cores() -> int:
@@ -32,7 +32,7 @@ def available_cores() -> int:
 def cpu_quota(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | None:
     """Cores' worth of time that the narrowest control group above this process grants; None: no bound.
 
-    Version 2 says it in `cpu.max`, as "QUOTA PERIOD" or "max PERIOD"; version 1 in two files of the `cpu` hierarchy.
+    Version 2 has it in `cpu.max`, as "QUOTA PERIOD" or "max PERIOD"; version 1 in two files of the `cpu` hierarchy.
     """
     found = [quota for folder in _groups(root, membership) if (quota := _quota(folder)) is not None]
     return min(found, default=None)

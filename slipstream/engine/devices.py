@@ -1,4 +1,4 @@
-"""Which device a model runs on, and how small things get there without anybody waiting."""
+"""The device a model runs on, and copies of small tensors to it that do not block."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def activate(device: torch.device) -> None:
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on the device, which nobody waits for."""
+    """Copies a host tensor to the device without waiting for it."""
     return _staged(host, device).to(device, non_blocking=True)
 
 
 def overwrite(target: Tensor, host: Tensor) -> None:
-    """The host tensor in the place of one on a device, which nobody waits for."""
+    """Overwrites a device tensor with a host tensor without waiting for it."""
     target.copy_(_staged(host, target.device), non_blocking=True)
 
 
 def _staged(host: Tensor, device: torch.device) -> Tensor:
     """In pinned memory for a GPU: a copy from ordinary memory would first wait for everything the device still has to
-    do. The allocator gives pinned memory to nobody else before it was read.
+    do. The allocator does not reuse pinned memory before it was read.
     """
     return host.pin_memory() if device.type == "cuda" else host

@@ -36,9 +36,9 @@ def open_engine(
         emulated, cost = read_settings(model)
         return EmulatedEngine(emulated, cost, BlockPool.holding(kv_tokens, block_size=32))
     # Loading transformers takes seconds; an emulated worker does without.
-    from slipstream.engine.models.quantisation import hush
+    from slipstream.engine.models.quantisation import silence_quantiser_logs
 
-    hush()
+    silence_quantiser_logs()
     from slipstream.engine.devices import activate, find_device
     from slipstream.engine.models.checkpoint import load_checkpoint
     from slipstream.engine.torch_engine import TorchEngine

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class ModelThread:
-    """Runs functions one at a time, in the order they were asked for. `threads` are torch's, inside an operator.
+    """Runs functions one at a time, in the order of the calls. `threads` are torch's, inside an operator.
 
     Every step is handed over twice; an executor's futures, locks and callbacks would double what that takes.
     """
@@ -26,7 +26,7 @@ class ModelThread:
     def __init__(self, threads: int = 1, name: str = "model") -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
-        self._door = threading.Lock()
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, args=[threads], name=name, daemon=True)
         self._thread.start()
 
@@ -34,7 +34,7 @@ class ModelThread:
         """Starts the function; to be awaited for its result or exception. A cancelled caller stops waiting; a function
         that began still ends. Raises RuntimeError once closed."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        with self._door:  # nothing may stand behind the end
+        with self._lock:  # nothing may stand behind the end
             if self._closed:
                 raise RuntimeError("the model's thread is closed")
             self._jobs.put(_Job(partial(function, *args, **kwargs), future))
@@ -42,7 +42,7 @@ class ModelThread:
 
     def close(self) -> None:
         """Waits for the running function; those not begun are cancelled. Closing twice is harmless."""
-        with self._door:
+        with self._lock:
             self._closed = True
             self._jobs.put(None)
         self._thread.join()
@@ -59,7 +59,7 @@ class ModelThread:
         torch.set_num_threads(threads)  # OpenMP keeps the number per calling thread
         while (job := self._jobs.get()) is not None:
             if self._closed:
-                job.tell(job.future.cancel)
+                job.notify_loop(job.future.cancel)
             else:
                 job.run()
             del job  # what it holds is not kept while nothing runs
@@ -73,12 +73,12 @@ class _Job(NamedTuple):
         try:
             result = self.function()
         except BaseException as error:
-            self.tell(partial(self._settle, self.future.set_exception, error))
+            self.notify_loop(partial(self._settle, self.future.set_exception, error))
         else:
-            self.tell(partial(self._settle, self.future.set_result, result))
+            self.notify_loop(partial(self._settle, self.future.set_result, result))
 
-    def tell(self, what: Callable[[], Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    def notify_loop(self, what: Callable[[], Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
             self.future.get_loop().call_soon_threadsafe(what)
 
     def _settle(self, settle: Callable[[Any], None], outcome: object) -> None:

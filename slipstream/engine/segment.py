@@ -1,4 +1,4 @@
-"""A step: what the sessions bring to one packed forward pass."""
+"""One session's part of a packed forward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """What one session brings: its pending chain, and a candidate tree rooted at the last pending token."""
+    """A session's pending tokens, and a candidate tree rooted at the last of them."""
 
     sequence: Sequence
     pending: list[int]
@@ -48,7 +48,7 @@ class Segment:
             )
 
     def is_path(self, path: list[int]) -> bool:
-        """Whether `path` walks the tree from the root, child by child."""
+        """True if `path` leads from the root child by child."""
         above = -1
         for node in path:
             if not 0 <= node < len(self.nodes) or self.parents[node] != above:

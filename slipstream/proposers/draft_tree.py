@@ -1,9 +1,9 @@
-"""A drafter's own candidate tree: what it guessed beyond the committed prefix, and where it is worth guessing on.
+"""A drafter's candidate tree: the nodes proposed beyond the committed tokens, and where proposing more pays.
 
-The mirror of `slipstream.speculation.candidate_tree`, seen from the sender. It holds more than the verifier is told:
-guesses stay untold until they are worth their bytes. A node gets its number, which names it on the wire, when it is
-told, after its parent. Numbers count within a generation and are kept while commits move the root along told nodes; a
-commit that leaves them starts the next generation: from nothing, or from an untold guess and what hangs below it.
+It mirrors the verifier's `slipstream.speculation.candidate_tree` and holds more than was sent: a node stays unsent
+until it is worth its bytes, and gets the number that names it on the stream when it is sent, after its parent. Numbers
+count within a generation and are kept while commits move the root along sent nodes; a commit that leaves them starts
+the next generation: from nothing, or from an unsent node and what hangs below it.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from dataclasses import dataclass, field
 from slipstream.speculation.draft_distribution import DraftDistribution
 
 ROOT = 0
-"""Number of the generation's root."""
+"""Number of a generation's root."""
 UNSENT = -1
 
 
 @dataclass(slots=True, eq=False)
 class DraftNode:
-    """A guessed token. The root is a node too: it stands for the last committed token."""
+    """A proposed token. The root is a node too: it stands for the last committed token."""
 
     number: int
-    """UNSENT, or its name on the wire."""
+    """UNSENT, or what names it on the stream."""
     token: int
     parent: DraftNode | None
     depth: int
     log_prob: float = 0.0
     path_log_prob: float = 0.0
-    """Sum of log_probs from above; what is below the present root differs by a constant."""
+    """Sum of the log_probs from the generation's root down to the node."""
     distribution: DraftDistribution | None = None
-    """What the token was drawn from, under the ratio rules."""
+    """What the token was drawn from, under a ratio rule."""
     expanded: bool = False
-    """Whether its children were guessed already."""
+    """Whether its children were proposed already."""
     children: dict[int, DraftNode] = field(default_factory=dict)
     order: int = 0
-    """Of creation, in its tree; breaks ties, and puts parents before their children."""
+    """Order of creation in the tree; breaks ties, and puts parents before their children."""
 
 
 Ranked = list[tuple[float, int, DraftNode]]
-"""A heap of nodes, the likeliest path on top, the older one among equals. Nodes that were dealt with since they entered
-leave it when they come to the top: frontier and telling are looked at once a pass and session, trees are walked once a
-commit.
+"""A heap of nodes, the likeliest path on top, the older one among equals. Nodes that no longer belong there leave it
+when they come to the top: heaps are read once a step for each session, the whole tree is walked once a commit.
 """
 
 
@@ -64,7 +63,7 @@ class DraftTree:
 
     @property
     def sent_count(self) -> int:
-        """Those of them that the verifier was told."""
+        """Live nodes that were sent."""
         return self._count - self._unsent_count
 
     @property
@@ -73,7 +72,7 @@ class DraftTree:
 
     @property
     def favourite(self) -> DraftNode | None:
-        """The root's first child: the best guess there is at the next token, however bad."""
+        """The root's first child: the best candidate for the next token, however bad."""
         return next(iter(self._root.children.values()), None)
 
     def lives(self, node: DraftNode) -> bool:
@@ -86,10 +85,10 @@ class DraftTree:
     def add(
         self, parent: DraftNode, token: int, log_prob: float, distribution: DraftDistribution | None = None
     ) -> DraftNode | None:
-        """One more guess, untold; None when the parent is dead, or has that child already."""
+        """Adds an unsent node; None when the parent is dead, or has that child already."""
         if token in parent.children or not self.lives(parent):
             return None
-        # Rounding must not make a path likelier than its beginning: parents are told before their children.
+        # Rounding must not make a path likelier than its beginning: parents are sent before their children.
         path_log_prob = parent.path_log_prob + min(log_prob, 0.0)
         node = DraftNode(UNSENT, token, parent, parent.depth + 1, log_prob, path_log_prob, distribution)
         self._order += 1
@@ -103,7 +102,7 @@ class DraftTree:
         return node
 
     def unsent(self, count: int, least_log_prob: float, max_depth: int) -> list[DraftNode]:
-        """The `count` likeliest nodes that were not told, best first, and parents before their children.
+        """The `count` likeliest unsent nodes, best first, and parents before their children.
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or `max_depth` are left.
         """
@@ -117,7 +116,7 @@ class DraftTree:
         )
 
     def reopen(self, node: DraftNode) -> None:
-        """Nothing was guessed below the node after all: ask again."""
+        """Nothing was proposed below the node after all: it is expanded again."""
         node.expanded = False
         self._rank(list(self.nodes()))
 
@@ -130,14 +129,12 @@ class DraftTree:
         self._newly_sent.append(node)
 
     def take_sent(self) -> list[DraftNode]:
-        """The nodes told since the last time, in order of their numbers."""
-        told, self._newly_sent = self._newly_sent, []
-        return told
+        """The nodes marked as sent since the last call, in order of their numbers."""
+        sent, self._newly_sent = self._newly_sent, []
+        return sent
 
     def commit(self, token_ids: Sequence[int]) -> bool:
-        """Moves the root along committed tokens. False when they left what was told: a new generation begins after
-        them.
-        """
+        """Moves the root along committed tokens. False when they left the sent nodes, so that a generation begins."""
         node: DraftNode | None = self._root
         for token in token_ids:
             if node is not None:
@@ -151,7 +148,7 @@ class DraftTree:
         self._root = node
         node.parent = None
         if node.number == UNSENT and not node.children:
-            # A verifier whose tree was left awaits a step from any drafter that lives, also where nothing was found.
+            # A verifier whose tree was left expects a step of every drafter, also where nothing was proposed.
             node.expanded = False
         self._rank(list(self.nodes()))
         if node.number != UNSENT:
@@ -188,7 +185,7 @@ class DraftTree:
         return list(needed)
 
     def frontier(self, count: int, least_log_prob: float, max_depth: int) -> list[DraftNode]:
-        """The `count` likeliest nodes, root included, whose children were not guessed yet, best first.
+        """The `count` likeliest nodes, root included, that were not expanded yet, best first.
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or at `max_depth` are left.
         """
@@ -220,7 +217,7 @@ class DraftTree:
         return best
 
     def _rank(self, alive: list[DraftNode]) -> None:
-        """What is kept about the live nodes below the root, anew."""
+        """Builds heaps and counts anew from the live nodes below the root."""
         entries = [(-node.path_log_prob, node.order, node) for node in (self._root, *alive)]
         self._open: Ranked = [entry for entry in entries if not entry[2].expanded]
         self._unsent: Ranked = [entry for entry in entries[1:] if entry[2].number == UNSENT]
@@ -229,7 +226,7 @@ class DraftTree:
         heapq.heapify(self._unsent)
 
     def _begin(self, length: int) -> None:
-        """The next generation."""
+        """Starts the next generation after `length` committed tokens."""
         self.generation += 1
         self.base_length = self._committed = length
         self._last_number = ROOT
@@ -237,8 +234,8 @@ class DraftTree:
 
 
 def _drop(node: DraftNode) -> None:
-    """What hangs below the node is dead. It is taken apart: rings of parents and children would wait for the garbage
-    collector, and a chain of old roots for its rarest round."""
+    """Takes apart what hangs below a dead node: cycles of parents and children would wait for the garbage collector,
+    and a chain of old roots for its oldest generation."""
     stack = [node]
     while stack:
         dead = stack.pop()

@@ -22,7 +22,6 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies
 from gateway.gateway import running as gateway_running
-from gateway.sessions.registry import ClockAndRandomness
 from slipstream.engine.factory import open_engine
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.rpc.channel import channel
@@ -196,9 +195,7 @@ async def test_a_rank_that_dies_takes_the_verifier_along_and_sessions_go_on_else
     async with AsyncExitStack() as stack, asyncio.timeout(200):
         other = await stack.enter_async_context(verifier(target))
         config = GatewayConfig((ranks.address, other.address), TARGET, listen="127.0.0.1:0", grace_s=0.0)
-        front = await stack.enter_async_context(
-            gateway_running(config, GatewayDependencies(ClockAndRandomness(secrets.randbits)))
-        )
+        front = await stack.enter_async_context(gateway_running(config, GatewayDependencies(secrets.randbits)))
         await front.ready()
         stub = gateway_pb2_grpc.GatewayServiceStub(await stack.enter_async_context(channel(front.address)))
         said: list[list[int]] = []

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
-from gateway.sessions.registry import ClockAndRandomness
 from slipstream.cli import app
 from slipstream.client.api_key import digest, new_key
 from slipstream.client.client import complete
@@ -70,7 +69,7 @@ class Place:
             grace_s=0.0,
             **settings,
         )
-        world = GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits, lambda: self.clock))
+        world = GatewayDependencies(random.Random(7).getrandbits, clock=lambda: self.clock)
         gateway = await self._stack.enter_async_context(running(config, world))
         await gateway.ready()
         self.address = gateway.address

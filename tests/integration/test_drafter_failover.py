@@ -23,7 +23,6 @@ from gateway.routing.breaker import BreakerState
 from gateway.routing.drafters import DrafterWorker
 from gateway.routing.router import DrafterRequirements
 from gateway.sessions import drafter_assignment
-from gateway.sessions.registry import ClockAndRandomness
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.factory import open_engine
@@ -99,7 +98,7 @@ class Place:
             breaker_longest_cool_down_s=2.0,
             grace_s=0.0,
         )
-        world = GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits))
+        world = GatewayDependencies(random.Random(7).getrandbits)
         self.gateway = await self.stack.enter_async_context(running(config, world))
         await self.gateway.ready()
         while not all(known.present for known in self.gateway.router.drafters):
@@ -121,7 +120,7 @@ class Place:
 
 @pytest.fixture
 async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr(drafter_assignment, "LONGEST_AWAY_S", 2.0)
+    monkeypatch.setattr(drafter_assignment, "LONGEST_ABSENCE_S", 2.0)
     async with AsyncExitStack() as stack:
         yield Place(stack)
 

@@ -15,7 +15,6 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, GatewayServer, running
-from gateway.sessions.registry import ClockAndRandomness
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
@@ -62,7 +61,7 @@ class Place:
         )
         owner = str(len(self.gateways))
         store = MemoryStore(self.memory, owner=owner, ttl_s=60, lease_s=60)
-        world = GatewayDependencies(ClockAndRandomness(random.Random(len(self.gateways)).getrandbits), store=store)
+        world = GatewayDependencies(random.Random(len(self.gateways)).getrandbits, store=store)
         gateway = await self.stack.enter_async_context(running(config, world))
         await gateway.ready()
         self.gateways.append(gateway)
@@ -95,7 +94,7 @@ async def told(line: Any) -> gateway_pb2.GetExperimentResponse:
 
 
 def arm_of(gateway: GatewayServer, completion: Completion) -> str:
-    trial = gateway.sessions._stage.trial
+    trial = gateway.trial
     assert trial is not None
     return trial.experiment.arm_of(completion.started.session_id).name
 

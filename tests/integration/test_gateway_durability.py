@@ -42,7 +42,7 @@ async def test_strict_sessions_show_nothing_that_is_not_in_the_log(setting: Sett
     error = error_of(caught.value)
     assert isinstance(error, Unavailable) and error.reason == "STORE_UNAVAILABLE"
     assert list((await store.read(answer.started.session_id)).tokens[8:]) == answer.tokens
-    counted = front.gateway.sessions._stage.meters.series["toy", ""].sums
+    counted = front.gateway.metrics.series["toy", ""].sums
     assert counted.emitted == len(answer.tokens) == 3 * counted.rounds  # nor is it counted
 
 

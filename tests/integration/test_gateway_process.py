@@ -18,7 +18,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
-from gateway.sessions.registry import ClockAndRandomness
 from gateway.store.memory import MemoryBackend
 from gateway.store.redis import RedisStore, connect
 from gateway.store.session_store import SessionStore
@@ -35,7 +34,7 @@ from tests.scripted_verifier import served
 async def lonely(folder: Path, store: SessionStore | None = None) -> AsyncIterator[Any]:
     """A gateway whose verifier cannot be reached."""
     config = GatewayConfig(verifiers=("127.0.0.1:1",), tokenizer=str(folder), listen="127.0.0.1:0", grace_s=0.0)
-    world = GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits), store=store)
+    world = GatewayDependencies(random.Random(7).getrandbits, store=store)
     async with running(config, world) as gateway, channel(gateway.address) as line:
         yield gateway_pb2_grpc.GatewayServiceStub(line)
 
@@ -86,7 +85,7 @@ async def test_a_text_in_another_vocabulary_is_not_told(setting: Setting) -> Non
     front = await setting.front(setting.verifier(), store=store(memory, "a"))
     session = (await front.generate()).started.session_id
     entry = memory.entries[session]
-    asked = gateway_pb2.GenerateRequest.FromString(entry.params)
+    asked = gateway_pb2.StoredRequest.FromString(entry.params)
     assert asked.vocabulary_fingerprint == setting.model.vocabulary_fingerprint
     asked.vocabulary_fingerprint = "f00d"
     entry.params = asked.SerializeToString()

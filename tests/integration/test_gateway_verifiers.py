@@ -162,17 +162,17 @@ async def test_what_a_client_takes_while_its_session_waits_for_a_verifier_is_cre
     front = await setting.front(setting.verifier(limit=9), credit_tokens=16)
     sessions, reborn = front.gateway.sessions, setting.verifier()
     async with AsyncExitStack() as stack:
-        story = await sessions.begin(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40))
-        events = await stack.enter_async_context(aclosing(story.follow()))
+        stream = await sessions.start_session(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40))
+        events = await stack.enter_async_context(aclosing(stream.follow()))
         await anext(events)
-        while len(story.tokens) < 9:
+        while len(stream.tokens) < 9:
             await asyncio.sleep(0.01)
         await front.servers[0].stop(0)
-        while not sessions._stage.meters.waiting:
+        while not front.gateway.metrics.waiting:
             await asyncio.sleep(0.01)
-        assert story.lag == 9
+        assert stream.lag == 9
         answer = asyncio.create_task(read(events))
-        while story.lag:
+        while stream.lag:
             await asyncio.sleep(0.01)
         await stack.enter_async_context(served(reborn, front.addresses[0]))
         assert (await answer).tokens == reborn.script[:40]

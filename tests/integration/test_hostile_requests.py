@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
-from gateway.sessions.registry import ClockAndRandomness
 from slipstream.engine.factory import open_engine
 from slipstream.errors import SlipstreamError
 from slipstream.rpc import proto_conversion
@@ -89,7 +88,7 @@ async def front(folder: Path) -> AsyncIterator[str]:
         config = GatewayConfig(
             verifiers=(address,), tokenizer=str(folder), listen="127.0.0.1:0", grace_s=0.0, rehoming_wait_s=2.0
         )
-        async with running(config, GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits))) as gateway:
+        async with running(config, GatewayDependencies(random.Random(7).getrandbits)) as gateway:
             await gateway.ready()
             yield gateway.address
 

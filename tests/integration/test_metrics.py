@@ -18,7 +18,6 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
-from gateway.sessions.registry import ClockAndRandomness
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine
@@ -84,7 +83,7 @@ async def system(**config: Any) -> AsyncIterator[System]:
             grace_s=0.0,
             **config,
         )
-        async with running(settings, GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits))) as gateway:
+        async with running(settings, GatewayDependencies(random.Random(7).getrandbits)) as gateway:
             await gateway.ready()
             while not all(known.present for known in gateway.router.drafters):
                 await gateway.router.changes.wait()

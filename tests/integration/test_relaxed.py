@@ -50,7 +50,7 @@ async def left(front: Front, call: Any) -> None:
     """The client hung up, and the gateway let the session go."""
     call.cancel()
     async with asyncio.timeout(60):
-        while front.gateway.sessions._known:
+        while front.gateway.sessions._entries:
             await asyncio.sleep(0.01)
 
 

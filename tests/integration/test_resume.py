@@ -182,15 +182,15 @@ async def test_whoever_comes_while_a_session_is_let_go_takes_it_up_again(setting
     sessions = front.gateway.sessions
     call, answer = await begun(front) if runs else (None, await left_after(front))
     name, held = answer.started.session_id, waiting.hold()
-    resuming = asyncio.create_task(sessions.resume(name))
+    resuming = asyncio.create_task(sessions.open_stream(name))
     await held.wait()
     if not runs:
-        await sessions.resume(name)  # came later, is there first, and leaves
-    sessions._known[name].stop()
+        await sessions.open_stream(name)  # came later, is there first, and leaves
+    sessions._entries[name].stop()
     waiting.gate.set()
     front.verifiers[0].limit = None
-    story = await resuming
-    said = [event async for event in story.follow() if isinstance(event, gateway_pb2.Delta)]
+    stream = await resuming
+    said = [event async for event in stream.follow() if isinstance(event, gateway_pb2.Delta)]
     assert [token for delta in said for token in delta.token_ids] == front.verifiers[0].script[:40]
     if call is not None:
         call.cancel()
@@ -249,7 +249,7 @@ async def test_a_gateway_waits_for_no_lease_of_its_own(setting: Setting) -> None
     )
     call, answer = await begun(front)
     call.cancel()
-    while front.gateway.sessions._known:
+    while front.gateway.sessions._entries:
         await asyncio.sleep(0.01)
     front.verifiers[0].limit = None
     assert (await front.store.read(answer.started.session_id)).leased
@@ -403,4 +403,4 @@ async def test_what_was_paid_for_is_not_paid_for_again(setting: Setting, monkeyp
 
 def left_of(tenant: Tenant) -> int:
     """Tokens that it may still use this minute."""
-    return next(tokens for tokens in range(1001, -1, -1) if not tenant._tokens.wait(tokens, 0.0) and tokens <= 1000)
+    return next(tokens for tokens in range(1001, -1, -1) if not tenant._tokens.wait_s(tokens, 0.0) and tokens <= 1000)

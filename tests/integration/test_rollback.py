@@ -106,7 +106,7 @@ async def test_a_cancelled_session_has_ended_even_if_its_client_leaves_meanwhile
     sessions, name = front.gateway.sessions, answer.started.session_id
     cancelling = asyncio.create_task(sessions.cancel(name))
     await asyncio.sleep(0)
-    sessions._known[name].stop()  # as its last client does
+    sessions._entries[name].stop()  # as its last client does
     await cancelling
     assert (await front.record(name)).finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
     call.cancel()
@@ -119,7 +119,7 @@ async def test_who_has_the_former_text_does_not_get_the_rest_of_another(setting:
     await front.roll_back(name, 10, token_ids=EDIT)
     with pytest.raises(Aborted) as caught:
         await front.resume(name, former, revision=whole.started.revision)
-    assert caught.value.reason == "ROLLED_BACK" and not front.gateway.sessions._known
+    assert caught.value.reason == "ROLLED_BACK" and not front.gateway.sessions._entries
     again = await front.resume(name, Answer(tokens=whole.tokens[:10]), revision=1)
     assert again.started.revision == 1 and again.tokens[10:12] == [1, 2]
 

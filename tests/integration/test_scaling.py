@@ -12,7 +12,6 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, GatewayServer, running
-from gateway.sessions.registry import ClockAndRandomness
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
@@ -42,7 +41,7 @@ async def opened(stack: AsyncExitStack, setting: Setting, pods: Pods) -> tuple[G
         discovery_s=0.01,
         grace_s=0.0,
     )
-    world = GatewayDependencies(ClockAndRandomness(random.Random(3).getrandbits), resolve=pods)
+    world = GatewayDependencies(random.Random(3).getrandbits, resolve=pods)
     gateway = await stack.enter_async_context(running(config, world))
     line = await stack.enter_async_context(channel(gateway.address))
     return gateway, gateway_pb2_grpc.GatewayServiceStub(line)

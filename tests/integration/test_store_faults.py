@@ -22,7 +22,6 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
-from gateway.sessions.registry import ClockAndRandomness
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.redis import RedisStore
 from gateway.store.session_store import SessionStore
@@ -72,7 +71,7 @@ async def system(on: SessionStore | None, **settings: Any) -> AsyncIterator[Any]
         config = GatewayConfig(
             verifiers=(target.address,), tokenizer=TOKENIZER, listen="127.0.0.1:0", grace_s=0.0, **settings
         )
-        world = GatewayDependencies(ClockAndRandomness(random.Random(7).getrandbits), store=on)
+        world = GatewayDependencies(random.Random(7).getrandbits, store=on)
         gateway = await stack.enter_async_context(running(config, world))
         await gateway.ready()
         line = await stack.enter_async_context(channel(gateway.address))

@@ -123,7 +123,7 @@ def test_so_many_sessions_need_the_drafter_as_the_simulation_says(sessions: int)
     outcome = measured(World(delay_s, LinearCost(*target), LinearCost(*draft)), sessions, tokens, 8)
     verifying = Verifying(LinearCost(*target), Acceptance([WORLD.acceptance], WORLD.fanout), max_draft_tokens=8)
     simulation = Simulation(Cell(verifying, DraftSettings(LinearCost(*draft), delay_s=delay_s)))
-    simulation.closed(repeat((4, tokens), sessions), sessions)
+    simulation.open_closed_loop(repeat((4, tokens), sessions), sessions)
     planned = simulation.observe(math.inf, sessions)
     assert outcome.needed == pytest.approx(planned.drafters_needed, rel=0.2)
     assert 0.3 * sessions < outcome.needed < 0.6 * sessions

@@ -8,7 +8,7 @@ from typing import Any
 
 from drafter_svc.config import DrafterConfig
 from gateway.config import GatewayConfig
-from gateway.gateway import TOLD_S
+from gateway.gateway import FAREWELL_S
 from slipstream.config import from_env
 from slipstream.rpc.tls import TlsConfig
 from slipstream.rpc.worker_service import LAST_SEND_S
@@ -69,7 +69,7 @@ def drain_s(workload: Workload, documents: Documents) -> float:
     """Seconds from SIGTERM to the end of the process at the latest."""
     config = settings(workload, documents)
     if isinstance(config, GatewayConfig):
-        return config.grace_s + TOLD_S + (config.store_grace_s + 1.0) + config.store_grace_s + FLUSH_S
+        return config.grace_s + FAREWELL_S + (config.store_grace_s + 1.0) + config.store_grace_s + FLUSH_S
     return config.grace_s + LAST_SEND_S + FLUSH_S
 
 

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
-from slipstream.engine.emulated.engine import EmulatedEngine, first, next_positions
+from slipstream.engine.emulated.engine import EmulatedEngine, first_token, predicted_positions
 from slipstream.engine.segment import Segment
 
 VOCABULARY = 64
@@ -31,6 +31,6 @@ class ChainedEngine(EmulatedEngine):
         tokens: list[int] = []
         for segment in segments:
             befores = [segment.pending[-1], *segment.nodes]
-            places = next_positions(segment)
-            tokens += [follows(first(segment), *pair) for pair in zip(places, befores, strict=True)]
+            places = predicted_positions(segment)
+            tokens += [follows(first_token(segment), *pair) for pair in zip(places, befores, strict=True)]
         return np.array(tokens, np.int64)

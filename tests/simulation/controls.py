@@ -10,10 +10,9 @@ from unittest import mock
 
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RequestValidator
-from gateway.sessions.output_source import OutputSource
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.ownership import SessionOwnership
-from gateway.sessions.registry import SessionRegistry
+from gateway.sessions.registry import SessionEntry, SessionRegistry
 from gateway.sessions.run import SessionRun
 from gateway.sessions.verifier_session import VerifierSession
 from gateway.store.memory import MemoryStore
@@ -29,14 +28,14 @@ from verifier_svc.sources import flow_control
 
 def _ungated(self: VerifierSession, done: verifier_pb2.Round) -> None:
     self._length += len(done.token_ids)
-    self._news.rounds.append(done)
+    self._received.rounds.append(done)
     self._filled.set()
 
 
 async def _show_first(self: SessionRun, rounds: list[verifier_pb2.Round]) -> None:
     tokens = [token for done in rounds for token in done.token_ids]
     if tokens:
-        self._story.tell(tokens)
+        self._stream.append_tokens(tokens)
         await self._log.append(tokens)
 
 
@@ -50,8 +49,8 @@ def _without(owner: Any, name: str, instead: Any) -> Callable[[ExitStack], Any]:
     return lambda stack: stack.enter_context(mock.patch.object(owner, name, instead))
 
 
-async def _run_only(self: OutputSource, log: SessionLog) -> None:
-    await self._run(log, self.arrived_at)
+async def _run_only(self: SessionEntry, log: SessionLog, arrived_at: float) -> None:
+    await self._run_session(log, arrived_at)
 
 
 async def _nothing(*_: Any) -> None:
@@ -75,8 +74,8 @@ ROLLING = Size(texts=4, errands={"listen": 1.0}, relaxed=1.0, gentle=True)
 
 RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "the store fences": [_without(MemoryStore, "_check", lambda *_: None)],
-    "first logged, then shown": [_without(SessionRun, "_show", _show_first)],
-    "rounds are dropped by epoch and base": [_without(VerifierSession, "receive", _ungated)],
+    "first logged, then shown": [_without(SessionRun, "_commit_and_show", _show_first)],
+    "rounds are dropped by epoch and base": [_without(VerifierSession, "receive_round", _ungated)],
     "a client takes what follows what it has": [_without(Completion, "_extend", _believe)],
     HONEST: [
         _without(Completion, "_extend", _believe),
@@ -85,11 +84,11 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "a stream's end ends its sessions": [_without(GatewayStream, "leave", lambda self: None)],
     "candidates are checked": [_without(flow_control, "check", lambda frame, vocabulary_size, limits: frame)],
     "a record counts its rollbacks": [_without(RequestValidator, "revise", _revise_uncounted)],
-    "a stale text is not resumed": [_without(SessionRegistry, "_current", _yes)],
-    "an owner that is fenced off follows the log": [_without(OutputSource, "begin", _run_only)],
-    "a cancel is written down": [_without(SessionOwnership, "cancel", _nothing)],
-    "what was shown is written before a takeover": [_without(SessionOwnership, "written", _nothing)],
-    "a gateway that ends writes what is left": [_without(parties, "written", _nothing)],
+    "a stale text is not resumed": [_without(SessionRegistry, "_is_current", _yes)],
+    "an owner that is fenced off follows the log": [_without(SessionEntry, "run_new_session", _run_only)],
+    "a cancel is written down": [_without(SessionOwnership, "finish_cancelled", _nothing)],
+    "what was shown is written before a takeover": [_without(SessionOwnership, "flush_writes", _nothing)],
+    "a gateway that ends writes what is left": [_without(parties, "flush", _nothing)],
     "sessions may finish before a worker ends": [_without(parties, "GRACE_S", 0.0)],
 }
 

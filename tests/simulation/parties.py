@@ -15,10 +15,10 @@ from drafter_svc import service as drafter_service
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from gateway.api.grpc_service import GatewayService
 from gateway.config import GatewayConfig
-from gateway.gateway import drained, written
+from gateway.gateway import drain, flush
 from gateway.routing import configured_workers as gateway_workers
 from gateway.sessions.context import GatewayContext
-from gateway.sessions.registry import ClockAndRandomness, SessionRegistry
+from gateway.sessions.registry import SessionRegistry
 from gateway.store.session_log import WriteBehindQueue
 from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.text.tokenizer import Tokenizer
@@ -210,7 +210,6 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
         breaker_longest_cool_down_s=5.0,
     )
     client = Client(store, party, f"{bits(64):016x}")
-    chance = ClockAndRandomness(bits, network.loop.time)
     meters = RequestMetrics()
 
     def reach(role: str) -> Dial:
@@ -218,18 +217,18 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
 
     known = gateway_workers.ConfiguredWorkers(config, tokenizer().fingerprint, reach, meters, ByteCounter())
     router = known.router(network.loop.time)
-    stage = GatewayContext(config, router, meters)
+    context = GatewayContext(config, router, bits, network.loop.time)
     scribe = WriteBehindQueue() if relaxed else None
-    sessions = SessionRegistry(stage, tokenizer(), client, scribe, chance)
-    host = Host(network, party, party.name, [GatewayService(stage, tokenizer(), sessions).register])
+    sessions = SessionRegistry(context, tokenizer(), client, scribe)
+    host = Host(network, party, party.name, [GatewayService(sessions, router, tokenizer()).register])
     for worker in router.workers:
         party.spawn(worker.run())
     party.spawn(sessions.keep_leases())
     if scribe is not None:
         party.spawn(scribe.run())
 
-    async def drain() -> None:
-        await drained(host, sessions, GRACE_S)  # type: ignore[arg-type]
-        await written(scribe, config.store_grace_s)
+    async def end() -> None:
+        await drain(host, sessions, GRACE_S)  # type: ignore[arg-type]
+        await flush(scribe, config.store_grace_s)
 
-    return GatewayParty(party, drain, sessions, scribe)
+    return GatewayParty(party, end, sessions, scribe)

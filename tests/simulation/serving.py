@@ -101,6 +101,15 @@ class Serving:
     def trailing_metadata(self) -> tuple[()]:
         return ()
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> None:
+        """Clients here set no deadline."""
+
     async def write(self, message: Any) -> None:
         if self._over:
             raise grpc.aio.InternalError("the peer is gone")

@@ -160,7 +160,7 @@ def unrest(world: World) -> str:
     drafters: list[DrafterParty] = world.of(world.proposers)
     left: list[str] = []
     for gateway in gateways:
-        left += [f"{gateway.party.name} knows session {name}" for name in gateway.sessions._known]
+        left += [f"{gateway.party.name} knows session {name}" for name in gateway.sessions._entries]
         unwritten = gateway.scribe is not None and gateway.scribe._pending
         left += [f"{gateway.party.name} has something to write"] * bool(unwritten)
     for verifier in verifiers:

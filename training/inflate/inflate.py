@@ -149,7 +149,7 @@ class _Inflater:
 
 
 def _roles(suffix: str) -> tuple[str, str] | None:
-    """What rows and columns of a layer's parameter are, e.g. of `self_attn.q_proj.weight`; None for norms."""
+    """The roles of the rows and columns of a layer's parameter, e.g. `self_attn.q_proj.weight`; None for norms."""
     return PROJECTIONS.get(suffix.split(".")[-2])
 
 

@@ -70,7 +70,7 @@ class Proportions:
         return (self.heads if role == "heads" else self.kv_heads) * self.head_dim
 
     def parameters(self) -> int:
-        """Of all projections and embeddings (norms and biases are noise)."""
+        """Number of parameters of all projections and embeddings (norms and biases are noise)."""
         layer = sum(self.width(rows) * self.width(columns) for rows, columns in PROJECTIONS.values())
         return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
@@ -105,7 +105,7 @@ def _oddness(option: Proportions, parameters: int) -> float:
 
 
 def layer_origins(base: int, layers: int) -> list[int | None]:
-    """Which layer of the base stands at each position, None for an added one; spread evenly."""
+    """The base layer at each position, None for an added one; spread evenly."""
     origins: list[int | None] = [None] * layers
     for layer in range(base):
         origins[layer * layers // base] = layer

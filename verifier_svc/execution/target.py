@@ -11,7 +11,7 @@ from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.emulated.model import EMULATED
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
-from slipstream.engine.models.quantisation import for_target, hush
+from slipstream.engine.models.quantisation import check_target_quantisation, silence_quantiser_logs
 from slipstream.engine.models.spread import Spread
 from slipstream.engine.tensor_parallel.group import Group, Rank
 from slipstream.errors import InvalidArgument
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def open_target(config: VerifierConfig) -> Engine:
     """Under `torchrun` it is the leader's: the other ranks `follow`."""
-    place, quantisation = Rank.told(), for_target(config.quantisation)
+    place, quantisation = Rank.from_environment(), check_target_quantisation(config.quantisation)
     if place.size == 1:
         return open_engine(
             config.model, config.dtype, config.kv_tokens, quantisation, config.lean, _spread(config, place)
@@ -50,11 +50,11 @@ def follow(config: VerifierConfig, place: Rank) -> None:
 def _join(config: VerifierConfig, place: Rank) -> tuple[Group, Checkpoint]:
     if config.model.startswith(EMULATED):
         raise InvalidArgument(f"{config.model} has no weights to cut; start it without torchrun.")
-    hush()  # before what loads a model is imported, which takes seconds too
+    silence_quantiser_logs()  # before what loads a model is imported, which takes seconds too
     from slipstream.engine.models.checkpoint import load_checkpoint
     from slipstream.engine.tensor_parallel.parallel import GroupTimeouts, join
 
-    quantisation, spread = for_target(config.quantisation), _spread(config, place)
+    quantisation, spread = check_target_quantisation(config.quantisation), _spread(config, place)
     patience = GroupTimeouts(config.group_start_s, config.group_timeout_s)
 
     def load(device: torch.device) -> Checkpoint:

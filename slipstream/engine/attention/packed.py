@@ -2,7 +2,7 @@
 
 Registered with the library under one name *without* a mask entry, so models build no mask of their own; the step plan
 arrives as the keyword `plan` of `model(...)`. A loop beats padding because sessions differ in length, and each
-session's result does not depend on who shares the step.
+session's result does not depend on the other sessions of the step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def register() -> None:
 def explicit_attention(
     states: States, mask: torch.Tensor | None, scale: float, softcap: float | None, sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    """What the fused kernel cannot do: logit soft-capping (Gemma 2) and attention sinks (GPT-OSS).
+    """Attention with what the fused kernel lacks: logit soft-capping (Gemma 2) and attention sinks (GPT-OSS).
 
     query [1, Hkv, rows, D], key and value [1, Hkv, L, D], mask [rows, L] additive, sinks [1, Hkv, rows, 1].
     """

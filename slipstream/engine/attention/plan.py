@@ -55,7 +55,7 @@ def segment_mask(
 
 
 class Read(NamedTuple):
-    """What one segment reads in the layers of one kind: pool rows, and who sees them."""
+    """The pool rows that one segment reads in the layers of one kind, and their mask."""
 
     start: int
     length: int
@@ -91,7 +91,7 @@ class AttentionPlan:
         for segment, below in zip(segments, self._depths, strict=True):
             base = segment.sequence.length
             rows += segment.sequence.pool_rows(base, base + segment.tokens)
-            # Nobody may commit a node beyond the end, but rotary and learnt tables must not be asked about it.
+            # A node beyond the end is never committed, but rotary and learnt tables end there.
             positions += [min(base + depth, max_length - 1) for depth in below]
             tokens += segment.pending
             if segment.want_logits:

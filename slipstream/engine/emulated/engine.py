@@ -79,8 +79,8 @@ class EmulatedEngine(KVCacheManager):
 
     def _next(self, segments: list[Segment]) -> npt.NDArray[np.int64]:
         """The token behind each of the segments' rows."""
-        rows = [next_positions(segment) for segment in segments]
-        salts = [first(segment) for segment, places in zip(segments, rows, strict=True) for _ in places]
+        rows = [predicted_positions(segment) for segment in segments]
+        salts = [first_token(segment) for segment, places in zip(segments, rows, strict=True) for _ in places]
         return self.tokens(np.array(salts, np.uint64), np.array([*chain.from_iterable(rows)], np.uint64))
 
     def text(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -103,7 +103,7 @@ class EmulatedEngine(KVCacheManager):
         return ((truth % size + off) % size).astype(np.int64)
 
     def _shares(self) -> list[float]:
-        """How often the truth is the first guess, the second, ..."""
+        """Probabilities that the truth is the first candidate, the second, ..."""
         right, fanout = self._emulated.acceptance, self._emulated.fanout
         return [right, *((1.0 - right) * fanout * share for share in ALTERNATIVES)]
 
@@ -124,12 +124,12 @@ class EmulatedEngine(KVCacheManager):
         segment.sequence.ahead = segment.tokens
 
 
-def first(segment: Segment) -> int:
+def first_token(segment: Segment) -> int:
     """The session's first token, which names its text."""
     return (segment.sequence.tokens or segment.pending)[0]
 
 
-def next_positions(segment: Segment) -> list[int]:
+def predicted_positions(segment: Segment) -> list[int]:
     """Per logits row the position of the token it predicts."""
     root = segment.sequence.length + len(segment.pending)
     depths: list[int] = []

@@ -1,4 +1,4 @@
-"""What a model's attention layers look like, learnt by watching one tiny forward pass.
+"""The shapes of a model's attention layers, read from one tiny forward pass.
 
 Configurations name heads, windows and shared layers in a dozen ways; what reaches the attention function is the truth,
 tensor-parallel shards included. A model that asks for something we do not compute is refused here, before it serves.

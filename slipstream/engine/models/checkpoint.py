@@ -22,7 +22,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
 
 REVISION = "main"
-"""Of a model on the hub."""
+"""The revision of a model on the hub."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -33,7 +33,7 @@ class Checkpoint:
     layers: list[AttentionLayer]
     info: ModelInfo
     device: torch.device
-    """Where the model takes its tokens."""
+    """The device of the model's input tokens."""
 
 
 def load_checkpoint(
@@ -66,8 +66,8 @@ def load_checkpoint(
     model = convert(quantisation, model).eval().requires_grad_(False)
     if not quantised and not placed:
         model.to(device)
-    entrance = _entrance(model) if placed else torch.device(device)
-    layers = _layers(model, config, entrance, quantised)
+    input_device = _input_device(model) if placed else torch.device(device)
+    layers = _layers(model, config, input_device, quantised)
     precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
     info = _info(name, model, precision, parameters)
     forward: Forward | None = LibraryForward(model, mapped=bool(spread.device_map))
@@ -75,7 +75,7 @@ def load_checkpoint(
         forward = lean_forward(model, layers, info.max_length)
     if forward is None:
         return load_checkpoint(name, dtype, device, lean=False)
-    return Checkpoint(forward, layers, info, entrance)
+    return Checkpoint(forward, layers, info, input_device)
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:
@@ -111,8 +111,8 @@ def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
         raise FailedPrecondition(f"{source} cannot be loaded: {error}", reason="MODEL_BROKEN") from error
 
 
-def _entrance(model: Any) -> torch.device:
-    """Where a spread model takes its tokens."""
+def _input_device(model: Any) -> torch.device:
+    """The device of a spread model's input tokens."""
     places = getattr(model, "hf_device_map", None)
     if places is None:
         return torch.device(next(model.parameters()).device)

@@ -12,7 +12,7 @@ from slipstream.errors import FailedPrecondition
 
 
 class ForwardStep(Attender, Protocol):
-    """What a forward pass reads of a step. Tensors only, so that a pass can be captured and replayed."""
+    """The inputs of a forward pass. Tensors only, so that a pass can be captured and replayed."""
 
     @property
     def tokens(self) -> torch.Tensor:

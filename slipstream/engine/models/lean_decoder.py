@@ -17,7 +17,7 @@ from slipstream.engine.engine import HiddenRequest, HiddenStates, ModelOutput
 from slipstream.engine.models.forward import ForwardStep
 
 ROWS = 16
-"""Of a pass for which weights are laid out. It was best for 1 to 16 rows alike in every shape that was measured."""
+"""Rows of a pass that weights are laid out for: 16 was best for 1 to 16 rows in every shape that was measured."""
 _PACKED = {torch.float32, torch.bfloat16}
 
 
@@ -56,7 +56,7 @@ class Linear:
 
 
 def packs(weight: torch.Tensor) -> bool:
-    """Whether this torch on this machine has packed kernels for the weight."""
+    """True if this torch on this machine has packed kernels for the weight."""
     if weight.device.type != "cpu" or weight.dtype not in _PACKED or not torch.backends.mkldnn.is_available():
         return False
     native: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,4 +1,4 @@
-"""Which models run on the lean forward pass: those that look like one, and whose answers prove it."""
+"""The choice of the lean forward pass: for models with its parts whose logits equal the library's in a trial pass."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BRANCHES = (-1, -1, 0, 0, 2)
 """Parents of the tree's nodes; -1 is the chain's token at position `ROOT`."""
 ROOT = 3
 BOUNDS = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (0.05, 0.3), torch.float16: (0.01, 0.1)}
-"""Of `differences`: the median row's and the worst one's. Another function is off by about 1 where it differs; rounding
-moves a row of a trained model by 1 to 2 % in bf16, and now and then one by 10 %."""
+"""Bounds of `differences`: the median row's and the worst row's. Another function is off by
+about 1 where it differs; rounding moves a row of a trained model by 1 to 2 % in bf16, and now and then one by 10 %."""
 
 
 class Rehearsal:
@@ -73,7 +73,7 @@ def differences(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def same(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether the two are one function but for the rounding of `dtype`; NaN agrees with nothing."""
+    """True if both are one function but for the rounding of `dtype`; NaN equals nothing."""
     off = differences(found, expected)
     typical, worst = BOUNDS[dtype]
     return bool(off.median() < typical) and bool((off < worst).all())
@@ -102,8 +102,8 @@ def lean_forward(model: Any, layers: list[AttentionLayer], length: int) -> LeanD
 
 
 def fits(model: Any) -> bool:
-    """Whether the model has the parts of a Llama-like decoder and no others, all as they were loaded: plain weights of
-    one dtype on one device, and nobody hooked in."""
+    """True if the model has the parts of a Llama-like decoder and no others, all as they were loaded: plain weights of
+    one dtype on one device, without hooks."""
     if model.config.model_type not in FAMILIES or model.config.hidden_act != "silu":
         return False
     modules = dict(model.named_modules())
@@ -141,7 +141,7 @@ def _below(name: str, prefix: str) -> bool:
 
 
 def _whole_heads(modules: dict[str, Any]) -> bool:
-    """Whether rotary embeddings turn all of a head, the same way for all layers."""
+    """True if rotary embeddings turn all of a head, the same way for all layers."""
     rotary, like = modules["model.rotary_emb"], modules["model.embed_tokens"].weight
     cosine, _ = rotary(like, position_ids=torch.zeros(1, 1, dtype=torch.int64, device=like.device))
     return all(cosine.shape[-1] == module.head_dim for name, module in modules.items() if name.endswith("self_attn"))

@@ -11,10 +11,10 @@ there is lost in every choice); int8-dynamic quantises it, because a draft model
 
 A target may only be quantised so that a row of logits does not depend on the other rows of its pass. int8-dynamic
 rounds all activations of a pass on one scale: the same token among other candidates gets other numbers, and there is
-no text that the target alone would have said. A draft's numbers only decide how often it is right.
+no text of the target alone. A draft's numbers only decide how often it is right.
 
 On a CPU int8 costs more than bf16 and only saves memory; int4 and int8-dynamic are faster. With
-AVX512-BF16, int4 multiplies in bf16 whatever `dtype` says, so its texts are promised what those of bf16 are.
+AVX512-BF16, int4 multiplies in bf16 whatever `dtype` is, so its texts have the guarantees of bf16.
 On CUDA int8 and int4 are the same two libraries' kernels. Nothing here was run on CUDA.
 
 bitsandbytes fetches a kernel from the hub if the package `kernels` is installed; it is not among our dependencies.
@@ -35,14 +35,14 @@ import torch
 from slipstream.errors import FailedPrecondition, InvalidArgument
 
 EXTRA = "pip install 'slipstream-serve[quantised]'"
-# On import and first use they tell of kernels for other machines; what goes wrong is raised.
-_TALKATIVE = ("torchao", "bitsandbytes", "torch.utils._pytree")
+# On import and first use they log about kernels for other machines; errors are raised.
+_NOISY_LOGGERS = ("torchao", "bitsandbytes", "torch.utils._pytree")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiser:
     packages: tuple[str, ...] = ()
-    """What must be installed besides torch and transformers."""
+    """Packages it needs besides torch and transformers."""
     steady: bool = True
     """A row's numbers do not depend on the other rows of its pass."""
     dtypes: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
@@ -63,19 +63,19 @@ def find_quantiser(name: str) -> Quantiser:
     return QUANTISERS[name]
 
 
-def for_target(name: str) -> str:
+def check_target_quantisation(name: str) -> str:
     """The name itself. Raises InvalidArgument for one under which a text depends on what shares its passes."""
     if name and not find_quantiser(name).steady:
         steady = [known for known, quantiser in QUANTISERS.items() if quantiser.steady]
         raise InvalidArgument(
-            f"{name} is for draft models: a target's text would depend on who shares its passes; "
+            f"{name} is for draft models: a target's text would depend on the sessions that share its passes; "
             f"choose {' or '.join(steady)}."
         )
     return name
 
 
 def loading_options(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
-    """What `from_pretrained` is to be given: dtype, and how and where to quantise.
+    """Keyword arguments of `from_pretrained`: dtype, and how and where to quantise.
 
     Raises InvalidArgument for a choice that cannot be, FailedPrecondition for a checkpoint that is quantised already
     and for a quantiser that is not installed.
@@ -96,7 +96,7 @@ def loading_options(name: str, config: Any, dtype: str, device: str) -> dict[str
 
 
 def convert(name: str, model: Any) -> Any:
-    """What is left to do when the model is loaded: nothing, unless the quantiser replaces modules."""
+    """Finishes a loaded model: a quantiser that replaces modules does it here."""
     if name != "int8-dynamic":
         return model
     try:
@@ -121,9 +121,9 @@ def quantisation_method(config: Any) -> str:
     return str(getattr(method, "value", method))
 
 
-def hush() -> None:
-    """To be called before transformers is imported: it imports torchao wherever that is installed."""
-    for name in _TALKATIVE:
+def silence_quantiser_logs() -> None:
+    """Call it before transformers is imported, which imports torchao wherever that is installed."""
+    for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -27,21 +27,21 @@ class Spread:
     """By default one device has everything."""
 
     device: str = "auto"
-    """That one: `slipstream.engine.devices`."""
+    """The one device, as `slipstream.engine.devices` names it."""
     ranks: int = 1
     device_map: str = ""
     """One of AUTOMATIC, or a JSON file {module: device}, where a device is cpu, disk or the number of a GPU."""
     device_memory: tuple[str, ...] = ()
     """For AUTOMATIC: the most weights a device may get, as 0=20GiB, cpu=60GiB."""
     offload_folder: str = ""
-    """Where weights for `disk` are written whose checkpoint has them in another layout."""
+    """Folder for weights on `disk` that the checkpoint has in another layout."""
 
 
 ONE_DEVICE = Spread()
 
 
 def spread_options(spread: Spread, config: Any, quantised: str) -> dict[str, Any]:
-    """What `from_pretrained` is to be given. `quantised`: how the weights are, or will be.
+    """Keyword arguments of `from_pretrained`. `quantised`: the quantiser of the weights, now or after loading.
 
     Raises InvalidArgument for settings that cannot be read or do not go together, FailedPrecondition for a model that
     cannot be cut for so many ranks and for a package that is missing.

@@ -116,7 +116,7 @@ def _shortlist(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _is_level(logits: Tensor) -> bool:
-    """Whether many tokens are equally unlikely, as after a cut or under a grammar: NumPy's selection halves no row of
+    """True if many tokens are equally unlikely, as after a cut or under a grammar: NumPy's selection halves no row of
     equals, and takes 10 to 30 times as long then."""
     sample = logits[:, ::_STRIDE]
     ties = sample == sample.amin(dim=-1, keepdim=True)
@@ -135,7 +135,7 @@ def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:
 
 
 def _is_sparse(shifted: Tensor) -> bool:
-    """Whether few tokens are within reach. A GPU is not asked: it would be waited for, and hashes them all instead."""
+    """True if few tokens are within reach. Always False on a GPU: reading the answer would block, so it hashes all."""
     if not shifted.is_cpu:
         return False
     sample = shifted[:, ::_STRIDE] >= -_REACH
@@ -159,7 +159,7 @@ def _contenders(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _contenders_among_few(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where most tokens are out of reach, as after top-k or top-p: only the others are hashed."""
+    """`_contenders` for rows with most tokens out of reach, as after top-k or top-p: only the others are hashed."""
     row, token = _where(shifted >= -_REACH)
     times = _missing(noise.bits(keys[row], token)).div_(shifted[row, token].exp())
     leading = torch.full_like(keys, math.inf, dtype=torch.float32).scatter_reduce_(0, row, times, "amin")

@@ -27,7 +27,7 @@ _SHORTLIST = 256
 
 @dataclass(frozen=True, slots=True)
 class SampledRow:
-    """What a row of logits stands for."""
+    """The sampling parameters and the text before one row of logits."""
 
     sampling: SamplingParams
     history: TokenHistory | None = None
@@ -153,7 +153,7 @@ def _truncate_by_rank(logits: Tensor, samplings: Sequence[SamplingParams]) -> Te
 
 
 def _nucleus(values: Tensor, logits: Tensor, tops: Tensor, masses: Tensor) -> Tensor:
-    """How many tokens [R] survive top-k and top-p; a number above values' width means that the width did not suffice.
+    """Number of tokens [R] that survive top-k and top-p; above values' width: the width did not suffice.
 
     values [R, W]: the largest logits, descending. A token stays if the mass before it has not reached top_p; the mass
     is that of the tokens which top-k left.
@@ -201,7 +201,7 @@ def logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list
 
 
 def _best(shares: Tensor, tops: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
-    """All that reach the last one's value are looked at, for which of equal ones `topk` takes is not said."""
+    """Looks at all tokens that reach the last one's value: `topk` does not define which of equal ones it takes."""
     best: list[list[tuple[float, int]]] = [[] for _ in tops]
     width = min(max(tops), shares.shape[-1])
     if width:

@@ -49,7 +49,7 @@ class Rank:
     local_size: int = 1
 
     @classmethod
-    def told(cls, environ: Mapping[str, str] | None = None) -> Rank:
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Rank:
         """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them the process is alone. Raises
         InvalidArgument for what cannot be read."""
         given = os.environ if environ is None else environ

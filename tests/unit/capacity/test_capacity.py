@@ -34,7 +34,7 @@ SHORT = Traffic(Lengths(100, 1.0), Lengths(40, 0.8))
 
 def closed(cell: Cell, at_once: int, output: int = 50, sessions: int | None = None) -> Outcome:
     simulation = Simulation(cell)
-    simulation.closed(repeat((1, output), sessions or at_once), at_once)
+    simulation.open_closed_loop(repeat((1, output), sessions or at_once), at_once)
     return simulation.observe(math.inf, sessions or at_once)
 
 
@@ -50,7 +50,7 @@ def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
     """M/D/1: a wait of load * service / (2 (1 - load)) on average."""
     cell = Cell(replace(PLAIN, cost=LinearCost(PASS_S), host_s=0.0, sessions=1))
     simulation, draws, load = Simulation(cell), random.Random(2), 0.7
-    simulation.open((draws.expovariate(load / PASS_S), 1, 1) for _ in range(8_000))
+    simulation.open_arrivals((draws.expovariate(load / PASS_S), 1, 1) for _ in range(8_000))
     seen = simulation.observe(math.inf)
     waited = statistics.mean(session.ttft_s for session in seen.sessions) - PASS_S
     assert waited == pytest.approx(load * PASS_S / (2.0 * (1.0 - load)), rel=0.1)
@@ -62,7 +62,7 @@ def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
 )
 def test_nothing_is_lost_or_made(cell: Cell) -> None:
     simulation, sizes = Simulation(cell), [(7 * n % 900 + 1, 3 * n % 70 + 1) for n in range(40)]
-    simulation.open((0.05, *size) for size in sizes)
+    simulation.open_arrivals((0.05, *size) for size in sizes)
     seen = simulation.observe(math.inf)
     assert sorted((session.prompt, session.tokens) for session in seen.sessions) == sorted(sizes)
     assert seen.tokens == sum(output for _, output in sizes)
@@ -112,7 +112,7 @@ def test_a_commit_that_leaves_the_tree_leaves_nothing() -> None:
     assert tree.decide(tree.offer(0.0, 9)[0], [0.4, 0.6, 0.4]) == ([0, NOWHERE], True)
     assert not tree.holds(1, 0.0)
     tree.commit(2)
-    assert (tree.size, tree.told) == (0, 0)
+    assert (tree.size, tree.sent) == (0, 0)
 
 
 def test_a_perfect_near_drafter_fills_every_round() -> None:
@@ -201,7 +201,7 @@ def test_a_fleet_is_the_sum_of_its_cells(cell: Cell, monkeypatch: pytest.MonkeyP
 
     def simulated(cell: Cell) -> Outcome:
         simulation = Simulation(cell)
-        simulation.open(SHORT.poisson(rate * cell.verifiers))
+        simulation.open_arrivals(SHORT.poisson(rate * cell.verifiers))
         simulation.observe(5.0)
         return simulation.observe(5.0 + 50.0 / cell.verifiers)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from gateway.auth.api_keys import ApiKeys
+from gateway.request_context import RequestContext
 from slipstream.client.api_key import digest
 from slipstream.errors import InvalidArgument, Unauthenticated
-
-METHOD = "/slipstream.v1.GatewayService/GetSession"
 
 
 def line(name: str, **limits: object) -> str:
@@ -23,11 +20,9 @@ def line(name: str, **limits: object) -> str:
 
 
 def opens(keyring: ApiKeys, key: str) -> bool:
-    context: Any = SimpleNamespace(
-        invocation_metadata=lambda: (("authorization", f"Bearer {key}"),), peer=lambda: "ipv4:127.0.0.1:1"
-    )
+    context = RequestContext([("authorization", f"Bearer {key}")], peer="ipv4:127.0.0.1:1")
     try:
-        keyring.authorise(METHOD, context)
+        keyring.authenticate(context)
     except Unauthenticated:
         return False
     return True

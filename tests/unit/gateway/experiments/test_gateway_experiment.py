@@ -121,13 +121,15 @@ def finished(tokens: int, reason: Any = verifier_pb2.FINISH_REASON_STOP) -> gate
 
 def test_what_a_session_brought_is_counted() -> None:
     trial = Trial(experiment())
-    watch = trial.watch("seen", "s")
+    sample_of = trial.sample("seen", "s")
     score = verifier_pb2.ShadowScore
-    watch.add(verifier_pb2.Round(drafted=4, accepted=2, cost_us=1000))
-    watch.add(verifier_pb2.Round(cost_us=500, shadows=[score(drafter="new", drafted=5, accepted=3)]))
-    watch.add(verifier_pb2.Round(drafted=1, accepted=1, shadows=[score(drafter="new", drafted=2, accepted=1)]))
-    watch.end(finished(7), 1.5)
-    told = {arm.name: arm for arm in trial.told().arms}["seen"]
+    sample_of.round_shown(verifier_pb2.Round(drafted=4, accepted=2, cost_us=1000))
+    sample_of.round_shown(verifier_pb2.Round(cost_us=500, shadows=[score(drafter="new", drafted=5, accepted=3)]))
+    sample_of.round_shown(
+        verifier_pb2.Round(drafted=1, accepted=1, shadows=[score(drafter="new", drafted=2, accepted=1)])
+    )
+    sample_of.session_finished(finished(7), 1.5)
+    told = {arm.name: arm for arm in trial.results().arms}["seen"]
     assert (told.begun, told.finished) == (1, 1)
     (sample,) = told.samples
     assert sample.priority == trial.experiment.priority("s")
@@ -143,8 +145,8 @@ def test_what_a_session_brought_is_counted() -> None:
 @pytest.mark.parametrize("reason", [verifier_pb2.FINISH_REASON_CANCELLED, verifier_pb2.FINISH_REASON_ERROR])
 def test_a_session_that_did_not_finish_by_itself_is_counted_and_not_measured(reason: Any) -> None:
     trial = Trial(experiment())
-    trial.watch("old", "s").end(finished(7, reason), 1.0)
-    old = trial.told().arms[0]
+    trial.sample("old", "s").session_finished(finished(7, reason), 1.0)
+    old = trial.results().arms[0]
     assert (old.begun, old.finished, len(old.samples)) == (1, 0, 0)
 
 
@@ -152,8 +154,8 @@ def measured(names: list[str]) -> gateway_pb2.GetExperimentResponse:
     """A gateway that all these sessions ran on."""
     trial = Trial(experiment("all: 1"))
     for name in names:
-        trial.watch("all", name).end(finished(len(name)), 1.0)
-    return trial.told()
+        trial.sample("all", name).session_finished(finished(len(name)), 1.0)
+    return trial.results()
 
 
 @pytest.fixture
@@ -181,7 +183,7 @@ def test_gateways_samples_merge_into_what_one_gateway_would_have_kept(owners: li
 
 
 def test_samples_of_different_experiments_are_not_merged() -> None:
-    other = Trial(experiment("all: 2")).told()
+    other = Trial(experiment("all: 2")).results()
     with pytest.raises(FailedPrecondition) as refusal:
         merge([measured(["a"]), other])
     assert refusal.value.reason == "EXPERIMENTS_DIFFER"

@@ -1,4 +1,4 @@
-"""Admission: what a request leaves open is decided once, and the record can ask for exactly the same again."""
+"""Validation: what a request leaves open is decided once, and its record resolves to exactly the same again."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class OneModel(Router):
         return MODEL
 
 
-def admission(config: GatewayConfig = CONFIG) -> RequestValidator:
+def validator(config: GatewayConfig = CONFIG) -> RequestValidator:
     encoder = Encoder(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
     encoder.post_processor = processors.TemplateProcessing(single="a $A", special_tokens=[("a", 0)])
     return RequestValidator(config, OneModel(), Tokenizer(encoder, 1000), random.Random(1).getrandbits)
 
 
-async def plan(
+async def resolve(
     request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG
 ) -> ResolvedRequest:
-    return await admission(config).plan(request, running)
+    return await validator(config).resolve(request, running)
 
 
 def request(**fields: Any) -> gateway_pb2.GenerateRequest:
@@ -46,20 +46,20 @@ def request(**fields: Any) -> gateway_pb2.GenerateRequest:
 
 
 async def test_defaults_are_the_servers() -> None:
-    made = await plan(request())
+    made = await resolve(request())
     assert (made.sampling.temperature, made.sampling.top_p, made.sampling.acceptance) == (1.0, 1.0, "coupled")
     assert (made.max_length, made.stop_token_ids, made.max_draft_tokens) == (19, (49, 48), 6)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(2, 2), (0, 0), (50, 6)])
 async def test_a_request_may_ask_for_fewer_draft_tokens_but_not_for_more(asked: int, given: int) -> None:
-    made = await plan(request(speculation=gateway_pb2.SpeculationOptions(max_draft_tokens=asked)))
+    made = await resolve(request(speculation=gateway_pb2.SpeculationOptions(max_draft_tokens=asked)))
     assert made.max_draft_tokens == given
 
 
 async def test_above_the_limit_of_sessions_nothing_is_planned() -> None:
     with pytest.raises(ResourceExhausted):
-        await plan(request(), running=CONFIG.max_sessions)
+        await resolve(request(), running=CONFIG.max_sessions)
 
 
 RULES = "max_tokens<8: off; workload=long max_tokens>=16: max_draft_tokens=50; any: max_draft_tokens=3"
@@ -82,14 +82,14 @@ Speculation = gateway_pb2.SpeculationOptions
     ],
 )
 async def test_a_request_speaks_for_itself_before_the_rules_do(asked: dict[str, Any], given: int) -> None:
-    assert (await plan(request(**asked), config=WITH_RULES)).max_draft_tokens == given
+    assert (await resolve(request(**asked), config=WITH_RULES)).max_draft_tokens == given
 
 
 async def test_a_rule_sees_what_is_left_of_the_models_length() -> None:
     long_prompt = gateway_pb2.GenerateRequest(
         prompt_token_ids=gateway_pb2.TokenIds(token_ids=[1] * 95), max_tokens=1000
     )
-    assert (await plan(long_prompt, config=WITH_RULES)).max_draft_tokens == 0
+    assert (await resolve(long_prompt, config=WITH_RULES)).max_draft_tokens == 0
 
 
 async def test_a_prediction_is_tokenized_and_dropped_where_nothing_is_drafted() -> None:
@@ -97,15 +97,15 @@ async def test_a_prediction_is_tokenized_and_dropped_where_nothing_is_drafted() 
         gateway_pb2.Prediction(text="b"),
         gateway_pb2.Prediction(token_ids=gateway_pb2.TokenIds(token_ids=[7, 49])),
     )
-    assert (await plan(request(prediction=text))).prediction == (1,)
-    assert (await plan(request(prediction=ids))).prediction == (7, 49)
-    assert (await plan(request(prediction=ids, speculation=Speculation(disabled=True)))).prediction == ()
+    assert (await resolve(request(prediction=text))).prediction == (1,)
+    assert (await resolve(request(prediction=ids))).prediction == (7, 49)
+    assert (await resolve(request(prediction=ids, speculation=Speculation(disabled=True)))).prediction == ()
 
 
 async def test_only_a_prompt_begins_as_the_tokenizer_begins_a_text() -> None:
-    assert (await plan(gateway_pb2.GenerateRequest(prompt="b"))).prompt == (0, 1)
+    assert (await resolve(gateway_pb2.GenerateRequest(prompt="b"))).prompt == (0, 1)
     change = gateway_pb2.RollbackRequest(output_tokens=2, text="b")
-    assert (await admission().revise(request(), change))[1] == (1,)
+    assert (await validator().revise(gateway_pb2.StoredRequest(), [1, 2, 3], change))[1] == (1,)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ async def test_only_a_prompt_begins_as_the_tokenizer_begins_a_text() -> None:
 @pytest.mark.parametrize("disabled", [False, True])
 async def test_hints_that_cannot_be_right_are_refused(asked: dict[str, Any], reason: str, disabled: bool) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        await plan(request(**asked, speculation=Speculation(disabled=disabled)))
+        await resolve(request(**asked, speculation=Speculation(disabled=disabled)))
     assert caught.value.reason == reason
 
 
@@ -160,15 +160,14 @@ SPECULATIONS = st.builds(
 async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None:
     if (logged := fields.pop("logged")) is not None:
         fields |= {"logprobs": True, "top_logprobs": logged}
-    made = await plan(request(**fields))
+    made = await resolve(request(**fields))
     assert made.top_logprobs == logged
-    again = gateway_pb2.GenerateRequest.FromString(made.params())
-    again.prompt_token_ids.token_ids[:] = made.prompt
-    assert await plan(again) == made
+    stored = gateway_pb2.StoredRequest.FromString(made.params())
+    assert await validator().resolve_again(stored, made.prompt, 0, "") == made
 
 
 async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:
-    assert (await plan(request(priority=3))).priority == 3
+    assert (await resolve(request(priority=3))).priority == 3
     with pytest.raises(PermissionDenied) as caught:
-        await plan(request(priority=-1))
+        await resolve(request(priority=-1))
     assert caught.value.reason == "PRIORITY"

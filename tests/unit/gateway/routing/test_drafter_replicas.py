@@ -11,8 +11,8 @@ from gateway.routing.breaker import BreakerState
 from gateway.routing.drafters import DrafterWorker, replica
 from gateway.routing.router import DrafterRequirements, Router
 from gateway.sessions.drafter_assignment import LOOK_S, DrafterAssignment
+from gateway.sessions.request_stats import RequestStats
 from gateway.sessions.verifier_session import Received
-from gateway.telemetry.request_stats import RequestStats
 from slipstream.errors import NotFound, PermissionDenied
 from slipstream.v1 import types_pb2, verifier_pb2, worker_pb2
 
@@ -40,18 +40,18 @@ class Fleet:
     def pair(self, *names: str, need_trust: bool = False) -> list[DrafterWorker]:
         return self.router.pair(TARGET, DrafterRequirements(names, need_trust))
 
-    def crew(self, *names: str) -> DrafterAssignment:
+    def assign(self, *names: str) -> DrafterAssignment:
         drafters = tuple(drafter.as_address() for drafter in self.pair(*names))
         plan = MagicMock(
             ResolvedRequest, drafters=drafters, max_draft_tokens=8, model=TARGET, drafting=DrafterRequirements(names)
         )
         return DrafterAssignment(plan, self.router)
 
-    def look(self, crew: DrafterAssignment) -> list[str]:
+    def reassigned(self, assigned: DrafterAssignment) -> list[str]:
         """The addresses that the session's verifier is told from now on."""
         self.now += LOOK_S
-        crew.look(LENGTH, hurry=False)
-        return [address.address for address in crew.addresses]
+        assigned.reassign(LENGTH, hurry=False)
+        return [address.address for address in assigned.addresses]
 
 
 @pytest.fixture
@@ -101,34 +101,34 @@ def test_one_with_another_vocabulary_is_passed_over(fleet: Fleet) -> None:
 def test_a_session_takes_one_of_each_and_another_when_its_own_drains(fleet: Fleet, names: tuple[str, ...]) -> None:
     first = fleet.add(1)
     fleet.add(2, sessions=1)
-    crew = fleet.crew(*names)
-    assert fleet.look(crew) == ["10.0.0.1:1"]
+    assigned = fleet.assign(*names)
+    assert fleet.reassigned(assigned) == ["10.0.0.1:1"]
     first._watch.load.draining = True
-    assert fleet.look(crew) == ["10.0.0.2:1"]
+    assert fleet.reassigned(assigned) == ["10.0.0.2:1"]
     assert first.users == 0
 
 
 @pytest.mark.parametrize("names", [(), ("model",)])
 def test_a_drafter_that_drains_is_not_left_for_a_dead_one(fleet: Fleet, names: tuple[str, ...]) -> None:
     first = fleet.add(1)
-    crew = fleet.crew(*names)
+    assigned = fleet.assign(*names)
     fleet.add(2, present=False)
     first._watch.load.draining = True
-    assert fleet.look(crew) == ["10.0.0.1:1"]
+    assert fleet.reassigned(assigned) == ["10.0.0.1:1"]
 
 
 @pytest.mark.parametrize("names", [(), ("model",)])
 async def test_one_that_was_let_go_is_left_even_for_nobody(fleet: Fleet, names: tuple[str, ...]) -> None:
     only = fleet.add(1)
     only._channel.close = MagicMock(side_effect=noop)  # type: ignore[method-assign]
-    crew = fleet.crew(*names)
+    assigned = fleet.assign(*names)
     only._watch.present = False
-    assert fleet.look(crew) == ["10.0.0.1:1"]  # it may come back
+    assert fleet.reassigned(assigned) == ["10.0.0.1:1"]  # it may come back
     await only.close()
     fleet.router.drafters.remove(only)
-    assert fleet.look(crew) == []
+    assert fleet.reassigned(assigned) == []
     fleet.add(2)
-    assert fleet.look(crew) == ["10.0.0.2:1"]
+    assert fleet.reassigned(assigned) == ["10.0.0.2:1"]
 
 
 async def noop() -> None:
@@ -137,17 +137,17 @@ async def noop() -> None:
 
 def test_what_a_verifier_says_of_one_replica_is_not_said_of_another(fleet: Fleet) -> None:
     bad, good = fleet.add(1), fleet.add(2, sessions=1)
-    crew = fleet.crew()
-    (told,) = crew.addresses
+    assigned = fleet.assign()
+    (told,) = assigned.addresses
     event = verifier_pb2.DrafterEvent(drafter=told.name, failure=types_pb2.Failure(reason="PROTOCOL"))
-    crew.learn(Received([], [event], None))
+    assigned.apply_received(Received([], [event], None))
     assert (bad.breaker.state(fleet.now), good.breaker.state(fleet.now)) == (BreakerState.OPEN, BreakerState.CLOSED)
-    assert fleet.look(crew) == ["10.0.0.2:1"]
+    assert fleet.reassigned(assigned) == ["10.0.0.2:1"]
 
 
 def test_clients_are_told_of_replicas_as_of_one(fleet: Fleet) -> None:
-    ledger = RequestStats(lambda: 0.0, 0.0)
+    stats = RequestStats(lambda: 0.0, 0.0)
     for number in (1, 2):
         share = verifier_pb2.DrafterShare(drafter=fleet.add(number).name, drafted=3, accepted=2)
-        ledger.add(verifier_pb2.Round(drafters=[share]))
-    assert [(one.name, one.drafted, one.accepted) for one in ledger.statistics().drafters] == [("model", 6, 4)]
+        stats.add_round(verifier_pb2.Round(drafters=[share]))
+    assert [(one.name, one.drafted, one.accepted) for one in stats.statistics().drafters] == [("model", 6, 4)]

@@ -1,4 +1,4 @@
-"""Whoever follows a story, from wherever and however often it breaks off, hears the same tokens and the same text."""
+"""A client that follows a stream, from any offset and however often it breaks off, gets the same tokens and text."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class Spelling:
         return text
 
 
-def new_story() -> OutputStream:
+def new_stream() -> OutputStream:
     return OutputStream(gateway_pb2.Started(session_id="s"), Transcript(Spelling(), [STOP]))
 
 
 def ended(tokens: list[int]) -> OutputStream:
-    story = new_story()
-    story.tell(tokens)
-    end(story)
-    return story
+    stream = new_stream()
+    stream.append_tokens(tokens)
+    end(stream)
+    return stream
 
 
-def end(story: OutputStream) -> None:
-    story.conclude()
-    keep = story.transcript.carrying()
-    story.finish(gateway_pb2.Finished(reason=verifier_pb2.FINISH_REASON_LENGTH, output_tokens=keep))
+def end(stream: OutputStream) -> None:
+    stream.conclude()
+    keep = stream.transcript.carrying()
+    stream.finish(gateway_pb2.Finished(reason=verifier_pb2.FINISH_REASON_LENGTH, output_tokens=keep))
 
 
 class Client:
@@ -58,17 +58,17 @@ class Client:
         self.text = ""
         self.finished = False
 
-    async def follow(self, story: OutputStream, *, counted: bool = True) -> None:
-        async with aclosing(story.follow(len(self.tokens), len(self.text) if counted else None)) as said:
+    async def follow(self, stream: OutputStream, *, counted: bool = True) -> None:
+        async with aclosing(stream.follow(len(self.tokens), len(self.text) if counted else None)) as said:
             async for event in said:
                 self.hear(event)
 
-    async def visit(self, story: OutputStream) -> None:
+    async def visit(self, stream: OutputStream) -> None:
         """Hears what there is, then hangs up."""
-        missing = len(story.tokens) > len(self.tokens)
-        async with aclosing(story.follow(len(self.tokens), len(self.text))) as said:
+        missing = len(stream.tokens) > len(self.tokens)
+        async with aclosing(stream.follow(len(self.tokens), len(self.text))) as said:
             await anext(said)
-            if missing and not story.transcript.stop:
+            if missing and not stream.transcript.stop:
                 self.hear(await anext(said))
 
     def hear(self, event: Event) -> None:
@@ -90,14 +90,14 @@ def test_a_client_that_comes_and_goes_misses_nothing_and_hears_nothing_twice(
     async def run() -> None:
         whole, client = Client(), Client()
         await whole.follow(ended(tokens))
-        story, left = new_story(), list(tokens)
+        stream, left = new_stream(), list(tokens)
         for more in visits:
-            story.tell(left[:more])
+            stream.append_tokens(left[:more])
             del left[:more]
-            await client.visit(story)
-        story.tell(left)
-        end(story)
-        await client.follow(story)
+            await client.visit(stream)
+        stream.append_tokens(left)
+        end(stream)
+        await client.follow(stream)
         assert (client.text, client.finished) == (whole.text, True)
         assert client.tokens[: len(whole.tokens)] == whole.tokens[: len(client.tokens)]
 
@@ -110,8 +110,8 @@ def test_the_text_behind_a_number_of_tokens_is_that_which_a_client_of_them_lacks
     async def run() -> None:
         whole, part = Client(), Client()
         await whole.follow(ended(tokens))
-        early = new_story()
-        early.tell(tokens[:have])
+        early = new_stream()
+        early.append_tokens(tokens[:have])
         await part.visit(early)
         if len(part.tokens) <= len(whole.tokens):
             await part.follow(ended(tokens), counted=False)
@@ -128,64 +128,64 @@ async def test_an_offset_that_the_session_never_reached_is_out_of_range() -> Non
 
 
 async def test_one_that_is_ahead_waits_until_the_session_is() -> None:
-    story, client = new_story(), Client()
+    stream, client = new_stream(), Client()
     client.tokens, client.text = [0, 1], "ab"
-    follower = asyncio.create_task(client.follow(story))
+    follower = asyncio.create_task(client.follow(stream))
     await asyncio.sleep(0)
-    story.tell([0, 1, 2])
-    end(story)
+    stream.append_tokens([0, 1, 2])
+    end(stream)
     await follower
     assert (client.tokens, client.text) == ([0, 1, 2], "abab")
 
 
 async def test_what_a_client_has_already_counts_as_taken_once_it_is_told() -> None:
-    story, client, took = new_story(), Client(), list[int]()
-    client.tokens, client.text, story.took = [0, 1, 2], "abab", took.append
-    follower = asyncio.create_task(client.follow(story))
+    stream, client, took = new_stream(), Client(), list[int]()
+    client.tokens, client.text, stream.on_taken = [0, 1, 2], "abab", took.append
+    follower = asyncio.create_task(client.follow(stream))
     await asyncio.sleep(0)
     for tokens in ([0, 1], [2, 3]):
-        story.tell(tokens)
+        stream.append_tokens(tokens)
         await asyncio.sleep(0)
-    await story.lags(1)
-    assert (took, story.lag) == ([2, 1, 1], 0)
-    end(story)
+    await stream.wait_for_clients(1)
+    assert (took, stream.lag) == ([2, 1, 1], 0)
+    end(stream)
     await follower
 
 
 async def test_followers_hear_of_a_failure_after_what_was_said() -> None:
-    story, client = new_story(), Client()
-    story.tell([0, 1])
-    story.fail(Unavailable("gone", reason="X"))
+    stream, client = new_stream(), Client()
+    stream.append_tokens([0, 1])
+    stream.fail(Unavailable("gone", reason="X"))
     with pytest.raises(Unavailable):
-        await client.follow(story)
+        await client.follow(stream)
     assert client.tokens == [0, 1]
 
 
 async def test_log_probabilities_stay_with_their_tokens_when_another_gateway_went_on_meanwhile() -> None:
     """No record has any."""
-    story, likely = new_story(), [types_pb2.TokenLogprobs(logprob=-float(token)) for token in range(3)]
+    stream, likely = new_stream(), [types_pb2.TokenLogprobs(logprob=-float(token)) for token in range(3)]
     for tokens, told in (([0], likely[:1]), ([1], []), ([2], likely[2:])):
-        story.tell(tokens, told)
-    end(story)
-    deltas = [event async for event in story.follow() if isinstance(event, gateway_pb2.Delta)]
+        stream.append_tokens(tokens, told)
+    end(stream)
+    deltas = [event async for event in stream.follow() if isinstance(event, gateway_pb2.Delta)]
     assert [list(delta.token_ids) for delta in deltas] == [[0, 1], [2]]
     assert [[each.logprob for each in delta.logprobs] for delta in deltas] == [[], [-2.0]]
 
 
 async def test_the_fastest_of_several_clients_sets_the_pace_and_the_last_one_is_noticed() -> None:
-    story, gone, taken = new_story(), list[bool](), list[int]()
-    story.deserted, story.took = lambda: gone.append(True), taken.append
-    story.tell([0] * 4)
+    stream, gone, taken = new_stream(), list[bool](), list[int]()
+    stream.on_deserted, stream.on_taken = lambda: gone.append(True), taken.append
+    stream.append_tokens([0] * 4)
     slow, fast = Client(), Client()
-    async with aclosing(story.follow()) as events:
+    async with aclosing(stream.follow()) as events:
         slow.hear(await anext(events))
-        follower = asyncio.create_task(fast.follow(story))
+        follower = asyncio.create_task(fast.follow(stream))
         while len(fast.tokens) < 4:
             await asyncio.sleep(0)
-        story.tell([1])
-        await story.lags(8)
-        assert story.lag <= 1
-        end(story)
+        stream.append_tokens([1])
+        await stream.wait_for_clients(8)
+        assert stream.lag <= 1
+        end(stream)
         await follower
         assert sum(taken) == 5 and not gone and slow.tokens == []
     assert gone

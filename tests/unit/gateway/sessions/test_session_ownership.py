@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 
-from gateway.sessions.ownership import SessionOwnership
+from gateway.auth.tenant import OPEN, Tenant, TenantLimits, called_by
+from gateway.sessions.ownership import SessionOwnership, stored_request
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_log import WriteBehindQueue
 from gateway.store.session_store import SessionRecord
-from slipstream.errors import Aborted, OutOfRange
+from slipstream.errors import Aborted, NotFound, OutOfRange
+from slipstream.v1 import gateway_pb2
 
 RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
 
@@ -20,15 +22,15 @@ def store(owner: str = "me") -> MemoryStore:
 
 
 async def test_whoever_takes_a_session_over_has_what_was_still_to_be_written() -> None:
-    scribe = WriteBehindQueue()
-    claims = SessionOwnership(store(), scribe, 5.0)
-    log = claims.log(RECORD)
+    write_behind = WriteBehindQueue()
+    ownership = SessionOwnership(store(), write_behind, 5.0)
+    log = ownership.open_log(RECORD)
     await log.create()
     await log.append([3])
     await log.release()
     async with asyncio.TaskGroup() as tasks:
-        writing = tasks.create_task(scribe.run())
-        taken = await claims.take("s")
+        writing = tasks.create_task(write_behind.run())
+        taken = await ownership.take_over("s")
         writing.cancel()
     assert (taken.tokens, taken.epoch) == ((1, 2, 3), 2)
 
@@ -45,9 +47,21 @@ async def test_a_cut_that_cannot_be_leaves_the_session_to_everybody() -> None:
 async def test_a_rollback_that_comes_late_does_not_repeat_itself() -> None:
     there = store()
     await there.create(RECORD)
-    claims = SessionOwnership(there, None, 5.0)
-    await claims.cut(RECORD, 2, (7,), b"q")
+    ownership = SessionOwnership(there, None, 5.0)
+    await ownership.cut(RECORD, 2, (7,), b"q")
     with pytest.raises(Aborted):
-        await claims.cut(RECORD, 2, (7,), b"q")
+        await ownership.cut(RECORD, 2, (7,), b"q")
     record = await there.read("s")
     assert (record.tokens, record.params, record.leased) == ((1, 2, 7), b"q", False)
+
+
+@pytest.mark.parametrize("owner", ["", "bob"])
+def test_anothers_session_looks_like_one_that_never_was(owner: str) -> None:
+    record = SessionRecord("id", 1, gateway_pb2.StoredRequest(model="m", owner=owner).SerializeToString(), 1, (1,))
+    called_by(Tenant("alice", TenantLimits()))
+    with pytest.raises(NotFound) as refusal:
+        stored_request(record)
+    assert refusal.value.reason == "NO_SESSION" and "never was" in refusal.value.message
+    called_by(Tenant(owner, TenantLimits()) if owner else OPEN)
+    assert stored_request(record).model == "m"
+    called_by(OPEN)

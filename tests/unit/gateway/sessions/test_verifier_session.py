@@ -1,4 +1,4 @@
-"""A seat believes only what can follow from what it heard before."""
+"""A session on a verifier believes only what can follow from what it received before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from benchmarks.virtual import VirtualLoop, run
-from gateway.sessions.verifier_session import SessionEnded, VerifierSession, lost
+from gateway.sessions.verifier_session import SessionEnded, VerifierSession, stream_lost
 from slipstream.errors import Internal, ResourceExhausted, Unavailable
 from slipstream.v1 import types_pb2, verifier_pb2
 
@@ -27,8 +27,8 @@ class Wire:
 
 def opened(*, epoch: int = 1, credit: int = 100, max_length: int = 50) -> tuple[VerifierSession, Wire]:
     wire = Wire()
-    seat = VerifierSession(7, wire.send, vocabulary_size=100)
-    seat.open(
+    session = VerifierSession(7, wire.send, vocabulary_size=100)
+    session.open(
         verifier_pb2.DecodeOpen(
             key=types_pb2.SessionKey(id="s", epoch=epoch),
             prefix=types_pb2.Prefix(token_ids=[1, 2, 3], prompt_length=3),
@@ -36,87 +36,89 @@ def opened(*, epoch: int = 1, credit: int = 100, max_length: int = 50) -> tuple[
             credit=credit,
         )
     )
-    return seat, wire
+    return session, wire
 
 
 def done(base: int, *tokens: int, epoch: int = 1) -> verifier_pb2.Round:
     return verifier_pb2.Round(session=7, epoch=epoch, base_length=base, token_ids=tokens)
 
 
-async def tokens_of(seat: VerifierSession) -> list[int]:
-    news = await seat.take()
-    return [token for heard in news.rounds for token in heard.token_ids]
+async def tokens_of(session: VerifierSession) -> list[int]:
+    received = await session.take_received()
+    return [token for heard in received.rounds for token in heard.token_ids]
 
 
 async def test_rounds_are_taken_once_and_in_order() -> None:
-    seat, _ = opened()
-    seat.receive(done(3, 10, 11))
-    seat.receive(done(5, 12))
-    assert await tokens_of(seat) == [10, 11, 12]
-    waiting = asyncio.create_task(tokens_of(seat))
+    session, _ = opened()
+    session.receive_round(done(3, 10, 11))
+    session.receive_round(done(5, 12))
+    assert await tokens_of(session) == [10, 11, 12]
+    waiting = asyncio.create_task(tokens_of(session))
     await asyncio.sleep(0)
     assert not waiting.done()
-    seat.receive(done(6, 13))
+    session.receive_round(done(6, 13))
     assert await waiting == [13]
 
 
 async def test_late_and_repeated_rounds_are_dropped() -> None:
-    seat, _ = opened(epoch=2)
+    session, _ = opened(epoch=2)
     for stale in (done(3, 9, epoch=1), done(2, 9, epoch=2)):
-        seat.receive(stale)
-    seat.receive(done(3, 10, epoch=2))
-    seat.receive(done(3, 10, epoch=2))
-    news = await seat.take()
-    assert ([list(heard.token_ids) for heard in news.rounds], news.end) == ([[10]], None)
+        session.receive_round(stale)
+    session.receive_round(done(3, 10, epoch=2))
+    session.receive_round(done(3, 10, epoch=2))
+    received = await session.take_received()
+    assert ([list(heard.token_ids) for heard in received.rounds], received.end) == ([[10]], None)
 
 
 @pytest.mark.parametrize(
     "wrong", [done(4, 9), done(3, 9, epoch=2), done(3, 100), done(3, *[1] * 48)], ids=["gap", "epoch", "token", "long"]
 )
-async def test_a_round_that_cannot_be_right_ends_the_seat(wrong: verifier_pb2.Round) -> None:
-    seat, _ = opened()
-    seat.receive(wrong)
-    seat.receive(done(3, 10))
-    news = await seat.take()
-    assert news.rounds == []
-    assert news.end is not None and isinstance(news.end.error, Unavailable)
+async def test_a_round_that_cannot_be_right_ends_the_session(wrong: verifier_pb2.Round) -> None:
+    session, _ = opened()
+    session.receive_round(wrong)
+    session.receive_round(done(3, 10))
+    received = await session.take_received()
+    assert received.rounds == []
+    assert received.end is not None and isinstance(received.end.error, Unavailable)
 
 
 async def test_a_round_may_overdraw_the_credit_but_none_may_follow() -> None:
-    seat, _ = opened(credit=2)
-    seat.receive(done(3, 10, 11, 12))
-    seat.credit(1)
-    seat.receive(done(6, 13))
-    news = await seat.take()
-    assert len(news.rounds) == 1 and news.end is not None
+    session, _ = opened(credit=2)
+    session.receive_round(done(3, 10, 11, 12))
+    session.add_credit(1)
+    session.receive_round(done(6, 13))
+    received = await session.take_received()
+    assert len(received.rounds) == 1 and received.end is not None
 
 
 async def test_rounds_before_an_end_are_heard_and_the_end_stays() -> None:
-    seat, _ = opened()
-    seat.receive(done(3, 10))
-    seat.finished(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_STOP))
-    seat.end(lost(Unavailable("later")))
-    first, second = await seat.take(), await seat.take()
+    session, _ = opened()
+    session.receive_round(done(3, 10))
+    session.receive_end(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_STOP))
+    session.end(stream_lost(Unavailable("later")))
+    first, second = await session.take_received(), await session.take_received()
     assert len(first.rounds) == 1
     assert first.end == second.end == SessionEnded(verifier_pb2.FINISH_REASON_STOP)
 
 
 async def test_an_end_of_an_earlier_epoch_is_not_this_sessions() -> None:
-    seat, _ = opened(epoch=2)
-    seat.finished(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_STOP))
-    seat.receive(done(3, 10, epoch=2))
-    assert (await seat.take()).end is None
+    session, _ = opened(epoch=2)
+    session.receive_end(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_STOP))
+    session.receive_round(done(3, 10, epoch=2))
+    assert (await session.take_received()).end is None
 
 
 async def test_failures_keep_their_code_and_an_unasked_close_is_unavailable() -> None:
-    seat, _ = opened()
+    session, _ = opened()
     failure = types_pb2.Failure(code=8, message="no room", reason="KV")
-    seat.finished(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_ERROR, failure=failure))
-    end = (await seat.take()).end
+    session.receive_end(
+        verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_ERROR, failure=failure)
+    )
+    end = (await session.take_received()).end
     assert end is not None and isinstance(end.error, ResourceExhausted) and end.error.reason == "KV"
-    seat, _ = opened()
-    seat.finished(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_CANCELLED))
-    end = (await seat.take()).end
+    session, _ = opened()
+    session.receive_end(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_CANCELLED))
+    end = (await session.take_received()).end
     assert end is not None and isinstance(end.error, Unavailable)
 
 
@@ -125,18 +127,22 @@ def test_a_verifier_that_takes_no_steps_while_it_could_is_stuck(steps: str, cred
     """Control: one that works for others, or waits for the client, is not."""
 
     async def main() -> None:
-        seat, _ = opened(credit=credit)
+        session, _ = opened(credit=credit)
         clock = asyncio.get_running_loop().time
-        listening = asyncio.create_task(seat.listen(lambda: int(clock()) if steps == "some" else 7, stall_s=6.0))
+        listening = asyncio.create_task(
+            session.receive_until_stalled(lambda: int(clock()) if steps == "some" else 7, stall_s=6.0)
+        )
         await asyncio.sleep(5.9)
         assert not listening.done()
         await asyncio.sleep(0.2)
         assert listening.done() == ends
         if not ends:
             await asyncio.sleep(60.0)
-            seat.receive(done(3, 10)) if credit else seat.end(SessionEnded(verifier_pb2.FINISH_REASON_ERROR))
-        news = await listening
-        error = news.end.error if news.end is not None else None
+            session.receive_round(done(3, 10)) if credit else session.end(
+                SessionEnded(verifier_pb2.FINISH_REASON_ERROR)
+            )
+        received = await listening
+        error = received.end.error if received.end is not None else None
         assert (error is not None and error.reason == "STUCK") == ends
 
     run(main())
@@ -145,36 +151,36 @@ def test_a_verifier_that_takes_no_steps_while_it_could_is_stuck(steps: str, cred
 @pytest.mark.parametrize("before_s", [0.5, 3.0, 5.4])
 def test_a_gateway_that_stood_still_itself_blames_no_verifier(before_s: float) -> None:
     async def main() -> None:
-        seat, _ = opened()
+        session, _ = opened()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        listening = asyncio.create_task(seat.listen(lambda: 7, stall_s=6.0))
+        listening = asyncio.create_task(session.receive_until_stalled(lambda: 7, stall_s=6.0))
         await asyncio.sleep(before_s)
         loop.now += 600.0
         await asyncio.sleep(0.3)
-        seat.receive(done(3, 10))
+        session.receive_round(done(3, 10))
         assert (await listening).end is None
 
     run(main())
 
 
 def test_commands_carry_the_sessions_number_and_epoch() -> None:
-    seat, wire = opened()
-    seat.credit(5)
-    seat.close()
+    session, wire = opened()
+    session.add_credit(5)
+    session.close()
     assert [(command.session, command.epoch) for command in wire.said] == [(7, 1), (7, 1), (7, 1)]
     assert [command.WhichOneof("command") for command in wire.said] == ["open", "credit", "close"]
 
 
 def test_talking_to_a_verifier_that_is_gone_is_harmless_but_opening_is_not() -> None:
-    seat, wire = opened()
+    session, wire = opened()
     wire.down = True
-    seat.credit(1)
-    seat.close()
+    session.add_credit(1)
+    session.close()
     with pytest.raises(Unavailable):
         VerifierSession(8, wire.send, 100).open(verifier_pb2.DecodeOpen())
 
 
 def test_a_broken_stream_is_always_worth_another_try() -> None:
     for error in (Internal("listener"), ResourceExhausted("slow"), Unavailable("gone")):
-        assert isinstance(lost(error).error, Unavailable)
+        assert isinstance(stream_lost(error).error, Unavailable)

@@ -14,13 +14,14 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.routing.configured_workers import ConfiguredWorkers
+from gateway.sessions.request_stats import RequestStats
+from gateway.sessions.run import outcome_of
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_log import SessionLog, WriteBehindQueue
 from gateway.store.session_store import SessionRecord
 from gateway.telemetry.metrics_source import MetricsParts, _shares, _workers
-from gateway.telemetry.request_metrics import MOST_WORKLOADS, Objectives, RequestMetrics, outcome_of
-from gateway.telemetry.request_stats import RequestStats
+from gateway.telemetry.request_metrics import MOST_WORKLOADS, Objectives, RequestMetrics, SessionMetrics
 from slipstream.errors import (
     Aborted,
     Internal,
@@ -37,37 +38,48 @@ from slipstream.v1 import verifier_pb2
 CONFIG = GatewayConfig(verifiers=("v:1",), tokenizer="t", drafters=("model=d:1", "ngram=d:2"))
 
 
-def plan(workload: str = "", model: str = "m") -> Any:
+def resolved(workload: str = "", model: str = "m") -> Any:
     return SimpleNamespace(model=SimpleNamespace(name=model), workload=workload)
 
 
-def ledger(meters: RequestMetrics, ttft_s: float, tpot_s: float, tokens: int, workload: str = "") -> RequestStats:
-    """Of a session that ended."""
+def session(
+    metrics: RequestMetrics, outcome: str, *, ttft_s: float = 0.1, tpot_s: float = 0.1, tokens: int = 5
+) -> RequestStats:
+    """Count a session that ended so."""
     now = [100.0]
-    made = RequestStats(lambda: now[0], 100.0, series=meters.of(plan(workload)))
+    stats = RequestStats(lambda: now[0], 100.0)
+    observer = SessionMetrics(metrics, resolved(), stats)
+    observer.run_began()
     now[0] += ttft_s
-    made.add(verifier_pb2.Round(token_ids=[1]))
-    now[0] += tpot_s * (tokens - 1)
-    if tokens > 1:
-        made.add(verifier_pb2.Round(token_ids=[1] * (tokens - 1)))
-    made.close()
-    return made
+    for more in (1, tokens - 1):
+        if more:
+            done = verifier_pb2.Round(token_ids=[1] * more)
+            stats.add_round(done)
+            observer.round_shown(done)
+        now[0] += tpot_s * (tokens - 1) * (more == 1)
+    stats.close()
+    observer.run_ended(outcome)
+    return stats
 
 
 def test_however_many_workloads_clients_name_there_are_only_so_many_series() -> None:
-    meters = RequestMetrics()
+    metrics = RequestMetrics()
     for number in range(10_000):
-        meters.of(plan(f"kind-{number}"))
-    assert len(meters.series) == MOST_WORKLOADS + 1 and ("m", OTHER) in meters.series
-    assert meters.of(plan("kind-3")) is not meters.of(plan("kind-9999")) is meters.of(plan("kind-77"))
+        metrics.series_of(resolved(f"kind-{number}"))
+    assert len(metrics.series) == MOST_WORKLOADS + 1 and ("m", OTHER) in metrics.series
+    assert (
+        metrics.series_of(resolved("kind-3"))
+        is not metrics.series_of(resolved("kind-9999"))
+        is metrics.series_of(resolved("kind-77"))
+    )
 
 
 def test_workloads_that_the_operator_names_cannot_be_crowded_out() -> None:
-    meters = RequestMetrics(workloads=("chat",))
+    metrics = RequestMetrics(workloads=("chat",))
     for number in range(100):
-        meters.of(plan(f"kind-{number}"))
-    meters.of(plan("chat"))
-    assert set(meters.series) == {("m", OTHER), ("m", "chat")}
+        metrics.series_of(resolved(f"kind-{number}"))
+    metrics.series_of(resolved("chat"))
+    assert set(metrics.series) == {("m", OTHER), ("m", "chat")}
 
 
 @pytest.mark.parametrize(
@@ -80,31 +92,29 @@ def test_workloads_that_the_operator_names_cannot_be_crowded_out() -> None:
     ],
 )
 def test_a_good_request_met_both_objectives(objectives: Objectives, good: int) -> None:
-    meters = RequestMetrics(objectives)
-    done = ledger(meters, ttft_s=0.5, tpot_s=1 / 32, tokens=11)
+    metrics = RequestMetrics(objectives)
+    done = session(metrics, "stop", ttft_s=0.5, tpot_s=1 / 32, tokens=11)
     assert done.tpot_s == 1 / 32
-    meters.ended("stop", done)
-    series = meters.series["m", ""]
+    series = metrics.series["m", ""]
     assert (series.good, series.good_tokens) == (good, 11 * good)
     assert series.outcomes == {"stop": 1}
 
 
 def test_one_token_has_no_time_per_token_after_it() -> None:
-    meters = RequestMetrics(Objectives(tpot_s=0.001))
-    done = ledger(meters, ttft_s=0.5, tpot_s=9.0, tokens=1)
-    meters.ended("length", done)
-    assert done.tpot_s is None and meters.series["m", ""].good == 1
-    (family,) = meters.tpot.collect()
+    metrics = RequestMetrics(Objectives(tpot_s=0.001))
+    done = session(metrics, "length", ttft_s=0.5, tpot_s=9.0, tokens=1)
+    assert done.tpot_s is None and metrics.series["m", ""].good == 1
+    (family,) = metrics.tpot.collect()
     assert next(sample.value for sample in family.samples if sample.name.endswith("_count")) == 0
 
 
 def test_what_was_let_go_or_failed_is_neither_good_nor_timed() -> None:
-    meters = RequestMetrics()
+    metrics = RequestMetrics()
     for outcome in ("left", "cancelled", "unavailable", "failed", "fenced"):
-        meters.ended(outcome, ledger(meters, 0.1, 0.1, 5))
-    series = meters.series["m", ""]
+        session(metrics, outcome)
+    series = metrics.series["m", ""]
     assert (series.good, sum(series.outcomes.values())) == (0, 5)
-    (family,) = meters.e2e.collect()
+    (family,) = metrics.e2e.collect()
     assert next(sample.value for sample in family.samples if sample.name.endswith("_count")) == 0
 
 
@@ -121,18 +131,18 @@ def test_what_was_let_go_or_failed_is_neither_good_nor_timed() -> None:
     ],
 )
 def test_whose_fault_an_end_or_a_refusal_was(error: SlipstreamError, outcome: str, refused: int) -> None:
-    meters = RequestMetrics()
-    with pytest.raises(SlipstreamError), meters.admitting():
+    metrics = RequestMetrics()
+    with pytest.raises(SlipstreamError), metrics.admitting():
         raise error
-    assert (outcome_of(error), meters.refused) == (outcome, refused)
+    assert (outcome_of(error), metrics.refused) == (outcome, refused)
 
 
 def test_a_slow_request_is_told_of_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    meters = RequestMetrics(Objectives(slow_s=1.0))
-    meters.ended("stop", ledger(meters, 0.1, 0.1, 5))
+    metrics = RequestMetrics(Objectives(slow_s=1.0))
+    session(metrics, "stop")
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "gateway"):
-        meters.ended("stop", ledger(meters, 0.1, 0.5, 5))
+        session(metrics, "stop", tpot_s=0.5)
     (record,) = caplog.records
     assert (record.msg, vars(record)["tokens"], vars(record)["e2e_s"]) == ("slow request", 5, 2.1)
 
@@ -208,17 +218,17 @@ async def test_the_log_tells_once_why_the_store_is_away_and_when_it_is_back(capl
 
 async def test_what_relaxed_sessions_left_behind_ages_until_it_is_written() -> None:
     now, there = [0.0], MemoryStore(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
-    scribe = WriteBehindQueue(lambda: now[0])
-    log = SessionLog(there, SessionRecord("s", 1, b"", 1, (1,)), write_behind=scribe, grace_s=1)
+    write_behind = WriteBehindQueue(lambda: now[0])
+    log = SessionLog(there, SessionRecord("s", 1, b"", 1, (1,)), write_behind=write_behind, grace_s=1)
     await log.create()
     await log.append([2])
     now[0] = 2.0
     await log.append([3])
     now[0] = 5.0
-    assert scribe.lag_s == 5.0
-    writing = asyncio.create_task(scribe.run())
-    await scribe.written(1.0)
-    assert scribe.lag_s == 0.0
+    assert write_behind.lag_s == 5.0
+    writing = asyncio.create_task(write_behind.run())
+    await write_behind.written(1.0)
+    assert write_behind.lag_s == 0.0
     writing.cancel()
     await asyncio.wait([writing])
 
@@ -231,9 +241,9 @@ async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() 
         verifier_price=4.0,
         drafter_prices=("model=1.5",),
     )
-    meters, traffic = RequestMetrics(), ByteCounter()
-    router = ConfiguredWorkers(config, "fingerprint", lambda role: MagicMock(), meters, traffic).router(time.monotonic)
-    parts = MetricsParts(config, meters, router, MagicMock(), None, traffic, MagicMock())
+    metrics, traffic = RequestMetrics(), ByteCounter()
+    router = ConfiguredWorkers(config, "fingerprint", lambda role: MagicMock(), metrics, traffic).router(time.monotonic)
+    parts = MetricsParts(config, metrics, router, MagicMock(), None, traffic, MagicMock())
     told = {metric.name: source for metric, source in _workers(parts).items()}
     names = {("verifier", "dns:///v:1"), ("verifier", "w:1"), ("drafter", "model"), ("drafter", "ngram")}
     assert told["slipstream_workers"]() == dict.fromkeys(names, 0)
@@ -250,13 +260,15 @@ async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() 
         assert told["slipstream_cost_per_hour"]() == {("verifier",): 4.0, ("drafter",): 1.5}
         assert told["slipstream_drafter_breaker_state"]() == {("model",): 0}
         share = verifier_pb2.DrafterShare(drafter="model@10.0.0.9:2", drafted=2, accepted=1)
-        meters.of(plan()).sums.add(verifier_pb2.Round(drafted=2, accepted=1, drafters=[share]), speculates=True)
+        metrics.series_of(resolved()).sums.add_round(
+            verifier_pb2.Round(drafted=2, accepted=1, drafters=[share]), speculates=True
+        )
         assert _shares(parts, "drafted") == {("m", "model", "model", ""): 2}
         router.drafters[-1]._watch.method = "odd\0" + "d" * 99
         assert _shares(parts, "drafted") == {("m", "model", "odd?" + "d" * 60, ""): 2}
         for number in range(100):
-            meters.drafter_failed(f"model@10.0.0.{number}:2", "LINK_LOST", 1)
-        assert meters.failures == {("model", "LINK_LOST"): 100}
+            metrics.drafter_failed(f"model@10.0.0.{number}:2", "LINK_LOST", 1)
+        assert metrics.failures == {("model", "LINK_LOST"): 100}
         for discovery in router.discoveries:
             for _, running in discovery._known.values():
                 running.cancel()

@@ -14,16 +14,16 @@ TOLD = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "
 
 
 def test_a_process_is_told_its_place_or_is_alone() -> None:
-    assert Rank.told(TOLD) == Rank(rank=3, size=4, local_rank=1, local_size=2)
-    assert Rank.told({}) == Rank(rank=0, size=1)
+    assert Rank.from_environment(TOLD) == Rank(rank=3, size=4, local_rank=1, local_size=2)
+    assert Rank.from_environment({}) == Rank(rank=0, size=1)
 
 
 @pytest.mark.parametrize("wrong", [{"RANK": "first"}, {"LOCAL_RANK": ""}])
 def test_a_place_that_cannot_be_read_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument, match="torchrun"):
-        Rank.told(TOLD | wrong)
+        Rank.from_environment(TOLD | wrong)
     with pytest.raises(InvalidArgument, match="torchrun"):
-        Rank.told({"WORLD_SIZE": "2"})
+        Rank.from_environment({"WORLD_SIZE": "2"})
 
 
 class Heart:

@@ -18,7 +18,7 @@ from drafter_svc.drafter import open_configured
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.quantisation import QUANTISERS, for_target
+from slipstream.engine.models.quantisation import QUANTISERS, check_target_quantisation
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
@@ -116,7 +116,7 @@ def test_only_targets_quantisers_keep_rows_apart(quantisation: str, opened: Any)
     if QUANTISERS[quantisation].steady:
         assert apart < (1e-4 if quantisation == "int8" else 0.05 * lost)
         assert torch.equal(logits.argmax(dim=-1), alone.argmax(dim=-1))
-        assert for_target(quantisation) == quantisation
+        assert check_target_quantisation(quantisation) == quantisation
     else:
         assert apart > 0.2 * lost
         with pytest.raises(InvalidArgument, match="choose int8 or int4"):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from drafter_svc import send_policy
 from drafter_svc.session import DraftSession as Drafting
 from slipstream.proposers.base import ProposedNode, ProposerContext
+from slipstream.proposers.draft_tree import DraftNode
 from slipstream.speculation import noise
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.noise import Purpose
@@ -125,8 +126,8 @@ def test_siblings_must_not_be_dropped_for_what_they_are() -> None:
     assert bias(fits) < 1e-12
     in_order = send_policy._join_drawn
 
-    def likeliest_first(session: Drafting, guesses: list[ProposedNode]) -> None:
-        in_order(session, sorted(guesses, key=lambda guess: -guess.log_prob))
+    def likeliest_first(session: Drafting, places: list[DraftNode], proposed: list[ProposedNode]) -> None:
+        in_order(session, places, sorted(proposed, key=lambda node: -node.log_prob))
 
     with mock.patch.object(send_policy, "_join_drawn", likeliest_first):
         assert bias(fits) > 1e-3

@@ -1,0 +1,26 @@
+"""What the application code of a gateway may know of one call, whatever protocol the call came by.
+
+The protocol's own code (`gateway.api`) builds a RequestContext and sends its trailers. Imports nothing of the gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    headers: Sequence[tuple[str, str]] = ()
+    """Names in lower case, and values; binary metadata is left out."""
+    peer: str = ""
+    """Address of the client, in the form that gRPC writes it: `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`."""
+    deadline_s: float | None = None
+    """Seconds that the client waits from now on; None: without end. The protocol's own code ends the call then."""
+    trailers: dict[str, str] = field(default_factory=dict)
+    """What is sent behind the answer, or behind the error: filled in while the request is served."""
+
+    def header(self, name: str) -> str:
+        """The value of a header that was sent exactly once; empty for none and for several."""
+        found = [value for key, value in self.headers if key == name]
+        return found[0] if len(found) == 1 else ""

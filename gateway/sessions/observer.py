@@ -1,0 +1,143 @@
+"""What watches requests and sessions without taking part: metrics, traces and experiments.
+
+The code of sessions calls these methods at the moments they are named after, and does not know what listens: the
+process puts that together (`gateway.telemetry.observers`). A method returns at once and raises nothing; one that an
+observer does not override does nothing. None is called once per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from gateway.request_context import RequestContext
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.sessions.output_stream import Event
+from gateway.sessions.request_stats import RequestStats
+from slipstream.errors import SlipstreamError
+from slipstream.v1 import gateway_pb2, verifier_pb2
+
+
+class SessionObserver:
+    """Watches one session for as long as this gateway runs it."""
+
+    def run_began(self) -> None: ...
+
+    def verifier_wait_began(self) -> None: ...
+
+    def verifier_wait_ended(self) -> None: ...
+
+    def reopening(self) -> None:
+        """The session lost its verifier and is about to be opened again."""
+
+    def opening(self, verifier: str, request: verifier_pb2.DecodeOpen) -> None:
+        """The request is about to be sent to the verifier at this address. A tracer adds its context to it."""
+
+    def drafters_reported(self, events: Sequence[verifier_pb2.DrafterEvent]) -> None:
+        """The verifier lost drafters or has them back."""
+
+    def commit_began(self) -> None: ...
+
+    def commit_ended(self, rounds: Sequence[verifier_pb2.Round], error: BaseException | None) -> None:
+        """The write of these rounds to the session log ended, with an error or without."""
+
+    def round_shown(self, done: verifier_pb2.Round) -> None:
+        """The round's tokens are in the log and on the stream; the session's RequestStats count them already."""
+
+    def verifier_lost(self, error: SlipstreamError) -> None: ...
+
+    def verifier_left(self, *, complete: bool) -> None:
+        """The session is closed on its verifier; `complete`: its text is all there."""
+
+    def session_finished(self, finished: gateway_pb2.Finished, occupancy: float) -> None:
+        """The session ended with this outcome. `occupancy`: see DrafterAssignment."""
+
+    def run_ended(self, outcome: str) -> None:
+        """`outcome`: a label of the metric `slipstream_requests`."""
+
+
+class SessionObservers(SessionObserver):
+    """Several observers as one."""
+
+    def __init__(self, observers: Iterable[SessionObserver]) -> None:
+        self._observers = tuple(observers)
+
+    def run_began(self) -> None:
+        for each in self._observers:
+            each.run_began()
+
+    def verifier_wait_began(self) -> None:
+        for each in self._observers:
+            each.verifier_wait_began()
+
+    def verifier_wait_ended(self) -> None:
+        for each in self._observers:
+            each.verifier_wait_ended()
+
+    def reopening(self) -> None:
+        for each in self._observers:
+            each.reopening()
+
+    def opening(self, verifier: str, request: verifier_pb2.DecodeOpen) -> None:
+        for each in self._observers:
+            each.opening(verifier, request)
+
+    def drafters_reported(self, events: Sequence[verifier_pb2.DrafterEvent]) -> None:
+        for each in self._observers:
+            each.drafters_reported(events)
+
+    def commit_began(self) -> None:
+        for each in self._observers:
+            each.commit_began()
+
+    def commit_ended(self, rounds: Sequence[verifier_pb2.Round], error: BaseException | None) -> None:
+        for each in self._observers:
+            each.commit_ended(rounds, error)
+
+    def round_shown(self, done: verifier_pb2.Round) -> None:
+        for each in self._observers:
+            each.round_shown(done)
+
+    def verifier_lost(self, error: SlipstreamError) -> None:
+        for each in self._observers:
+            each.verifier_lost(error)
+
+    def verifier_left(self, *, complete: bool) -> None:
+        for each in self._observers:
+            each.verifier_left(complete=complete)
+
+    def session_finished(self, finished: gateway_pb2.Finished, occupancy: float) -> None:
+        for each in self._observers:
+            each.session_finished(finished, occupancy)
+
+    def run_ended(self, outcome: str) -> None:
+        for each in self._observers:
+            each.run_ended(outcome)
+
+
+class RequestObserver:
+    """Watches one call of a client."""
+
+    def generate_requested(self, request: gateway_pb2.GenerateRequest) -> None:
+        """The request as it came: nothing of it is checked yet."""
+
+    def event_sent(self, event: Event) -> None:
+        """The event is about to be sent to the client."""
+
+
+class Observers:
+    """Makes the observers of requests and sessions. This one makes such as do nothing."""
+
+    def watch_request(self, name: str, context: RequestContext) -> AbstractContextManager[RequestObserver]:
+        """Around a call of this name, from its arrival to its end; may add to the context's trailers at the end."""
+        return nullcontext(RequestObserver())
+
+    def admitting(self) -> AbstractContextManager[None]:
+        """Around what may refuse a request."""
+        return nullcontext()
+
+    def watch_session(
+        self, session_id: str, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool
+    ) -> SessionObserver:
+        """`from_beginning`: the session is new; one that is taken up has a past that was not observed here."""
+        return SessionObserver()

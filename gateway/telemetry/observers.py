@@ -1,0 +1,37 @@
+"""The observers of a gateway's requests and sessions: its metrics, and traces and an experiment where there are any."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from gateway.experiments.trial import Trial
+from gateway.request_context import RequestContext
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.sessions.observer import Observers, RequestObserver, SessionObserver, SessionObservers
+from gateway.sessions.request_stats import RequestStats
+from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
+from gateway.telemetry.tracing import session_trace, traced
+from slipstream.telemetry.tracing import Tracing
+
+
+class GatewayObservers(Observers):
+    def __init__(self, metrics: RequestMetrics, tracing: Tracing | None = None, trial: Trial | None = None) -> None:
+        """Without `tracing` no request is traced; without `trial` no experiment runs."""
+        self.metrics = metrics
+        self.trial = trial
+        self._tracing = tracing
+
+    def watch_request(self, name: str, context: RequestContext) -> AbstractContextManager[RequestObserver]:
+        return super().watch_request(name, context) if self._tracing is None else traced(self._tracing, name, context)
+
+    def admitting(self) -> AbstractContextManager[None]:
+        return self.metrics.admitting()
+
+    def watch_session(
+        self, session_id: str, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool
+    ) -> SessionObserver:
+        counting = SessionMetrics(self.metrics, resolved, stats)
+        trace = session_trace(resolved.arm)
+        sample = self.trial.sample(resolved.arm, session_id) if self.trial and resolved.arm and from_beginning else None
+        others = [each for each in (trace, sample) if each is not None]
+        return SessionObservers([counting, *others]) if others else counting

@@ -1,0 +1,52 @@
+"""What a store keeps of a request: records of earlier gateways are read, and clients cannot write its own fields."""
+
+from __future__ import annotations
+
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.routing.router import DrafterRequirements
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.v1 import gateway_pb2, types_pb2
+from tests.unit.gateway.requests.test_request_validation import resolve
+
+RESOLVED = ResolvedRequest(
+    model=types_pb2.ModelInfo(name="toy"),
+    prompt=(1, 2, 3),
+    sampling=SamplingParams(temperature=0.5, top_k=7, seed=2**64 - 1, logit_bias={5: -1.5}),
+    max_length=19,
+    stops=("END",),
+    stop_token_ids=(49, 48),
+    drafters=(),
+    max_draft_tokens=4,
+    workload="code",
+    cache_salt="mine",
+    priority=3,
+    prediction=(7, 8),
+    top_logprobs=2,
+    owner="alice",
+    revision=2,
+    vocabulary="fingerprint",
+    drafting=DrafterRequirements(names=("ngram",)),
+)
+WRITTEN_BEFORE = bytes.fromhex(
+    "0a03746f79223709000000000000e03f100719000000000000f03f29000000000000f03f420b080511000000000000f8bf48ffffffffffff"
+    "ffffff01500128103203454e443a02313040014a0910041a056e6772616d5204636f64655a046d696e65620612040a020708680678018001"
+    "02a20605616c696365a80602b2060b66696e6765727072696e74"
+)
+"""The same request as a gateway stored it that kept a GenerateRequest."""
+
+
+def test_a_record_of_an_earlier_gateway_is_byte_for_byte_one_of_today() -> None:
+    assert RESOLVED.params() == WRITTEN_BEFORE
+    stored = gateway_pb2.StoredRequest.FromString(WRITTEN_BEFORE)
+    assert (stored.model, stored.sampling.seed, stored.max_tokens, list(stored.stop)) == ("toy", 2**64 - 1, 16, ["END"])
+    assert (list(stored.stop_token_ids), stored.ignore_eos) == ([49, 48], True)
+    assert (stored.owner, stored.revision, stored.vocabulary_fingerprint) == ("alice", 2, "fingerprint")
+    assert stored.speculation.drafters == ["ngram"] and stored.prediction.token_ids.token_ids == [7, 8]
+
+
+async def test_what_a_client_sends_under_the_numbers_of_the_record_alone_is_ignored() -> None:
+    claims = gateway_pb2.StoredRequest(owner="bob", revision=7, vocabulary_fingerprint="theirs").SerializeToString()
+    asked = gateway_pb2.GenerateRequest(prompt_token_ids=gateway_pb2.TokenIds(token_ids=[1, 2, 3]))
+    asked = gateway_pb2.GenerateRequest.FromString(asked.SerializeToString() + claims)
+    stored = gateway_pb2.StoredRequest.FromString((await resolve(asked)).params())
+    assert (stored.owner, stored.revision) == ("", 0) and stored.vocabulary_fingerprint not in ("", "theirs")

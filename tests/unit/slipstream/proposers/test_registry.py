@@ -1,0 +1,90 @@
+"""The table of drafting methods: every row opens, and one row is all that a new method needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Hashable
+from importlib import import_module
+
+import pytest
+
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafter import running
+from slipstream.errors import InvalidArgument, SlipstreamError
+from slipstream.proposers import registry
+from slipstream.proposers.base import (
+    OpenedProposer,
+    Proposal,
+    ProposedNode,
+    ProposerContext,
+    ProposerSettings,
+    any_vocabulary,
+)
+from slipstream.proposers.registry import METHODS, ProposerMethod, find_method, gives_distribution, needs_prediction
+from slipstream.rpc.channel import channel
+from slipstream.rpc.proto_conversion import sampling_to_proto
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_every_row_names_a_factory_that_is_there(method: ProposerMethod) -> None:
+    module, _, function = method.factory.partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_the_table_is_read_without_torch() -> None:
+    program = "import sys, slipstream.proposers.registry; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_an_unknown_method_is_refused_by_name_and_has_no_properties() -> None:
+    with pytest.raises(InvalidArgument, match="choose model, ngram"):
+        find_method("psychic")
+    with pytest.raises(InvalidArgument, match="psychic"):
+        DrafterConfig(method="psychic")
+    assert not gives_distribution("psychic") and not needs_prediction("psychic")
+
+
+class RepeatProposer:
+    """Proposes the last token again."""
+
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        return [
+            Proposal([ProposedNode(node, one.tokens[one.length - 1], -0.1) for node in one.expand], one.length)
+            for one in contexts
+        ]
+
+    def close_sequence(self, handle: Hashable) -> None:
+        """It keeps nothing."""
+
+
+def open_repeat(settings: ProposerSettings) -> OpenedProposer:
+    return OpenedProposer(any_vocabulary("repeat"), RepeatProposer())
+
+
+async def test_one_row_adds_a_method_and_a_drafter_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ProposerMethod("repeat", f"{__name__}:open_repeat", "the last token again")
+    monkeypatch.setitem(registry.METHODS, "repeat", row)
+    config = DrafterConfig(method="repeat", listen="127.0.0.1:0", grace_s=0.0)
+    async with running(config) as drafter, channel(drafter.address) as line:
+        served = await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())
+        assert (served.method, served.model.name) == ("repeat", "repeat")
+        call = drafter_pb2_grpc.DrafterServiceStub(line).Draft()
+        opened = drafter_pb2.DraftOpen(
+            prefix=types_pb2.Prefix(token_ids=[3, 9], prompt_length=2),
+            sampling=sampling_to_proto(SamplingParams(temperature=0.0)),
+            target=types_pb2.ModelInfo(name="any", vocabulary_size=20, max_length=100),
+            policy=drafter_pb2.DraftPolicy(max_nodes=3),
+            max_length=50,
+        )
+        await call.write(drafter_pb2.DraftRequest(commands=[drafter_pb2.DraftCommand(session=1, epoch=1, open=opened)]))
+        tokens: list[int] = []
+        async for response in call:
+            assert not response.refusals
+            tokens += [token for frame in response.candidates for token in frame.token_ids]
+            if len(tokens) == 3:
+                break
+        call.cancel()
+    assert tokens == [9, 9, 9]
