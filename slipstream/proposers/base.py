@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol
 
-from slipstream.engine.engine import ModelInfo
+from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.registry import find_method
 from slipstream.speculation.draft_distribution import DraftDistribution
