@@ -145,7 +145,7 @@ class Chain(NamedTuple):
     opening: int
     """Index in the prediction at which the chain began."""
     parent: int
-    index: int
+    source: int
     """Index in the prediction of the node's token."""
     run: int
     """Tokens in a row that came as expected, if its parent comes."""
@@ -187,10 +187,10 @@ class PredictionText:
         found: list[FoundNode] = []
         while chains and len(found) < count:
             chain = heapq.heappop(chains)
-            if (token_here := self._alignment.token(chain.index)) is not None:
+            if (token_here := self._alignment.token(chain.source)) is not None:
                 found.append(FoundNode(chain.parent, token_here, chain.probability))
                 run, rate = chain.run + 1, self._rates.rate(chain.run + 1)
-                longer = Chain(chain.negated * rate, chain.opening, len(found), chain.index + 1, run, rate)
+                longer = Chain(chain.negated * rate, chain.opening, len(found), chain.source + 1, run, rate)
                 heapq.heappush(chains, longer)
         return found
 
