@@ -1,4 +1,4 @@
-"""An experiment's arms compared: what each brought, how sure that is, and whether a difference is shown."""
+"""Comparison of an experiment's arms: estimates of each metric, their intervals, and which differences are shown."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from slipstream.v1 import gateway_pb2
 MEASURES = ("tokens", "ttft_s", "e2e_s", "verifier_s", "drafter_s")
 COUNTS = ("rounds", "rounds_with_drafts", "drafted", "accepted")
 UNLIKELY = 0.001
-"""How seldom arms may be called unevenly filled that are not."""
+"""Probability with which evenly filled arms are reported as uneven."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of one verifier and of one drafter, an hour, in whatever currency."""
+    """Price of one verifier and of one drafter for an hour, in any currency."""
 
     verifier: float
     drafter: float
@@ -41,7 +41,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sessions, a number of each in every array."""
+    """Measured values of sessions: element i of every array is session i."""
 
     tokens: Numbers
     ttft_s: Numbers
@@ -55,7 +55,7 @@ class Measured:
 
     @property
     def tpot_s(self) -> Numbers:
-        """Of sessions with two tokens or more."""
+        """Seconds for each token after the first, of sessions with two tokens or more."""
         long = self.tokens > 1
         return (self.e2e_s[long] - self.ttft_s[long]) / (self.tokens[long] - 1.0)
 
@@ -65,14 +65,14 @@ class ComparedMetric:
     name: str
     unit: str
     sign: int
-    """1: more is better, -1: less is."""
+    """1 where more is better, -1 where less is."""
     scale: float
     ratio: Callable[[Measured], Ratio] | None = None
     values: Callable[[Measured], Numbers] | None = None
     share: float = 0.0
-    """Of a quantile of `values`."""
+    """The quantile of `values`, in 0..1."""
     most: float = math.inf
-    """No value is above, and none below 0."""
+    """Largest possible value; the smallest is 0."""
 
     def of(self, measured: Measured, confidence: float) -> Interval:
         if self.ratio is not None:
@@ -92,7 +92,7 @@ class ComparedMetric:
         return self._scaled(paired(self.ratio(first), self.ratio(second), confidence))
 
     def _possible(self, interval: Interval) -> Interval:
-        """Without what no value can be."""
+        """Clips the interval to possible values."""
         return (
             Interval(interval.value, max(0.0, interval.low), min(self.most, interval.high))
             if interval.known
@@ -113,7 +113,7 @@ class ComparedLine:
     difference: Interval
 
     def verdict(self, name: str) -> str:
-        """`name`: of the second."""
+        """One sentence on the difference; `name` is the name of the second."""
         low, high = self.difference.low, self.difference.high
         if not self.difference.known:
             return "too few sessions"
@@ -131,11 +131,11 @@ DRAFTING = (
     ),
     ComparedMetric("tokens a round", "", 1, 1.0, lambda of: ratio(of.rounds + of.accepted, of.rounds)),
 )
-"""Can be said of shadows too."""
+"""Metrics that shadows have too."""
 
 
 def metrics(prices: Prices | None = None) -> list[ComparedMetric]:
-    """With prices, the cost of tokens too."""
+    """All compared metrics; with prices, the cost of tokens too."""
     found = [
         *DRAFTING,
         *_times("TPOT", "ms", 1e3, lambda of: of.tpot_s),
@@ -158,14 +158,14 @@ def _times(name: str, unit: str, scale: float, values: Callable[[Measured], Numb
 
 
 def cost(of: Measured, prices: Prices) -> Numbers:
-    """Of each session, in the prices' currency."""
+    """Cost of each session, in the prices' currency."""
     return (of.verifier_s * prices.verifier + of.drafter_s * prices.drafter) / 3600.0
 
 
 def compare(
     arms: Sequence[gateway_pb2.ExperimentArm], prices: Prices | None = None, confidence: float = CONFIDENCE
 ) -> dict[str, list[ComparedLine]]:
-    """Of each arm what it brought against the first one; the first one against itself."""
+    """Each arm's metrics compared with the first arm's, by the arm's name; includes the first arm itself."""
     all_measured = [measured(arm.samples) for arm in arms]
     first = all_measured[0]
     return {
@@ -183,7 +183,7 @@ def compare(
 
 
 def shadows(arm: gateway_pb2.ExperimentArm, confidence: float = CONFIDENCE) -> dict[str, list[ComparedLine]]:
-    """Of each shadow what it would have brought against what the served drafters brought, in the same sessions."""
+    """Each shadow's metrics compared with the served drafters' in the same sessions, by the shadow's name."""
     lines = {}
     for name in watched(arm):
         samples = [sample for sample in arm.samples if name in sample.shadows]
@@ -201,12 +201,12 @@ def shadows(arm: gateway_pb2.ExperimentArm, confidence: float = CONFIDENCE) -> d
 
 
 def watched(arm: gateway_pb2.ExperimentArm) -> list[str]:
-    """Names of its shadows."""
+    """Sorted names of the arm's shadows."""
     return sorted({name for sample in arm.samples for name in sample.shadows})
 
 
 def measured(samples: Sequence[gateway_pb2.SessionSample], shadow: str = "") -> Measured:
-    """`shadow`: with the counts of this one instead of the served drafters'."""
+    """Arrays of the samples; with `shadow`, its counts instead of the served drafters'."""
     drafts = [sample.shadows[shadow] if shadow else sample.served for sample in samples]
     own = {name: np.array([float(getattr(sample, name)) for sample in samples]) for name in MEASURES}
     counts = {name: np.array([float(getattr(draft, name)) for draft in drafts]) for name in COUNTS}
@@ -214,7 +214,7 @@ def measured(samples: Sequence[gateway_pb2.SessionSample], shadow: str = "") -> 
 
 
 def reached(samples: Sequence[gateway_pb2.SessionSample], shadow: str = "") -> list[float]:
-    """Share of rounds in which one candidate or more were accepted, two or more, and so on."""
+    """Share of rounds that accepted at least 1, 2, 3, ... candidates."""
     drafts = [sample.shadows[shadow] if shadow else sample.served for sample in samples]
     rounds = sum(draft.rounds for draft in drafts)
     depth = max((len(draft.reached) for draft in drafts), default=0)
@@ -222,27 +222,27 @@ def reached(samples: Sequence[gateway_pb2.SessionSample], shadow: str = "") -> l
     return [total / rounds for total in totals]
 
 
-def uneven(told: gateway_pb2.GetExperimentResponse) -> list[str]:
-    """Arms in which too many or too few sessions began for it to be chance: then something else chooses, and nothing
-    that the comparison says holds."""
-    weights = weights_of(told)
-    begun, whole = sum(arm.begun for arm in told.arms), sum(weights.values())
-    bound = NormalDist().inv_cdf(1.0 - UNLIKELY / 2.0 / max(1, len(told.arms)))
+def uneven(response: gateway_pb2.GetExperimentResponse) -> list[str]:
+    """Sentences on arms in which more or fewer sessions began than chance allows: then arms were not assigned at
+    random, and the comparison is invalid."""
+    weights = weights_of(response)
+    begun, whole = sum(arm.begun for arm in response.arms), sum(weights.values())
+    bound = NormalDist().inv_cdf(1.0 - UNLIKELY / 2.0 / max(1, len(response.arms)))
     found = []
-    for arm in told.arms:
+    for arm in response.arms:
         share = weights[arm.name] / whole
         if abs(arm.begun - begun * share) > bound * math.sqrt(begun * share * (1.0 - share)) + 1e-9:
             found.append(f"arm {arm.name} has {arm.begun} of {begun} sessions, its share is {begun * share:.0f}")
     return found
 
 
-def weights_of(told: gateway_pb2.GetExperimentResponse) -> dict[str, int]:
-    """Of the arms, by name."""
-    return {name: int(weight) for name, weight in re.findall(r"([A-Za-z0-9_-]+): ([0-9]+)", told.arms_setting)}
+def weights_of(response: gateway_pb2.GetExperimentResponse) -> dict[str, int]:
+    """Weights of the arms, by name."""
+    return {name: int(weight) for name, weight in re.findall(r"([A-Za-z0-9_-]+): ([0-9]+)", response.arms_setting)}
 
 
 def number(value: float) -> str:
-    """Three digits, and no exponent where none is needed."""
+    """Formats with three significant digits and no exponent; NaN is `-`."""
     if math.isnan(value):
         return "-"
     digits = 0 if value == 0.0 else max(0, 2 - math.floor(math.log10(abs(value))))

@@ -1,8 +1,8 @@
-"""Estimates over sessions, with confidence intervals. A session is what is drawn: its rounds resemble each other, so
-they are not counted as if each were news.
+"""Estimates over sessions, with confidence intervals. The sampling unit is the session: rounds of one session are
+correlated and do not count as independent.
 
-- A **ratio** is the sum of one number over the sum of another, over sessions (a mean: over ones). Its spread is that of
-  what each session moves it by, (n_i - r d_i) / mean(d): the delta method, clustered by session. Intervals use
+- A **ratio** is the sum of one number over the sum of another, over sessions (a mean: over ones). Its variance is that
+  of each session's influence, (n_i - r d_i) / mean(d): the delta method, clustered by session. Intervals use
   Student's t, of two samples with Welch's degrees of freedom.
 - A **quantile** is an order statistic, and its interval lies between two others that the true quantile is between with
   at least the wanted probability, whatever the distribution (David and Nagaraja, "Order Statistics", 7.1).
@@ -22,12 +22,12 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 LEAST = 10
-"""Sessions below which nothing is said of the spread of a ratio."""
+"""Sessions below which a ratio has no interval."""
 
 
 class Interval(NamedTuple):
-    """An estimate, and between what the truth is; infinite where that is not known. The value is NaN where there is
-    none."""
+    """An estimate with the bounds of its confidence interval; bounds are infinite if unknown, the value is NaN if there
+    is none."""
 
     value: float
     low: float = -math.inf
@@ -41,11 +41,11 @@ class Interval(NamedTuple):
 class Ratio(NamedTuple):
     value: float
     moves: Numbers
-    """What each session moves it by, times the number of sessions."""
+    """Influence of each session on the value, times the number of sessions."""
 
     @property
     def variance(self) -> float:
-        """Of the estimate."""
+        """Variance of the estimate; infinite for too few sessions."""
         return float(self.moves.var(ddof=1)) / len(self.moves) if len(self.moves) >= LEAST else math.inf
 
 
@@ -53,7 +53,7 @@ NOTHING = Interval(math.nan)
 
 
 def ratio(numerators: Numbers, denominators: Numbers) -> Ratio:
-    """NaN where the denominators are all zero."""
+    """Sum of numerators over sum of denominators; NaN where the denominators are all zero."""
     total = float(denominators.sum())
     if total <= 0.0:
         return Ratio(math.nan, np.empty(0))
@@ -70,7 +70,7 @@ def of_ratio(one: Ratio, confidence: float = CONFIDENCE) -> Interval:
 
 
 def apart(first: Ratio, second: Ratio, confidence: float = CONFIDENCE) -> Interval:
-    """How much more the second is; of other sessions than the first."""
+    """The second minus the first, of independent sessions."""
     one, two = first.variance, second.variance
     freedom = math.inf
     if 0.0 < one + two < math.inf:
@@ -79,7 +79,7 @@ def apart(first: Ratio, second: Ratio, confidence: float = CONFIDENCE) -> Interv
 
 
 def paired(first: Ratio, second: Ratio, confidence: float = CONFIDENCE) -> Interval:
-    """The same of the same sessions, in the same order."""
+    """The second minus the first, of the same sessions in the same order."""
     if len(first.moves) != len(second.moves):  # one of them has no value
         return NOTHING
     both = Ratio(second.value - first.value, second.moves - first.moves)
@@ -87,7 +87,7 @@ def paired(first: Ratio, second: Ratio, confidence: float = CONFIDENCE) -> Inter
 
 
 def quantile(values: Sequence[float] | Numbers, share: float, confidence: float = CONFIDENCE) -> Interval:
-    """The smallest value that `share` of them do not exceed."""
+    """The smallest value that at least `share` of the values do not exceed."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     size = len(ordered)
     if not size:
@@ -104,7 +104,7 @@ def quantile(values: Sequence[float] | Numbers, share: float, confidence: float 
 
 
 def between(first: Interval, second: Interval) -> Interval:
-    """How much more the second is, from intervals of two independent samples."""
+    """The second minus the first, from intervals of two independent samples."""
     value = second.value - first.value
     if not (first.known and second.known):
         return Interval(value)
@@ -134,7 +134,7 @@ def _around(value: float, variance: float, freedom: float, confidence: float) ->
 
 
 def _binomial(size: int, share: float) -> Numbers:
-    """Probabilities of 0 .. size."""
+    """Binomial probabilities of 0 .. size."""
     counts = np.arange(1, size + 1)
     ways = np.concatenate(([0.0], np.cumsum(np.log(size - counts + 1) - np.log(counts))))
     k = np.arange(size + 1)

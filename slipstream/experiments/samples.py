@@ -1,4 +1,4 @@
-"""An experiment's samples from several gateways, as if they were one's."""
+"""An experiment's samples of several gateways, merged."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from slipstream.v1 import gateway_pb2
 
 
 def merge(parts: Sequence[gateway_pb2.GetExperimentResponse]) -> gateway_pb2.GetExperimentResponse:
-    """Exact: a gateway that did not keep all of its sessions kept those of lowest priority, so below the lowest of such
-    gateways' highest nothing is missing. Raises FailedPrecondition for different experiments."""
+    """Merges exactly what one gateway would have sampled: a gateway that dropped sessions kept those of lowest
+    priority, so below the smallest of these gateways' highest priorities nothing is missing. Raises FailedPrecondition
+    for different experiments."""
     first = parts[0]
     for other in parts[1:]:
         if (other.name, other.arms_setting) != (first.name, first.arms_setting):

@@ -1,4 +1,4 @@
-"""Where spans go: to an OpenTelemetry collector, or to files on this machine, or nowhere."""
+"""Exporters of spans: to an OpenTelemetry collector, to files on this machine, or none."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ from slipstream.errors import InvalidArgument
 from slipstream.telemetry.tracing import Tracing
 
 EXPORT_TIMEOUT_S = 1.5
-"""Of one batch, tries included: the library's 10 s would keep a process that ends for as long."""
+"""Most seconds to export one batch, retries included; the library's 10 s would delay a process's end."""
 SEND_EVERY_MS = 1000
 FILE_BYTES = 64 << 20
-"""Of one file of spans; then it becomes the old one, in place of the one before."""
+"""Size at which a file of spans replaces the `.old` one and a new file begins."""
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 TIMEOUTS = ("OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
 READ = ("OTEL_BSP_", "OTEL_EXPORTER_OTLP_")
-"""How the variables begin that the library reads itself."""
+"""Prefixes of the variables that the library itself reads."""
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """What every role reads from its environment (`SLIPSTREAM_TRACE_*`), besides the standard `OTEL_*`."""
+    """Tracing settings of every role (`SLIPSTREAM_TRACE_*`), besides the standard `OTEL_*`."""
 
     folder: str = ""
-    """Spans are written to files here, for `slipstream trace`; empty: they are not."""
+    """Folder for files of spans, which `slipstream trace` reads; empty writes none."""
 
 
 @asynccontextmanager
 async def tracing_from_env(service: str) -> AsyncIterator[Tracing | None]:
-    """None: nothing is traced. At the end what is left is sent, within a second.
+    """Yields the process's tracing, or None where nothing is traced; exports remaining spans at the end, within a
+    second.
 
-    Raises InvalidArgument for what this process cannot do.
+    Raises InvalidArgument for settings that this process does not support.
     """
     exporters, batches = _batches(service, os.environ)
     tracing = Tracing(service, batches, sent=lambda: sum(each.sent for each in exporters)) if batches else None
@@ -75,7 +76,9 @@ def _exporters(service: str, environ: Mapping[str, str]) -> Iterator[SpanExporte
         raise InvalidArgument(f"OTEL_TRACES_EXPORTER={wanted!r}; choose otlp or none.")
     if wanted == "otlp" or (not wanted and any(environ.get(name) for name in ENDPOINTS)):
         if other := {environ[name] for name in PROTOCOLS if name in environ} - {"grpc"}:
-            raise InvalidArgument(f"OTLP over {other.pop()!r} is not spoken here; name a collector's port for grpc.")
+            raise InvalidArgument(
+                f"OTLP over {other.pop()!r} is not supported; give the address of a collector's port for grpc."
+            )
         timed = any(name in environ for name in TIMEOUTS)
         yield OTLPSpanExporter(timeout=None if timed else EXPORT_TIMEOUT_S)
     if folder := from_env(TraceConfig, "SLIPSTREAM_TRACE_", environ).folder:
@@ -83,7 +86,7 @@ def _exporters(service: str, environ: Mapping[str, str]) -> Iterator[SpanExporte
 
 
 class Counted(SpanExporter):
-    """An exporter, and how many spans it got rid of."""
+    """An exporter that counts the spans it exported."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -100,10 +103,10 @@ class Counted(SpanExporter):
 
 
 class FileExporter(SpanExporter):
-    """Lines of OTLP JSON, as a collector's `file` exporter writes them."""
+    """Writes lines of OTLP JSON, as a collector's `file` exporter does."""
 
     def __init__(self, folder: Path, service: str) -> None:
-        """Raises InvalidArgument for a folder that cannot be made."""
+        """Raises InvalidArgument for a folder that cannot be created or written."""
         self._path = folder / f"{service}-{os.getpid()}.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -115,9 +118,9 @@ class FileExporter(SpanExporter):
         lines = MessageToDict(encode_spans(spans), always_print_fields_with_no_presence=False)
         for scope in (scope for resource in lines["resourceSpans"] for scope in resource["scopeSpans"]):
             for span in scope["spans"]:
-                _spell(span)
+                _ids_to_hex(span)
                 for link in span.get("links", ()):
-                    _spell(link)
+                    _ids_to_hex(link)
         if self._path.stat().st_size > FILE_BYTES:
             self._path.replace(self._path.with_suffix(".old.jsonl"))
         with self._path.open("a") as file:
@@ -128,8 +131,8 @@ class FileExporter(SpanExporter):
         pass
 
 
-def _spell(named: dict[str, Any]) -> None:
-    """OTLP's JSON has ids in hex, where protobuf's has bytes in base64."""
+def _ids_to_hex(named: dict[str, Any]) -> None:
+    """Converts ids from base64, which protobuf's JSON has, to hex, which OTLP's JSON has."""
     for field in ("traceId", "spanId", "parentSpanId"):
         if field in named:
             named[field] = base64.b64decode(named[field]).hex()

@@ -1,6 +1,6 @@
-"""Every span, event and attribute there is, declared once; `docs/tracing.md` says what each means.
+"""The names of all spans, events and attributes; `docs/tracing.md` explains each.
 
-Durations are seconds by one process' monotonic clock. Names that begin with `gen_ai.`, `rpc.`, `error.` and `server.`
+Durations are seconds of one process's monotonic clock. Names that begin with `gen_ai.`, `rpc.`, `error.` and `server.`
 are OpenTelemetry's conventions, written out here because its package calls most of them unstable.
 """
 
@@ -92,7 +92,7 @@ SPANS: dict[str, frozenset[str]] = {
     COMMIT: frozenset({ROUNDS, TOKENS, ERROR}),
     STEP: frozenset({INDEX, SESSIONS, TOKENS, DRAFTED, BUBBLE}),
 }
-"""The attributes that a span may have."""
+"""Attributes of each span."""
 
 OPENED = "opened"
 LOST = "lost"
@@ -104,4 +104,4 @@ EVENTS: dict[str, frozenset[str]] = {
     DRAFTER_LOST: frozenset({DRAFTER, ERROR}),
     DRAFTER_BACK: frozenset({DRAFTER}),
 }
-"""What may happen to a request, and the attributes that say more."""
+"""Events of a request, with their attributes."""

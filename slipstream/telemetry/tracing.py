@@ -1,9 +1,9 @@
-"""Spans on their way out of a process, and how they are switched on.
+"""Spans: how a process creates them, and the traces that they belong to.
 
-A span is put together when what it tells of is over, with the times at which that began and ended. So none is ever
-left unended, the loops pay for nothing but a look at the clock, and a process may name a span that another one will
-send: names within a trace are functions of what the span is about. The instrumentation that is packaged for gRPC fits
-neither streams of many sessions nor frames that are pushed.
+A span is created when its operation has ended, with the times of its begin and end. So no span stays open, the event
+loops pay for nothing but a look at the clock, and a process can refer to a span that another one will send: span ids
+are hashes of what the span is about. OpenTelemetry's instrumentation of gRPC fits neither streams that carry many
+sessions nor frames that are pushed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from slipstream.v1 import types_pb2
 
 Value = str | bool | int | float | tuple[str, ...] | None
-"""Of an attribute; None: it is left out."""
+"""Value of an attribute; an attribute that is None is left out."""
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 FINE, FAILED = Status(), Status(StatusCode.ERROR)
 SCOPE = InstrumentationScope("slipstream")
 CLOSE_S = 1.0
-"""What a process that ends waits at most for its last spans to be taken."""
+"""Most seconds that a process waits at its end for its last spans to be exported."""
 NAMED = Struct(">QII")
 DAY_S = 86_400.0
-"""A clock that is further off tells nothing."""
+"""A peer's clock that differs by more is ignored."""
 BELIEVED_S = 1.0
-"""Clocks of two machines are believed as long as what was said by the one came so soon after by the other."""
+"""A message that seems to arrive within this time of being sent shows that both clocks agree well enough."""
 
 
 def current_trace_id() -> str:
@@ -54,14 +54,14 @@ def exemplar() -> dict[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Replaced in tests."""
+    """The process's clocks; replaced in tests."""
 
     wall_ns: Callable[[], int] = time.time_ns
     monotonic_s: Callable[[], float] = time.monotonic
 
 
 class Tracing:
-    """The spans of one process. `begin` starts traces, `join` takes part in those of others."""
+    """The spans of one process. `begin` starts a trace, `join` takes part in one that a peer started."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Tracing:
         clocks: Clocks | None = None,
         sent: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`service`: its name in traces. The sampler and more of the resource are as `OTEL_*` says. `sent`: how many
-        spans the processors got rid of."""
+        """`service` is the name in traces; the sampler and the rest of the resource come from `OTEL_*`. `sent` returns
+        the number of exported spans."""
         provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
         self.resource = provider.resource
         self.sampler: Sampler = provider.sampler
@@ -82,13 +82,13 @@ class Tracing:
         self._steps = random.getrandbits(64) << 64
 
     def begin(self, name: str, carrier: Mapping[str, str]) -> Trace | None:
-        """The trace of a request, the client's own if it sent a `traceparent`. None: nothing is traced at all."""
+        """The trace of a request: the client's own if it sent a `traceparent`. None where tracing is off."""
         if self.sampler is ALWAYS_OFF:
             return None
         context = TraceContextTextMapPropagator().extract(carrier)
         parent = get_current_span(context).get_span_context()
         trace_id = parent.trace_id if parent.is_valid else random.getrandbits(128) or 1
-        # Not by the trace's own id: a client chooses that, and a sampler by ratio would do as it likes.
+        # Not by the trace's own id: the client chooses that, and could so decide what a sampler by ratio does.
         decision = self.sampler.should_sample(context, random.getrandbits(128), name, SpanKind.SERVER).decision
         sampled = decision is Decision.RECORD_AND_SAMPLE
         root = SpanContext(trace_id, random.getrandbits(64) or 1, is_remote=False, trace_flags=SAMPLED)
@@ -96,7 +96,7 @@ class Tracing:
         return Trace(self, root, self._offset_ns(), parent if parent.is_valid else None, asked, sampled)
 
     def join(self, context: types_pb2.TraceContext) -> Trace | None:
-        """The trace that a peer told of; None where it told of none that makes sense."""
+        """The trace of a peer's message; None for a message without a valid one."""
         trace_id = int.from_bytes(context.trace_id)
         if len(context.trace_id) != 16 or not (trace_id and context.span_id):
             return None
@@ -108,20 +108,21 @@ class Tracing:
         return Trace(self, root, offset_ns)
 
     def step(self, number: int) -> SpanContext:
-        """The span of this process's step `number`, a trace of its own. Its name follows from the number, so that spans
-        of sessions can link to it before it is written."""
+        """The span of this process's step `number`, in a trace of its own. Its id follows from the number, so that
+        spans of sessions can link to it before it is sent."""
         return SpanContext(self._steps | number, number, is_remote=False, trace_flags=SAMPLED)
 
     def alone(self, root: SpanContext) -> Trace:
-        """A trace of this process alone."""
+        """A trace with spans of this process only."""
         return Trace(self, root, self._offset_ns())
 
     def counts(self) -> dict[tuple[str, ...], float]:
-        """Of spans, by outcome."""
+        """Number of spans by outcome, for the metric SPANS."""
         return {("made",): self.made, ("sent",): self._sent()}
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Sends what is left, for as long: the library itself waits for a collector that does not answer."""
+        """Exports the remaining spans for at most `limit_s` seconds; the library alone would wait for a collector that
+        does not answer."""
         end = self.clocks.monotonic_s() + limit_s
         closing = [threading.Thread(target=each.shutdown, name="tracing-end", daemon=True) for each in self.processors]
         for each in closing:
@@ -138,17 +139,17 @@ class Tracing:
 
 @dataclass(slots=True)
 class Span:
-    """Something that is over."""
+    """An operation that has ended."""
 
     name: str
     began_s: float
-    """On the process' monotonic clock, as is its end."""
+    """Monotonic seconds, as `ended_s`."""
     ended_s: float
     attributes: Mapping[str, Value]
     context: SpanContext | None = None
-    """Its name, where anybody else knows it."""
+    """Its ids, where other spans refer to it."""
     parent: SpanContext | None = None
-    """None: the request's own span."""
+    """None stands for the request's own span."""
     links: Iterable[SpanContext] = ()
     events: Iterable[Event] = ()
     kind: SpanKind = SpanKind.INTERNAL
@@ -163,16 +164,16 @@ class Trace:
     root: SpanContext
     """The request's own span."""
     offset_ns: int
-    """From this process' monotonic clock to the trace's wall clock. Read once: a clock that is set meanwhile moves
-    nothing, and one that disagrees with the peer's by more than a message may take is put right."""
+    """Nanoseconds from this process's monotonic clock to the trace's wall clock. Read once, so that setting the clock
+    moves no span, and corrected if it disagrees with the peer's by more than a message can take."""
     parent: SpanContext | None = None
-    """What the client has the request in."""
+    """The client's span, if it sent one."""
     asked: bool = False
-    """The client wants it traced, and has a say."""
+    """Whether the client requested the trace and the sampler follows it."""
     sampled: bool = True
-    """Else the request may be worth its own span, but nobody tells of its rounds."""
+    """Whether rounds are traced; otherwise only the request's own span may be sent, at its end."""
     _prefix: bytes = field(init=False)
-    """Of what names are hashes of."""
+    """Prefix of all hashes that give span ids."""
 
     def __post_init__(self) -> None:
         self._prefix = self.root.trace_id.to_bytes(16) + self.root.span_id.to_bytes(8)
@@ -186,15 +187,15 @@ class Trace:
         return self.tracing.clocks.monotonic_s()
 
     def at(self, moment_s: float) -> int:
-        """A moment of the monotonic clock as Unix nanoseconds."""
+        """Converts monotonic seconds to Unix nanoseconds."""
         return self.offset_ns + int(moment_s * 1e9)
 
     def moment(self, unix_ns: int) -> float:
-        """The reverse."""
+        """Converts Unix nanoseconds to monotonic seconds."""
         return (unix_ns - self.offset_ns) / 1e9
 
     def context(self, receiver: str = "") -> types_pb2.TraceContext:
-        """For a peer that takes part."""
+        """The message with which a peer joins the trace."""
         return types_pb2.TraceContext(
             trace_id=self.root.trace_id.to_bytes(16),
             span_id=self.root.span_id,
@@ -203,19 +204,20 @@ class Trace:
         )
 
     def round(self, epoch: int, length: int) -> SpanContext:
-        """The round on a committed prefix of `length` tokens, whoever sends it."""
+        """The span of the round on a committed prefix of `length` tokens, the same in every process."""
         return self._named(0, epoch, length)
 
     def draft(self, epoch: int, number: int, length: int) -> SpanContext:
-        """What a drafter did while it knew of `length` tokens. `number`: its verifier's name of the session."""
+        """The span of a drafter's work on `length` committed tokens. `number` is its verifier's number of the
+        session."""
         return self._named(1 + number, epoch, length)
 
     def fresh(self) -> SpanContext:
-        """Of a span that nobody else names."""
+        """Ids of a span that no other process refers to."""
         return SpanContext(self.root.trace_id, random.getrandbits(64) or 1, is_remote=False, trace_flags=SAMPLED)
 
     def emit(self, span: Span) -> None:
-        """Sends a span that is over."""
+        """Hands a span that has ended to the exporters."""
         made = ReadableSpan(
             span.name,
             span.context or self.fresh(),

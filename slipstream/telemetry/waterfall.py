@@ -1,4 +1,4 @@
-"""A trace as lines for the terminal: what happened when, beside what, and what it came to."""
+"""A trace as lines for the terminal: its spans in time, with durations and the main attributes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from slipstream.telemetry import spans
 from slipstream.telemetry.trace_reader import ReadSpan
 
 BAR, SHORTEST_BAR = 44, 12
-"""Characters that the whole time takes, on a wide terminal and on a narrow one."""
+"""Width in characters of the whole trace, on a wide and on a narrow terminal."""
 NOTES = 50
-"""That a wide terminal has for what a line came to."""
+"""Width in characters of the attributes on a wide terminal."""
 COLOURS = dict(zip(spans.SERVICES, ("cyan", "green", "yellow"), strict=True))
 NOTED = (
     *(spans.DRAFTED, spans.ACCEPTED, spans.TOLD, spans.DROPPED, spans.DISCARDED, spans.TOKENS, spans.CACHED),
     *(spans.PASSES, spans.MISS, spans.REHOMED, spans.QUEUE, spans.BUBBLE, spans.WIRE, spans.ERROR),
 )
-"""Attributes that a line tells, unless they are nothing."""
+"""Attributes that a line shows, unless they are empty or zero."""
 
 
 def waterfall(trace: Iterable[ReadSpan], rounds: range | None = None, width: int = 240) -> Table:
-    """Parents before children, in order of time. `rounds`: of these alone, and only they are drawn. On a terminal of
-    `width` characters names and times are whole, bars get shorter, and what is noted is cut off at the end.
+    """A table of spans in order of time, parents before children; with `rounds`, of these rounds alone. On a terminal
+    of `width` characters names and times are shown in full, bars get shorter and attributes are cut off.
 
-    Raises NotFound where nothing is to be drawn.
+    Raises NotFound where no span is to be shown.
     """
     shown = list(_arranged(trace, rounds))
     if not shown:
@@ -57,7 +57,7 @@ def waterfall(trace: Iterable[ReadSpan], rounds: range | None = None, width: int
 
 
 def _arranged(trace: Iterable[ReadSpan], rounds: range | None) -> Iterator[tuple[int, ReadSpan]]:
-    """Each span with its depth. A span whose parent is not there stands by itself."""
+    """Yields (depth, span). A span whose parent is missing is a root."""
     known = {span.span_id: span for span in trace}
     children: defaultdict[str, list[ReadSpan]] = defaultdict(list)
     for span in sorted(known.values(), key=lambda span: span.began_ns):
@@ -78,7 +78,7 @@ def _name(span: ReadSpan) -> str:
 
 
 def _bar(span: ReadSpan, first: int, last: int, width: int) -> str:
-    """At least one character wide."""
+    """A bar at least one character wide."""
     scale = width / max(1, last - first)
     begin = min(width - 1, int((span.began_ns - first) * scale))
     return " " * begin + "\u2588" * max(1, round((span.ended_ns - span.began_ns) * scale))

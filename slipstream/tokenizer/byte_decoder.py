@@ -1,4 +1,4 @@
-"""How a tokenizer's words become text: its chain of decoders, and words that stand for bytes."""
+"""Decoders of tokenizers: the chain of decoders, and vocabulary entries that stand for bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def chain(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The settings of each decoder, `type` among them; sequences are unfolded."""
+    """Settings of each decoder, with its `type`; nested sequences are flattened."""
     state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
     return _unfolded(json.loads(state)) if state is not None else []
 
@@ -25,13 +25,13 @@ def _unfolded(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def byte_token(word: str) -> bytes | None:
-    """The byte that a word of SentencePiece's byte fallback (`<0x41>`) stands for; None for another word."""
+    """The byte of a SentencePiece byte-fallback entry (`<0x41>`); None for other entries."""
     found = _BYTE_TOKEN.fullmatch(word)
     return bytes.fromhex(found[1]) if found else None
 
 
 def byte_level(word: str) -> bytes:
-    """A byte-level word's bytes; a word with a character outside the alphabet stands for itself."""
+    """The bytes of a byte-level entry; an entry with a character outside the alphabet stands for itself."""
     try:
         return bytes(_ALPHABET[character] for character in word)
     except KeyError:
@@ -39,8 +39,8 @@ def byte_level(word: str) -> bytes:
 
 
 def plain_token(tokens: Iterable[int], decode: Callable[[list[int]], str]) -> tuple[int, str] | None:
-    """The first of these tokens with plain text of its own, to put before others: at the beginning of a text a decoder
-    may strip a space."""
+    """The first of these tokens with plain text of its own, as (token, text). It is put before others, because a
+    decoder may strip a space at the beginning of a text."""
     for token in tokens:
         text = decode([token])
         if text.isalnum() and decode([token, token]).startswith(text):
@@ -49,7 +49,7 @@ def plain_token(tokens: Iterable[int], decode: Callable[[list[int]], str]) -> tu
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from U+0100."""
+    """GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -1,11 +1,10 @@
-"""Structured output with llguidance: which tokens may come next. No torch here: the gateway uses it too.
+"""Structured output with llguidance: the tokens that a grammar allows next. Without torch, since the gateway uses it.
 
-A grammar is compiled once for a tokenizer; each use has a `Cursor` of its own, which goes along a session's output and
-to and fro on the paths of its tree. What may follow is a function of the tokens alone, whatever way the cursor took.
+A grammar is compiled once for a tokenizer. Each session has a `Cursor` of its own, which moves along the output and the
+paths of the candidate tree. The allowed tokens are a function of the tokens before, however the cursor moved.
 
-Where one text alone can follow, the library allows one token alone: the one with which the tokenizer itself would
-begin that text. Where the text may be over, the end-of-text tokens are among those allowed, and where it must be over
-they are the only ones.
+Where only one text can follow, the library allows only the token with which the tokenizer would begin that text. Where
+the text may end, end-of-text tokens are among the allowed ones; where it must end, they are the only ones.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
 from slipstream.tokenizer.vocabulary import EMULATED, common_prefix, fingerprint, load_tokenizer
 
 Mask = npt.NDArray[np.uint8]
-"""A bit for each token, the lowest bits first: 1 is allowed."""
+"""One bit for each token, lowest bits first; 1 is allowed."""
 
 STACK_BYTES = 128 << 20
-"""Of the thread that compiles. The library recurses along rules that name rules, some 3 kB for each: in MAX_BYTES there
-is room for 9000 of them, and the 8 MiB of a usual thread end, with the process, after 2500."""
+"""Stack of the compiling thread. The library recurses into nested rules, about 3 kB for each: MAX_BYTES has room for
+9000 of them, and the usual 8 MiB would crash the process after 2500."""
 NO_TOKENIZER = "NO_TOKENIZER"
 KEPT = 64
-"""Grammars that are kept compiled; many requests bring the same one."""
+"""Compiled grammars that are kept, since many requests have the same one."""
 INITIAL_LEXER_FUEL, STEP_LEXER_FUEL = 300_000, 20_000
-"""What compiling and what one mask may cost, in the library's measure: a third and a tenth of its defaults, with which
-nested repetitions take seconds. Of sensible grammars none comes near, with 128,000 tokens neither."""
+"""Bounds on the cost of compiling and of one mask, in the library's units: a third and a tenth of its defaults, with
+which nested repetitions take seconds. Ordinary grammars stay far below, also with 128,000 tokens."""
 
 
 @cache
@@ -61,9 +60,9 @@ class TokenizedModel(Protocol):
 
 
 class Grammars:
-    """The grammars of one model, compiled one after the other on a thread of their own. Thread-safe.
+    """The grammars of one model, compiled one after another on a separate thread. Thread-safe.
 
-    `load` gives the tokenizer, of which the fingerprint must be the model's; `vocabulary_size` is the width of its
+    `load` returns the tokenizer, which must have the given fingerprint; `vocabulary_size` is the width of the model's
     logits, `ends` are its end-of-text tokens.
     """
 
@@ -83,8 +82,8 @@ class Grammars:
         return cls(lambda: load_tokenizer(name), model.fingerprint, model.vocabulary_size, model.eos_token_ids)
 
     def prepare(self) -> Future[None]:
-        """Takes the tokenizer in, as the first grammar would else: with 128,000 tokens a second or two, in which the
-        interpreter does nothing else. A model that cannot be constrained is no error yet."""
+        """Loads the tokenizer before the first grammar needs it: with 128,000 tokens that blocks the interpreter for a
+        second or two. A model that cannot be constrained raises no error yet."""
         return _compiler().submit(self._prepare)
 
     def _prepare(self) -> None:
@@ -92,13 +91,13 @@ class Grammars:
             self._tokens()
 
     def compile(self, structure: StructuredOutput, salt: str = "") -> Future[Grammar]:
-        """The grammar, soon. It fails with InvalidArgument (BAD_GRAMMAR) for what cannot be read, and with
-        FailedPrecondition where this model cannot write what was asked for (NO_TOKENIZER, UNSATISFIABLE_GRAMMAR).
-        Sessions of different salts share nothing, not even the time that compiling takes."""
+        """Compiles a grammar. The future fails with InvalidArgument (BAD_GRAMMAR) for a malformed one, and with
+        FailedPrecondition where the model cannot satisfy it (NO_TOKENIZER, UNSATISFIABLE_GRAMMAR). Sessions of
+        different salts share no grammar, so that compile times reveal nothing."""
         return _compiler().submit(self._compiled, structure, salt)
 
     def _compiled(self, structure: StructuredOutput, salt: str) -> Grammar:
-        """On the compiler's thread."""
+        """Returns the cached or newly compiled grammar; runs on the compiler's thread."""
         key = (salt, structure)
         grammar = self._known.pop(key, None) or Grammar(self._tokens(), _source(structure), self._ends)
         self._known[key] = grammar
@@ -131,7 +130,7 @@ class Grammars:
 
 
 class Grammar:
-    """Compiled for one tokenizer. Raises what `Grammars.compile` says."""
+    """A grammar compiled for one tokenizer. Raises the errors of `Grammars.compile`."""
 
     def __init__(self, tokenizer: LLTokenizer, source: str, ends: Sequence[int]) -> None:
         self._ends = frozenset(ends)
@@ -139,7 +138,7 @@ class Grammar:
         if self._matcher.is_error():
             message = _shortened(self._matcher.get_error())
             raise InvalidArgument(f"structured_output cannot be read: {message}.", reason=BAD_GRAMMAR)
-        self._matcher.compute_bitmask()  # what this costs, cursors need not pay: copies know what it found
+        self._matcher.compute_bitmask()  # cursors are copies and keep the result
         if self._matcher.is_error():
             raise FailedPrecondition(
                 "nothing that this model can write satisfies structured_output, or it is too complex; change it.",
@@ -147,61 +146,61 @@ class Grammar:
             )
 
     def cursor(self) -> Cursor:
-        """At the beginning of an output."""
+        """A cursor at the beginning of an output."""
         return Cursor(self._matcher.deep_copy, self._ends)
 
 
 class Cursor:
-    """For one thread at a time."""
+    """A position in a grammar, for one thread at a time."""
 
     def __init__(self, fresh: Callable[[], LLMatcher], ends: frozenset[int]) -> None:
         self._fresh = fresh
         self._ends = ends
         self._matcher = fresh()
-        self._said: list[int] = []
+        self._output: list[int] = []
         self._mask: Mask | None = None
 
     def mask(self, output: Sequence[int]) -> Mask | None:
-        """What may follow these tokens; None behind an end of the text, where nothing counts any more.
+        """The tokens allowed after these; None after an end of text.
 
-        Raises FailedPrecondition (GRAMMAR_GAVE_UP) where the library reaches one of its limits, or the tokens are
-        none of the grammar's; the cursor can be used again."""
+        Raises FailedPrecondition (GRAMMAR_GAVE_UP) where the library reaches one of its limits or the grammar does not
+        allow the tokens; the cursor stays usable."""
         if not self._ends.isdisjoint(output):
             return None
-        self._go(list(output))
+        self._move_to(list(output))
         if self._mask is None:
             self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             self._check()
         return self._mask
 
     def allows(self, output: Sequence[int], token: int) -> bool:
-        """Whether the token may follow the others. Raises as `mask` does."""
+        """Whether the token may follow the others. Raises the errors of `mask`."""
         mask = self.mask(output)
         return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
 
-    def _go(self, output: list[int]) -> None:
-        kept = common_prefix(self._said, output)
-        if kept < len(self._said):
-            self._matcher.rollback(len(self._said) - kept)
+    def _move_to(self, output: list[int]) -> None:
+        kept = common_prefix(self._output, output)
+        if kept < len(self._output):
+            self._matcher.rollback(len(self._output) - kept)
         if kept < len(output):
             self._matcher.consume_tokens(output[kept:])
-        if kept < max(len(self._said), len(output)):
+        if kept < max(len(self._output), len(output)):
             self._mask = None
-        self._said = output
+        self._output = output
         self._check()
 
     def _check(self) -> None:
-        """An error of the matcher stays with it: it is replaced."""
+        """Replaces a matcher that has failed, since it cannot be used again, and raises its error."""
         if self._matcher.is_error():
             message = _shortened(self._matcher.get_error())
-            self._matcher, self._said, self._mask = self._fresh(), [], None
+            self._matcher, self._output, self._mask = self._fresh(), [], None
             raise FailedPrecondition(
                 f"the grammar cannot be followed any further: {message}.", reason="GRAMMAR_GAVE_UP"
             )
 
 
 def _source(structure: StructuredOutput) -> str:
-    """In the library's own notation. Raises InvalidArgument for a schema that is no JSON."""
+    """The grammar in the library's notation. Raises InvalidArgument for a schema that is not JSON."""
     if structure.format == "regex":
         return LLMatcher.grammar_from_regex(structure.text)
     if structure.format == "grammar":
@@ -210,7 +209,7 @@ def _source(structure: StructuredOutput) -> str:
 
 
 def _shortened(message: str) -> str:
-    """The first lines of an error, on one."""
+    """The beginning of an error's text, on one line."""
     return " ".join(message.split())[:300].rstrip(".")
 
 
@@ -218,9 +217,9 @@ def _shortened(message: str) -> str:
 def _compiler() -> ThreadPoolExecutor:
     """One thread for the whole process, so that compiling never takes more than one core."""
     executor = ThreadPoolExecutor(1, "grammar-compiler")
-    usual = threading.stack_size(STACK_BYTES)
+    default = threading.stack_size(STACK_BYTES)
     try:
         executor.submit(lambda: None).result()  # starts the thread
     finally:
-        threading.stack_size(usual)
+        threading.stack_size(default)
     return executor

@@ -1,24 +1,24 @@
-"""How a tokenizer spells what stands in the middle of a text, though it takes all that it is given for a beginning."""
+"""Encoding of text that continues another one, with tokenizers that treat all input as the beginning of a text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 Encode = Callable[[str], list[int]]
-"""Without special tokens around the text. May raise where the tokenizer has no token for a character."""
+"""Encodes without special tokens. May raise where the tokenizer has no token for a character."""
 _ANCHORS = ("\n", "0", ".", "a")
 _PROBES = ("b", " b", "\nb", "(b")
 
 
 class MidTextEncoder:
-    """A space that would be put before a text goes to an anchor instead, whose tokens are taken off again."""
+    """Encodes behind an anchor, whose tokens are removed again: the tokenizer puts its space before the anchor."""
 
     def __init__(self, encode: Encode, joined: Callable[[Sequence[int]], bytes]) -> None:
-        """`joined`: the bytes that tokens stand for behind others."""
+        """`joined` returns the bytes of tokens that follow others."""
         self._encode = encode
         self._joined = joined
         self.prepends = joined(self._probed("b")) == b" b"
-        """Whether a space is put before a text."""
+        """Whether the tokenizer puts a space before a text."""
         self._anchor = self._find_anchor() if self.prepends else None
 
     def encode(self, text: str) -> list[int]:

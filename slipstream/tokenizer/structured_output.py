@@ -1,4 +1,4 @@
-"""What an output must be: a JSON schema, a regular expression, a context-free grammar, or any JSON object."""
+"""The format that an output must have: a JSON schema, regular expression, context-free grammar, or any JSON object."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from slipstream.errors import InvalidArgument
 
 FORMATS = ("json_schema", "regex", "grammar", "json_object")
 MAX_BYTES = 65_536
-"""Of a structure's text: it bounds what compiling can cost, above all the depth of rules that name rules
+"""Most bytes of a format's text. Bounds the cost of compiling, above all the depth of nested rules
 (`slipstream.tokenizer.grammar`)."""
 BAD_GRAMMAR = "BAD_GRAMMAR"
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """Raises InvalidArgument for a text that is too long."""
+    """A requested format. Raises InvalidArgument for a text that is too long."""
 
     format: str
     text: str = ""
@@ -32,7 +32,7 @@ class StructuredOutput:
 
     @property
     def schema(self) -> str:
-        """Of the two formats of JSON. Raises InvalidArgument for a text that is no JSON."""
+        """The JSON schema of the two JSON formats. Raises InvalidArgument for a text that is not JSON."""
         if self.format == "json_object":
             return '{"type": "object"}'
         try:

@@ -18,7 +18,7 @@ from slipstream.v1 import types_pb2
 SHIPPED = Path(__file__).resolve().parents[1] / "models"
 """The small trained pair that comes with the package; in a checkout a link to the folder `models`."""
 EMULATED = "emulated"
-"""How the fingerprint of a model without a tokenizer begins: its token ids are just numbers."""
+"""Prefix of the fingerprint of a model without a tokenizer."""
 
 
 def is_local(name: str) -> bool:
@@ -48,8 +48,8 @@ def shipped_model(role: str) -> str:
 
 
 def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
-    """From a folder's tokenizer.json or the hub's, without the truncation and padding that some files ask for. Raises
-    NotFound without one, FailedPrecondition for a broken one."""
+    """Loads tokenizer.json from a folder or the hub, without the truncation and padding that some files set. Raises
+    NotFound if it is missing, FailedPrecondition if it is broken."""
     try:
         file = _file(name, "tokenizer.json", revision)
         tokenizer = Tokenizer.from_file(str(file))
@@ -89,7 +89,8 @@ def common_prefix(first: list[int], second: list[int]) -> int:
 
 
 def eos_token_ids(name: str, revision: str = "main") -> tuple[int, ...]:
-    """From generation_config.json, else config.json; may be empty. Raises NotFound without config.json."""
+    """End-of-sequence ids from generation_config.json, else config.json; may be empty. Raises NotFound without
+    config.json."""
     for wanted in ("generation_config.json", "config.json"):
         try:
             content = _json(_file(name, wanted, revision))
@@ -104,7 +105,7 @@ def eos_token_ids(name: str, revision: str = "main") -> tuple[int, ...]:
 
 
 def as_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """Configurations write none, one, or a list of ids."""
+    """A tuple of ids, from the null, number or list that a configuration has."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
