@@ -94,7 +94,7 @@ class GatewayParty:
     party: Party
     drain: Drain
     sessions: SessionRegistry
-    scribe: WriteBehindQueue | None
+    write_behind: WriteBehindQueue | None
     """None: strict."""
 
 
@@ -150,7 +150,7 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
 
 
 def hostile(network: Network, name: str) -> DrafterParty:
-    """Says of itself that it is a drafter, and sends anything."""
+    """Reports the role of a drafter, and sends anything."""
     party = Party(name)
     return party.context.run(_hostile, network, party)
 
@@ -218,17 +218,17 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
     known = gateway_workers.ConfiguredWorkers(config, tokenizer().fingerprint, reach, meters, ByteCounter())
     router = known.router(network.loop.time)
     context = GatewayContext(config, router, bits, network.loop.time)
-    scribe = WriteBehindQueue() if relaxed else None
-    sessions = SessionRegistry(context, tokenizer(), client, scribe)
+    write_behind = WriteBehindQueue() if relaxed else None
+    sessions = SessionRegistry(context, tokenizer(), client, write_behind)
     host = Host(network, party, party.name, [GatewayService(sessions, router, tokenizer()).register])
     for worker in router.workers:
         party.spawn(worker.run())
     party.spawn(sessions.keep_leases())
-    if scribe is not None:
-        party.spawn(scribe.run())
+    if write_behind is not None:
+        party.spawn(write_behind.run())
 
     async def end() -> None:
         await drain(host, sessions, GRACE_S)  # type: ignore[arg-type]
-        await flush(scribe, config.store_grace_s)
+        await flush(write_behind, config.store_grace_s)
 
-    return GatewayParty(party, end, sessions, scribe)
+    return GatewayParty(party, end, sessions, write_behind)
