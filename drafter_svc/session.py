@@ -95,10 +95,10 @@ class DraftSession:
 
     @property
     def stream(self) -> int:
-        """Key of the noise with which tokens are drawn under a ratio rule. Each node has its own noise for the draws
+        """Key of the noise with which tokens are drawn under the ratio rule. Each node has its own noise for the draws
         below it: that of this stream and its number, which counts within its generation.
 
-        Such a rule is exact if no draw that it has looked at has a say in the text after that round. It looks at the
+        The rule is exact if no draw that it has looked at has a say in the text after that round. It looks at the
         draws along one path and at the siblings it rejected there, none of them beyond the token that ends the round.
         Accepted draws are committed. Where all siblings were rejected, the replacement is none of them: the commit
         leaves the tree, a generation begins, its nodes are numbered from 1 again, and this is why its noise is new:

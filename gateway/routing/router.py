@@ -271,7 +271,7 @@ def _check_predicted(named: Iterable[DrafterWorker], drafting: DrafterRequiremen
 
 
 def believed(drafter: DrafterWorker) -> bool:
-    """Whether a ratio rule may use the drafter: trusted, and with a distribution q for each draft token."""
+    """Whether the ratio rule may use the drafter: trusted, and with a distribution q for each draft token."""
     return drafter.trusted and (not drafter.method or gives_distribution(drafter.method))  # empty: not reached yet
 
 

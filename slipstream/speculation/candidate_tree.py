@@ -20,13 +20,7 @@ from itertools import islice
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from slipstream.speculation.frame import Frame, Grafted, TreeLimits
 from slipstream.speculation.node import Node
-from slipstream.speculation.selection import (
-    Selection,
-    select_first_children,
-    select_first_created,
-    select_likeliest,
-    select_likeliest_chain,
-)
+from slipstream.speculation.selection import Selection, select_first_created, select_likeliest
 
 
 class _Source:
@@ -169,16 +163,8 @@ class CandidateTree:
         """The likeliest nodes, as the `coupled` rule takes them."""
         return select_likeliest(self._root, budget)
 
-    def select_likeliest_chain(self, budget: int) -> Selection:
-        """The likeliest path, for engines that verify chains only."""
-        return select_likeliest_chain(self._root, budget)
-
-    def select_chain(self, budget: int) -> Selection:
-        """One chain, chosen without a look at its tokens, as a ratio rule needs it."""
-        return select_first_children(self._root, budget)
-
     def select_drawn(self, budget: int) -> Selection:
-        """Nodes in the order of drawing, siblings included, as a ratio rule needs them."""
+        """Nodes in the order of drawing, siblings included, as the ratio rule needs them."""
         return select_first_created(self._root, budget)
 
     @property

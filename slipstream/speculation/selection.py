@@ -1,6 +1,6 @@
 """What one verifier step takes from a session's candidate tree: a connected piece of it, packed into arrays.
 
-The planner gives each session a budget of nodes, and one of the three rules at the end of this file picks them. The
+The planner gives each session a budget of nodes, and one of the two functions at the end of this file picks them. The
 engine then computes the picked nodes in one pass, and the acceptance rule walks them from the root.
 """
 
@@ -102,28 +102,8 @@ def select_likeliest(root: Node, budget: int) -> Selection:
     return _pack(root, picked, parents, scores)
 
 
-def select_likeliest_chain(root: Node, length: int) -> Selection:
-    """The likeliest child of each node from the root down, for engines that verify chains only."""
-    picked: list[Node] = []
-    node = root
-    while len(picked) < length and node.children:
-        node = max(node.children.values(), key=lambda child: child.log_prob)
-        picked.append(node)
-    return _connect(root, picked)
-
-
-def select_first_children(root: Node, length: int) -> Selection:
-    """A chain of first-created children: this choice does not look at tokens, as ratio rules need it."""
-    picked: list[Node] = []
-    node = root
-    while len(picked) < length and node.children:
-        node = next(iter(node.children.values()))
-        picked.append(node)
-    return _connect(root, picked)
-
-
 def select_first_created(root: Node, budget: int) -> Selection:
-    """The `budget` nodes that were created first, as ratio rules over siblings need them.
+    """The `budget` nodes that were created first, as the ratio rule needs them.
 
     In one drafter's tree these are a connected piece with siblings in the order of drawing, cut by count alone. So
     whether a node is selected depends on what was created before it, never on its own token or on later nodes.

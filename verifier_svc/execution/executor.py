@@ -49,8 +49,6 @@ class ExecutorLimits(NamedTuple):
 
     max_candidates: int | None = None
     """Candidates; None is without limit."""
-    verifies_trees: bool = True
-    """False: candidates must be a chain, and the planner sends the likeliest path."""
 
 
 class KVBlocks(Protocol):

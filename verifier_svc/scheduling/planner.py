@@ -103,7 +103,7 @@ class Planner:
         """Chooses candidates of `sessions`, at most `room` in all; `prefill` other tokens share the step."""
         chosen = dict.fromkeys(sessions, NO_CANDIDATES)
         for session in sessions:
-            # Under a ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions
+            # Under the ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions
             # do not compete: each has its share of the room, set aside before any candidates are looked at.
             if not session.sampling.coupled:
                 limit = min(session.draft_limit, room // len(sessions))
@@ -197,15 +197,13 @@ class Planner:
 def select_likeliest(session: Session, limit: int, executor: ExecutorLimits) -> Selection:
     """A coupled session's best candidates that the executor can verify."""
     limit = limit if executor.max_candidates is None else min(limit, executor.max_candidates)
-    tree = session.tree
-    return tree.select(limit) if executor.verifies_trees else tree.select_likeliest_chain(limit)
+    return session.tree.select(limit)
 
 
 def select_drawn(session: Session, limit: int, executor: ExecutorLimits) -> Selection:
-    """The candidates that a ratio rule judges: chosen by the order in which they were drawn, not by their tokens."""
+    """The candidates that the ratio rule verifies: chosen by the order of drawing, not by their tokens."""
     limit = limit if executor.max_candidates is None else min(limit, executor.max_candidates)
-    tree = session.tree
-    return tree.select_drawn(limit) if executor.verifies_trees else tree.select_chain(limit)
+    return session.tree.select_drawn(limit)
 
 
 def _labels(session: Session, chosen: Selection) -> list[str]:
