@@ -29,8 +29,15 @@ def cpu_s(pid: int) -> float:
 
 def inflate() -> None:
     """Makes INFLATED, the shipped target at the price of 300 M parameters; does nothing if it is there."""
-    command = [sys.executable, "-m", "slipstream", "inflate", str(MODELS / "target"), str(INFLATED)]
-    subprocess.run([*command, "--parameters", "300M"], check=True)
+    inflated("300M")
+
+
+def inflated(parameters: str) -> Path:
+    """The folder of the shipped target at the price of so many parameters, made if it is not there."""
+    folder = ROOT / ".cache" / f"target-{parameters.lower()}"
+    command = [sys.executable, "-m", "slipstream", "inflate", str(MODELS / "target"), str(folder)]
+    subprocess.run([*command, "--parameters", parameters], check=True)
+    return folder
 
 
 @asynccontextmanager

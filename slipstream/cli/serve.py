@@ -26,12 +26,13 @@ from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
 OWN_CORPUS = {"CORPUS_TOKENS": "100000", "CORPUS_SHARED": "true"}
-"""On one's own machine everybody may know what everybody wrote."""
+"""On one machine all requests share one corpus."""
 END_GRACE_S = 25.0
-"""Longer than a gateway lets its sessions finish: killed before, it could tell neither its clients nor a trace why."""
+"""Longer than the gateway's own grace for its sessions, so that it can report to clients and traces before it is
+killed."""
 RESTART_S = 1.0
 SOMEWHERE = "127.0.0.1:1"
-"""Of workers that have no address yet."""
+"""Address in place of workers that have none yet."""
 
 
 class Role:
@@ -252,22 +253,24 @@ def serve(
     draft: Annotated[str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.")] = "",
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help=f"{', '.join(METHODS)}; may be given again. `none`: plain decoding."),
+        typer.Option(help=f"{', '.join(METHODS)}; repeat it for more. `none`: plain decoding."),
     ] = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.")] = "127.0.0.1:50051",
     store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.")] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
-    target_quantisation: Annotated[str, typer.Option(help="int8 or int4; the text is then that model's.")] = "",
-    draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; changes the speed alone.")] = "",
-    translate: Annotated[bool, typer.Option("--translate", help="The draft model has another tokenizer.")] = False,
+    target_quantisation: Annotated[str, typer.Option(help="int8 or int4; changes the text.")] = "",
+    draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.")] = "",
+    translate: Annotated[
+        bool, typer.Option("--translate", help="The draft model may have another tokenizer; translate its tokens.")
+    ] = False,
     draft_in_verifier: Annotated[
         bool,
         typer.Option("--draft-in-verifier", help="Drafters run inside the verifier's process: for few cores."),
     ] = False,
     traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Every role serves /metrics, at addresses that the ready line tells.")
+        bool, typer.Option("--metrics", help="Serve /metrics of every role, at the addresses in the ready line.")
     ] = False,
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT` when they can serve."""

@@ -1,9 +1,9 @@
-"""Shadows: drafters that guess for a session without serving it, and what their candidates would have brought.
+"""Shadows: drafters that propose for a session without serving it, and what their candidates would have brought.
 
 Under the coupled rule and at temperature 0 a candidate is accepted iff it is the token that is committed in its place,
-so nothing need be verified to know what would have been: when a step of the session begins, the candidates that it
-would have taken of the shadow are noted, and what is committed from there on, in this round and the next ones, is
-walked through them. That is exact.
+so no verification is needed: when a step of the session begins, the candidates that it would have taken from the shadow
+are recorded, and the tokens committed from there on, in this round and the next ones, are followed through them. This
+is exact.
 
 **Rounds are the shadow's own.** Its next one begins with the first step that begins at or behind the end of its last
 one: accepted candidates and the token after them. If it began with each step instead, a run of text that it knows would
@@ -18,7 +18,7 @@ own.
 
 A shadow has a *double* of the session: its own list of committed tokens, its own tree, its own place in the grammar.
 The double is in no step and has no KV; a drafter's link treats it as it treats any session, with the same checks and
-limits, but learns no pace from it and wakes nobody for it.
+limits, but learns no arrival times from it and wakes no scheduler for it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class ShadowRound:
-    """Through the candidates of one round, along what is committed from its start on."""
+    """The candidates of one round, and the path that the tokens committed since its start take through them."""
 
     def __init__(self, base: int, chosen: Selection) -> None:
         self.chosen = chosen
@@ -50,11 +50,11 @@ class ShadowRound:
 
     @property
     def end(self) -> int:
-        """Committed length after such a round."""
+        """Committed length after the round."""
         return self._base + len(self.path) + 1
 
     def decided(self, token_ids: Sequence[int]) -> bool:
-        """These were committed next. Whether no later token can add to what was accepted."""
+        """Follows the tokens committed next; returns whether no later token can add to the accepted ones."""
         for token in token_ids:
             node = self.chosen.child(self._node, token)
             if node is None:
@@ -74,12 +74,12 @@ class ShadowDrafter:
         self.name = name
         self.double = double_of(session, name)
         self._walk: ShadowRound | None = None
-        """Of the present round, while it is not decided."""
+        """The present round, while it is not decided."""
         self._begins = 0
         """Committed length from which on its next round may begin."""
 
     def look(self, limit: int, price: float, calibration: Calibration) -> None:
-        """A step of the session begins, which may take so many candidates where a place costs so many tokens."""
+        """A step of the session begins, which may take `limit` candidates, each at a cost of `price` tokens."""
         base = len(self.double.tokens)
         if self._walk is not None or base < self._begins:
             return
@@ -89,7 +89,7 @@ class ShadowDrafter:
         self._walk = ShadowRound(base, chosen.head(worth))
 
     def commit(self, token_ids: Sequence[int], calibration: Calibration) -> verifier_pb2.ShadowScore | None:
-        """The round that is decided now; None while none is."""
+        """The score of the round that these tokens decide; None while they decide none."""
         double, walk = self.double, self._walk
         double.commit(list(token_ids), 0)
         if walk is None:

@@ -70,3 +70,12 @@ def test_with_patterns_only_what_fits_one(pattern: str, fits: list[str], others:
 def test_a_pattern_that_cannot_be_read_stops_the_start(pattern: str) -> None:
     with pytest.raises(InvalidArgument, match="VERIFIER_DRAFTERS_ALLOWED"):
         VerifierConfig(model="x", drafters_allowed=(pattern,))
+
+
+def test_a_drafter_inside_the_verifier_is_at_no_address_and_a_host_called_verifier_is() -> None:
+    allowlist = AddressAllowlist(["10.0.0.1:*"])
+    allowlist.check("verifier:ngram")
+    with pytest.raises(PermissionDenied):
+        allowlist.check("verifier:50061")
+    with pytest.raises(InvalidArgument):
+        AddressAllowlist().check("unix:ngram")
