@@ -20,7 +20,13 @@ from itertools import islice
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from slipstream.speculation.frame import Frame, Grafted, TreeLimits
 from slipstream.speculation.node import Node
-from slipstream.speculation.selection import Selection, select_first_created, select_likeliest
+from slipstream.speculation.selection import (
+    Selection,
+    select_first_children,
+    select_first_created,
+    select_likeliest,
+    select_likeliest_chain,
+)
 
 
 class _Source:
@@ -162,6 +168,14 @@ class CandidateTree:
     def select(self, budget: int) -> Selection:
         """The likeliest nodes, as the `coupled` rule takes them."""
         return select_likeliest(self._root, budget)
+
+    def select_likeliest_chain(self, budget: int) -> Selection:
+        """The likeliest path, for executors that verify chains only."""
+        return select_likeliest_chain(self._root, budget)
+
+    def select_chain(self, budget: int) -> Selection:
+        """One chain, chosen without a look at its tokens: what the ratio rule takes where only chains are verified."""
+        return select_first_children(self._root, budget)
 
     def select_drawn(self, budget: int) -> Selection:
         """Nodes in the order of drawing, siblings included, as the ratio rule needs them."""

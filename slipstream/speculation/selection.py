@@ -1,6 +1,6 @@
 """What one verifier step takes from a session's candidate tree: a connected piece of it, packed into arrays.
 
-The planner gives each session a budget of nodes, and one of the two functions at the end of this file picks them. The
+The planner gives each session a budget of nodes, and one of the four functions at the end of this file picks them. The
 engine then computes the picked nodes in one pass, and the acceptance rule walks them from the root.
 """
 
@@ -100,6 +100,26 @@ def select_likeliest(root: Node, budget: int) -> Selection:
         parents.append(parent)
         scores.append(score)
     return _pack(root, picked, parents, scores)
+
+
+def select_likeliest_chain(root: Node, length: int) -> Selection:
+    """The likeliest child of each node from the root down, for executors that verify chains only."""
+    picked: list[Node] = []
+    node = root
+    while len(picked) < length and node.children:
+        node = max(node.children.values(), key=lambda child: child.log_prob)
+        picked.append(node)
+    return _connect(root, picked)
+
+
+def select_first_children(root: Node, length: int) -> Selection:
+    """The first child of each node from the root down, for the ratio rule on executors that verify chains only."""
+    picked: list[Node] = []
+    node = root
+    while len(picked) < length and node.children:
+        node = next(iter(node.children.values()))
+        picked.append(node)
+    return _connect(root, picked)
 
 
 def select_first_created(root: Node, budget: int) -> Selection:

@@ -190,12 +190,6 @@ async def test_a_higher_epoch_replaces_the_prefix_and_drafting_goes_on_from_ther
     assert speaker.refusals == []
 
 
-def latest_path(tree: CandidateTree) -> tuple[int, ...]:
-    """The tokens on the way to the last node that was created, at most two."""
-    selection = tree.select_drawn(tree.node_count)
-    return selection.path(len(selection) - 1)[:2]
-
-
 def grafted(candidates: types_pb2.Candidates) -> Frame:
     return Frame(
         candidates.base_length,
@@ -215,7 +209,7 @@ async def test_frames_of_a_whole_session_fit_the_verifiers_tree(speaker: Speaker
         for candidates in arrived:
             tree.graft(grafted(candidates))
         arrived.clear()
-        path = [*latest_path(tree), (step * 37) % 256]
+        path = [*tree.select_chain(2).token_ids, (step * 37) % 256]
         tree.commit(path)
         await speaker.commit(1, length, path)
         length += len(path)

@@ -54,12 +54,6 @@ def held_by(tree: CandidateTree) -> set[tuple[int, ...]]:
     return {chosen.path(node) for node in range(len(chosen))}
 
 
-def latest_path(tree: CandidateTree) -> list[int]:
-    """The tokens on the way to the last node that was created, at most two."""
-    selection = tree.select_drawn(tree.node_count)
-    return list(selection.path(len(selection) - 1))[:2]
-
-
 def frame_of(session: DraftSession, told: list[DraftNode], source: int = 0) -> Frame:
     """As `DrafterService` packs it."""
     assert all(node.parent is not None and node.parent.number < node.number for node in told)
@@ -247,7 +241,7 @@ class Wire(RuleBasedStateMachine):
     @rule(inside=st.booleans(), tokens=RUNS)
     def verifier_commits(self, inside: bool, tokens: list[int]) -> None:
         if inside:
-            tokens = latest_path(self.tree) + tokens[:1]
+            tokens = list(self.tree.select_chain(2).token_ids) + tokens[:1]
         self.commands.append((len(self.committed), tokens, self.source))
         self.committed += tokens
         self.tree.commit(tokens)

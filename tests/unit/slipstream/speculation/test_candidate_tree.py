@@ -145,12 +145,14 @@ def test_nodes_beyond_the_limits_are_dropped_and_counted() -> None:
     assert tree.graft(Frame(3, 0, 9, (5, 6), (-1.0, -1.0), (0, 0))).dropped == {"full": 1}
 
 
-def test_a_selection_prefers_likely_paths() -> None:
+def test_a_selection_prefers_likely_paths_and_a_chain_only_the_first_born() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(Frame(3, 0, 1, (1, 2, 3, 4), (-3.0, -0.5, -0.5, -0.1), (0, 0, 1, 2)))
     assert tree.select(2).token_ids == (2, 4)
     assert tree.select(9).head(2) == tree.select(2)
-    assert tree.select(0) == Selection() == tree.select_drawn(0)
+    assert tree.select_chain(9).token_ids == (1, 3)
+    assert tree.select_chain(1).token_ids == (1,)
+    assert tree.select(0) == Selection() == tree.select_chain(0) == tree.select_drawn(0)
 
 
 def test_a_drawn_selection_takes_the_first_created_whatever_they_are() -> None:
