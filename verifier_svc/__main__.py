@@ -15,7 +15,7 @@ from verifier_svc.config import PREFIX, VerifierConfig
 from verifier_svc.execution.target import follow
 from verifier_svc.verifier import VerifierParts, running
 
-log = logging.getLogger("verifier_svc")  # run as a program, the module has no name of its own
+log = logging.getLogger("verifier_svc")  # run as a program, the module is called __main__
 
 
 async def serve(config: VerifierConfig, place: Rank) -> None:
@@ -28,7 +28,7 @@ async def serve(config: VerifierConfig, place: Rank) -> None:
         log.info("%s", verifier.server.announcement)
         print(verifier.server.announcement, flush=True)
         tune_runtime()
-        await until_signal(with_parent=place.size > 1)  # without torchrun nobody watches over the ranks
+        await until_signal(with_parent=place.size > 1)  # a rank ends with torchrun, its parent
 
 
 def main() -> None:
