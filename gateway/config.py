@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gateway.experiments.experiment import Experiment
-from gateway.experiments.experiment import parse as parse_experiment
-from gateway.requests.rules import Rule, parse
+from gateway.routing.experiment import Experiment
+from gateway.routing.experiment import parse as parse_experiment
+from gateway.routing.rules import Rule, parse
 from gateway.routing.discovery import by_name
 from gateway.routing.drafters import REPLICA
 from gateway.store.address import parse as parse_store
@@ -73,10 +73,10 @@ class GatewayConfig:
     credit_tokens: int = 512
     """Output tokens a verifier may be ahead of a session's client."""
     rules: str = ""
-    """Which requests speculate, with whom and how far, by workload, salt and lengths: see `gateway.requests.rules`."""
+    """Which requests speculate, with whom and how far, by workload, salt and lengths: see `gateway.routing.rules`."""
     experiment: str = ""
     """How sessions that leave the choice to the server are split between drafters, by weight: see
-    `gateway.experiments.experiment`."""
+    `gateway.routing.experiment`."""
     experiment_name: str = "experiment"
     """Another name deals the sessions anew."""
     max_prompt_bytes: int = 1_048_576

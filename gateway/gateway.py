@@ -14,9 +14,9 @@ from functools import partial
 from gateway.api.grpc_service import GatewayService, authorising
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
-from gateway.experiments.trial import Trial
+from gateway.telemetry.trial import Trial
 from gateway.requests.validation import RandomBits
-from gateway.routing.configured_workers import ConfiguredWorkers
+from gateway.configured_workers import ConfiguredWorkers
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
 from gateway.sessions.context import GatewayContext
@@ -98,8 +98,9 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         stack.push_async_callback(store.close)
         metrics, traffic = _request_metrics(config), ByteCounter()
         experiment = config.parsed_experiment()
-        reach = partial(_dial_role, outside)
-        workers = ConfiguredWorkers(config, tokenizer.fingerprint, reach, metrics, traffic, experiment)
+        dial_for = partial(_dial_role, outside)
+        failed = metrics.drafter_failed
+        workers = ConfiguredWorkers(config, tokenizer.fingerprint, dial_for, traffic, failed, experiment)
         router = workers.router(outside.clock)
         for worker in router.workers:
             stack.push_async_callback(worker.close)

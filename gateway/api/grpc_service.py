@@ -14,7 +14,7 @@ import grpc
 
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import check_operator
-from gateway.experiments.trial import Trial
+from gateway.telemetry.trial import Trial
 from gateway.request_context import RequestContext
 from gateway.requests.validation import check_name
 from gateway.routing.router import Router
@@ -70,7 +70,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
-        return self._router.served()
+        return self._router.list_models()
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
         check_name(request.model)

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from gateway.auth.tenant import Tenant, caller
 from gateway.config import GatewayConfig
-from gateway.experiments.experiment import Arm
+from gateway.routing.experiment import Arm
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.requests.rules import NO_RULE, Rule, RuleInput, choose
+from gateway.routing.rules import NO_RULE, Rule, RuleInput, choose
 from gateway.routing.router import DrafterRequirements, Router
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
@@ -142,7 +142,7 @@ class RequestValidator:
         """Empty for a session that is resolved `again` where the drafters it asked for are missing: its text does not
         depend on them, and it is given them as soon as they are there."""
         try:
-            drafters = self._router.pair(model, asked)
+            drafters = self._router.choose_drafters(model, asked)
         except SlipstreamError as error:
             if not again:
                 raise

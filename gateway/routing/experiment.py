@@ -2,7 +2,7 @@
 
     EXPERIMENT = ARM (";" ARM)*
     ARM        = NAME ":" WEIGHT (ACTIONS | SHADOWS | ACTIONS SHADOWS)?
-    ACTIONS    = as in `gateway.requests.rules`: "off", or drafters=A+B and max_draft_tokens=N
+    ACTIONS    = as in `gateway.routing.rules`: "off", or drafters=A+B and max_draft_tokens=N
     SHADOWS    = "shadow=" NAME ("+" NAME)*           they draft without serving; not with "off"
 
 For example: `old: 80 drafters=model; new: 15 drafters=suffix; plain: 5 off`, or `rest: 95; watched: 5 shadow=suffix`.
@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
 
-from gateway.requests.rules import NO_RULE, Rule, check_known, read_actions
+from gateway.routing.rules import NO_RULE, Rule, check_known, read_actions
 from slipstream.errors import InvalidArgument
 
 SETTING = "GATEWAY_EXPERIMENT"

@@ -19,7 +19,7 @@ from gateway.sessions.context import GatewayContext
 from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats
-from gateway.sessions.verifier_session import SessionEnded, VerifierSession
+from gateway.routing.verifier_session import SessionEnded, VerifierSession
 from gateway.store.session_log import SessionLog
 from slipstream.errors import UNSERVED, Aborted, Internal, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import proto_conversion
@@ -158,7 +158,7 @@ class SessionRun:
         verifier = await self._wait_for_verifier(prefixes)
         if verifier is None:
             return None
-        session = verifier.seat()
+        session = verifier.new_session()
         self._verifier, self._verifier_session = verifier, session
         self._router.affinity.note(prefixes, verifier)
         self._drafters.forget_lost_links()
@@ -186,7 +186,7 @@ class SessionRun:
 
     def _choose_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         model = self._resolved.model.name
-        return self._router.place(model, self._avoid, prefixes) or self._router.place(model, (), prefixes)
+        return self._router.choose_verifier(model, self._avoid, prefixes) or self._router.choose_verifier(model, (), prefixes)
 
     def _prefixes(self) -> list[bytes]:
         return prefix_hashes([*self._resolved.prompt, *self._stream.tokens], self._resolved.salt)
@@ -231,7 +231,7 @@ class SessionRun:
         mendable = isinstance(error, (Unavailable, ResourceExhausted))
         if not mendable or self.stats.rehomed >= self._config.rehomings:
             raise error
-        if isinstance(error, ResourceExhausted) and not self._router.place(self._resolved.model.name, self._avoid):
+        if isinstance(error, ResourceExhausted) and not self._router.choose_verifier(self._resolved.model.name, self._avoid):
             raise error  # waiting in line is the client's choice
         return FINISH_REASON_UNSPECIFIED
 

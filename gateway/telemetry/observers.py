@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from gateway.experiments.trial import Trial
+from gateway.telemetry.trial import Trial
 from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.sessions.observer import Observers, RequestObserver, SessionObserver, SessionObservers

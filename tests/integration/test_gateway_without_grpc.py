@@ -14,7 +14,7 @@ from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import OPEN, called_by
 from gateway.config import GatewayConfig
 from gateway.request_context import RequestContext
-from gateway.routing.configured_workers import ConfiguredWorkers
+from gateway.configured_workers import ConfiguredWorkers
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import SessionRegistry

@@ -14,7 +14,7 @@ from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.ownership import SessionOwnership
 from gateway.sessions.registry import SessionEntry, SessionRegistry
 from gateway.sessions.run import SessionRun
-from gateway.sessions.verifier_session import VerifierSession
+from gateway.routing.verifier_session import VerifierSession
 from gateway.store.memory import MemoryStore
 from gateway.store.session_log import SessionLog
 from slipstream.client.completion import Completion

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.experiments.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
-from gateway.experiments.trial import DEPTHS, KEPT, Trial
-from gateway.requests.rules import Rule
+from gateway.routing.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
+from gateway.telemetry.trial import DEPTHS, KEPT, Trial
+from gateway.routing.rules import Rule
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.experiments.samples import merge
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
@@ -160,7 +160,7 @@ def measured(names: list[str]) -> gateway_pb2.GetExperimentResponse:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.experiments.trial.KEPT", 5)
+    monkeypatch.setattr("gateway.telemetry.trial.KEPT", 5)
 
 
 @pytest.mark.usefixtures("few")
