@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gateway.routing.discovery import by_name
+from gateway.routing.drafters import REPLICA
 from gateway.routing.experiment import Experiment
 from gateway.routing.experiment import parse as parse_experiment
 from gateway.routing.rules import Rule, parse
-from gateway.routing.discovery import by_name
-from gateway.routing.drafters import REPLICA
 from gateway.store.address import parse as parse_store
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument

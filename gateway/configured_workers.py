@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.config import GatewayConfig
-from gateway.routing.experiment import Experiment
 from gateway.routing.breaker import BreakerSettings
 from gateway.routing.discovery import Discovery, by_name
 from gateway.routing.drafters import DrafterWorker, pool_of, replica
+from gateway.routing.experiment import Experiment
 from gateway.routing.router import Router
 from gateway.routing.verifiers import DrafterFailed, VerifierWorker
 from slipstream.proposers.registry import method_in_verifier

@@ -14,9 +14,8 @@ from functools import partial
 from gateway.api.grpc_service import GatewayService, authorising
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
-from gateway.telemetry.trial import Trial
-from gateway.requests.validation import RandomBits
 from gateway.configured_workers import ConfiguredWorkers
+from gateway.requests.validation import RandomBits
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
 from gateway.sessions.context import GatewayContext
@@ -28,6 +27,7 @@ from gateway.store.session_store import SessionStore
 from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
+from gateway.telemetry.trial import Trial
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import Unavailable
 from slipstream.process import tune_runtime, until_signal

@@ -14,12 +14,12 @@ import grpc
 
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import check_operator
-from gateway.telemetry.trial import Trial
 from gateway.request_context import RequestContext
 from gateway.requests.validation import check_name
 from gateway.routing.router import Router
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send, SessionRegistry
+from gateway.telemetry.trial import Trial
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import NotFound
 from slipstream.rpc.server import HEALTH, service_of

@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from gateway.auth.tenant import Tenant, caller
 from gateway.config import GatewayConfig
-from gateway.routing.experiment import Arm
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.routing.rules import NO_RULE, Rule, RuleInput, choose
+from gateway.routing.experiment import Arm
 from gateway.routing.router import DrafterRequirements, Router
+from gateway.routing.rules import NO_RULE, Rule, RuleInput, choose
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
 from slipstream.rpc import proto_conversion

@@ -149,14 +149,20 @@ class Router:
             self._check_trusted()
         now = self.clock()
         able = self.candidates_for(target, drafting)
-        return least_loaded_of_each(METHOD, (drafter for drafter in able if drafter.breaker.state(now) is BreakerState.CLOSED))
+        return least_loaded_of_each(
+            METHOD, (drafter for drafter in able if drafter.breaker.state(now) is BreakerState.CLOSED)
+        )
 
     def candidates_for(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
         """The drafters that could propose for a session now, whatever their breakers' states. Those that it named need
         not answer yet: the verifier goes on dialling them."""
         fit = [drafter for drafter in self.drafters if not drafter.mismatch(target)]
         if drafting.names:
-            named = [d for d in fit if d.pool in drafting.names and (gives_trusted_distribution(d) or not drafting.need_trust)]
+            named = [
+                d
+                for d in fit
+                if d.pool in drafting.names and (gives_trusted_distribution(d) or not drafting.need_trust)
+            ]
             least = {best.pool: best.burden[:2] for best in least_loaded_of_each(POOL, named)}
             return [drafter for drafter in named if drafter.burden[:2] == least[drafter.pool]]
         return [
@@ -228,7 +234,7 @@ class Router:
         drafter = self._best_replica(name, target)
         if drafter is None:
             return gateway_pb2.ServedDrafter(name=name, mismatch=unreached_yet(name))
-        return drafter.as_describe_drafter(target)
+        return drafter.as_served(target)
 
     def _check_trusted(self) -> None:
         if not any([*self.pools.values(), *(drafter.trusted for drafter in self.drafters)]):
@@ -239,7 +245,7 @@ class Router:
             )
 
     def _find_named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> DrafterWorker | None:
-        """The drafter that a request names; None while no replica of it is known. Raises what `choose_drafters` raises."""
+        """The drafter that a request names; None while no replica of it is known. Raises as `choose_drafters` does."""
         if name not in self._names():
             known = ", ".join(sorted(self._names())) or "none at all"
             raise NotFound(f"There is no drafter {name!r}; known are {known}.", reason="NO_DRAFTER")

@@ -7,8 +7,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from gateway.routing.worker_watch import WorkerWatch
 from gateway.routing.verifier_session import VerifierSession, stream_lost
+from gateway.routing.worker_watch import WorkerWatch
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter, MultiplexedStream

@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from gateway.routing.experiment import Arm, Experiment
 from gateway.routing.drafters import pool_of
+from gateway.routing.experiment import Arm, Experiment
 from gateway.sessions.observer import SessionObserver
 from slipstream.v1 import gateway_pb2, verifier_pb2
 

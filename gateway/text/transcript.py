@@ -78,9 +78,11 @@ class Transcript:
         """The text that became final. Nothing after a stop string."""
         return "".join(self._advance(self._detokenizer.push(token)) for token in tokens)
 
-    def likelihoods(self, tokens: Sequence[int], received: Sequence[types_pb2.TokenLogprobs]) -> list[gateway_pb2.Logprob]:
-        """The log-probabilities of these tokens, with their texts. `received` may hold more, of tokens that were cut off
-        behind them; it is empty where none were requested."""
+    def likelihoods(
+        self, tokens: Sequence[int], received: Sequence[types_pb2.TokenLogprobs]
+    ) -> list[gateway_pb2.Logprob]:
+        """The log-probabilities of these tokens, with their texts. `received` may hold more, for tokens that were
+        cut off behind them; it is empty where none were requested."""
         return [self._likelihood(token, each) for token, each in zip(tokens, received, strict=False)]
 
     def _likelihood(self, token: int, received: types_pb2.TokenLogprobs) -> gateway_pb2.Logprob:

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.routing.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
-from gateway.telemetry.trial import DEPTHS, KEPT, Trial
 from gateway.routing.rules import Rule
+from gateway.telemetry.trial import DEPTHS, KEPT, Trial
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.experiments.samples import merge
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
