@@ -52,7 +52,7 @@ FAREWELL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayDependencies:
-    """What lies outside the process: replaced in tests."""
+    """Dependencies outside the process, which tests replace."""
 
     random_bits: RandomBits
     dial: Dial | None = None
@@ -132,7 +132,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
 
 
 async def serve(config: GatewayConfig) -> None:
-    """Until SIGTERM or SIGINT; prints a line on standard output when it can serve."""
+    """Run a gateway until SIGTERM or SIGINT; print a line on standard output when it can serve."""
     certificates = certificates_from_env()
     async with (
         tracing_from_env("slipstream-gateway") as tracing,
@@ -208,7 +208,8 @@ def _request_metrics(config: GatewayConfig) -> RequestMetrics:
 
 
 async def drain(server: Server, sessions: SessionRegistry, grace_s: float) -> None:
-    """Give sessions `grace_s` to finish; those that have not are let go, and their clients told to resume them."""
+    """Give sessions `grace_s` to finish; the others are released, and their
+    clients receive an error that asks them to resume."""
     log.info("draining: sessions have %g s to finish", grace_s)
     stopping = asyncio.create_task(server.stop(grace_s + FAREWELL_S))
     await asyncio.wait([stopping], timeout=grace_s)

@@ -140,7 +140,7 @@ def _entry(name: str, fields: Any) -> tuple[bytes, TenantLimits]:
 
 
 def _refused(field: str, value: Any) -> str:
-    """What is wrong with a limit's value; empty if nothing is."""
+    """The error in a limit's value, as a sentence; empty if there is none."""
     if field == "operator":
         return "" if isinstance(value, bool) else "is true or false"
     least, wanted = (LEAST_PRIORITY, f"from {LEAST_PRIORITY} on") if field == "least_priority" else (1, "above zero")

@@ -43,14 +43,14 @@ class RequestValidator:
     async def resolve(
         self, request: gateway_pb2.GenerateRequest, running: int, session_id: str = ""
     ) -> ResolvedRequest:
-        """What a new session of this id will do; without an id it takes no part in experiments. `running`: sessions
+        """Resolve the request of a new session of this id; without an id it takes no part in experiments. `running`: sessions
         that the gateway has. Raises a typed error whose sentence says what to change."""
         return await self._resolve(request, None, running, session_id)
 
     async def resolve_again(
         self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], running: int, session_id: str
     ) -> ResolvedRequest:
-        """What a session will do that was admitted before. Raises as `resolve` does, but not for its drafters."""
+        """Resolve the stored request of a session that was admitted before. Raises as `resolve` does, but not for its drafters."""
         return await self._resolve(stored, prompt, running, session_id)
 
     async def _resolve(
@@ -107,7 +107,7 @@ class RequestValidator:
     async def revise(
         self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], change: gateway_pb2.RollbackRequest
     ) -> tuple[ResolvedRequest, tuple[int, ...]]:
-        """What is left of a session that is rolled back, and the tokens of the edit. Changes `stored`."""
+        """Resolve the rest of a session that is rolled back, and the tokens of the edit. Changes `stored`."""
         if change.HasField("seed"):
             stored.sampling.seed = change.seed
         if change.HasField("max_tokens"):

@@ -21,7 +21,7 @@ Resolve = Callable[[str], Awaitable[Collection[str]]]
 class Worker(Protocol):
     @property
     def away(self) -> bool:
-        """Whether it does not answer, and nothing is under way there."""
+        """True while it does not answer and nothing is under way there."""
 
     async def run(self) -> None: ...
 

@@ -56,7 +56,7 @@ class VerifierWorker:
 
     @property
     def present(self) -> bool:
-        """Whether it answers."""
+        """True while it answers."""
         return self._watch.present
 
     @property

@@ -1,7 +1,7 @@
-"""What watches requests and sessions without taking part: metrics, traces and experiments.
+"""The interface of everything that watches requests and sessions without taking part.
 
-The code of sessions calls these methods at the moments they are named after, and does not know what listens: the
-process puts that together (`gateway.telemetry.observers`). A method returns at once and raises nothing; one that an
+The code of sessions calls these methods at the moments they are named after, and does not know its observers: the
+process makes them (`gateway.telemetry.observers`). A method returns at once and raises nothing; one that an
 observer does not override does nothing. None is called once per token.
 """
 

@@ -1,7 +1,7 @@
-"""The life of a session on this gateway, as one coroutine: open it on a verifier, take its rounds, write them to the
-session log, show them to its clients, and end for one good reason. It decides when a session is opened on another
-verifier and when it fails. What becomes of the tokens it shows stands in `output_stream`, of those it logs in
-`gateway.store.session_log`.
+"""One session while this gateway runs it, as one coroutine: open it on a verifier, receive rounds, append their tokens
+to the session log, append them to the clients' stream, end. It alone decides when a session is opened again on another
+verifier and when it fails. `_commit_and_show` is the way of every token: SessionLog.append (`gateway.store`) first,
+OutputStream.append_tokens (`gateway.sessions.output_stream`) after it.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class SessionRun:
             pass
 
     async def run(self) -> None:
-        """Until the session ended. Its end goes to the clients by the stream, an error too; but where another owner
-        took the session, that one continues it: raises Aborted."""
+        """Run the session to its end, which clients receive by the stream, as an error where it is one. Raises Aborted
+        where another owner took the session and continues it."""
         bind_contextvars(session=self.id)
         for observer in self._observers:
             observer.run_began()

@@ -1,4 +1,4 @@
-"""What the running experiment measured on this gateway: a bounded sample of each arm's sessions.
+"""Measurements of the running experiment on this gateway: a bounded sample of each arm's sessions.
 
 An arm keeps its `KEPT` finished sessions of lowest priority, which is a hash of the session's id. That is a simple
 random sample, without a bias to late or early sessions, and samples of several gateways can be merged: the lowest of

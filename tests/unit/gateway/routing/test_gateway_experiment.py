@@ -74,7 +74,7 @@ def test_what_is_written_is_read_as_it_was(arms: list[Arm]) -> None:
         ("old: 1 drafters=nobody", "has no 'nobody'"),
         ("old: 1 shadow=nobody", "has no 'nobody'"),
         ("old: 1 drafters=model shadow=model", "model serves in this arm"),
-        ("old: 1 off shadow=model", "nobody drafts without speculation"),
+        ("old: 1 off shadow=model", "no drafter proposes without speculation"),
         ("old: 1 shadow=model shadow=new", "give shadow=A+B once"),
         ("old: 1 shadow=new+new", "give shadow=A+B once"),
         ("old: 1 off drafters=model", "'off' cannot be read"),
