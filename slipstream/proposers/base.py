@@ -1,7 +1,7 @@
-"""The seam of every drafting method: a `Proposer` reads committed tokens and proposes nodes for candidate trees.
+"""The interface of drafting methods: a `Proposer` reads committed tokens and proposes nodes for candidate trees.
 
-A drafter process calls it for many sequences in one step and sends what comes back over gRPC; a verifier may call the
-same object in its own process. What it proposes is a hint: the verifier alone decides which tokens become text.
+A drafter calls it for many sequences in one step and sends the nodes over gRPC; a verifier may call it in its own
+process. Proposals are hints: the verifier alone decides which tokens become text. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol
 
-from slipstream.engine.engine import ModelInfo
+from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.registry import find_method
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -31,7 +31,7 @@ class ProposerContext:
     """
 
     handle: Hashable
-    """Names the sequence in every call until `close_sequence`; the proposer keeps its own state under it."""
+    """Key of the proposer's own state for the sequence, until `close_sequence`."""
     tokens: list[int]
     """Committed tokens, of which the first `length` count. The same list object from call to call is only appended to;
     another list means another prefix (a rollback, a migration)."""
@@ -52,7 +52,7 @@ class ProposerContext:
     max_nodes: int = UNLIMITED
     """Budget: most nodes to propose in this call."""
     cache_salt: str = ""
-    """Sequences of different salts share nothing from which one could learn what the other one wrote."""
+    """Sequences of different salts share nothing that shows what the other one wrote."""
     prediction: tuple[int, ...] = ()
     """Output that the client expects."""
     structured_output: StructuredOutput | None = None

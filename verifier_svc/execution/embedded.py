@@ -11,7 +11,8 @@ from itertools import islice
 
 import torch
 
-from slipstream.engine.engine import Engine, ModelInfo
+from slipstream.engine.engine import Engine
+from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
 from slipstream.errors import Internal

@@ -15,9 +15,10 @@ import numpy.typing as npt
 import torch
 
 from slipstream.engine.emulated.model import ALTERNATIVES, EmulatedModel
-from slipstream.engine.engine import HiddenRequest, ModelInfo, ModelOutput
+from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.noise import GOLDEN, mix, mix_all
