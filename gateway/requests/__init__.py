@@ -1,1 +1,1 @@
-"""From a client's request to a ResolvedRequest: limits, defaults, rules. Imports `routing`, `auth`, `text`, `config`."""
+"""From a client's request to a ResolvedRequest: limits, defaults, rules. Imports `config` and what is below it."""

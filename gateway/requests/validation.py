@@ -43,14 +43,15 @@ class RequestValidator:
     async def resolve(
         self, request: gateway_pb2.GenerateRequest, running: int, session_id: str = ""
     ) -> ResolvedRequest:
-        """Resolve the request of a new session of this id; without an id it takes no part in experiments. `running`: sessions
-        that the gateway has. Raises a typed error whose sentence says what to change."""
+        """Resolve the request of a new session of this id; without an id it takes no part in experiments. `running`:
+        sessions that the gateway has. Raises a typed error whose sentence says what to change."""
         return await self._resolve(request, None, running, session_id)
 
     async def resolve_again(
         self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], running: int, session_id: str
     ) -> ResolvedRequest:
-        """Resolve the stored request of a session that was admitted before. Raises as `resolve` does, but not for its drafters."""
+        """Resolve the stored request of a session that was admitted before. Raises as `resolve` does, except for
+        its drafters."""
         return await self._resolve(stored, prompt, running, session_id)
 
     async def _resolve(
