@@ -13,7 +13,7 @@ from gateway.routing.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, p
 from gateway.routing.rules import Rule
 from gateway.telemetry.trial import DEPTHS, KEPT, Trial
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.experiments.samples import merge
+from slipstream.experiments.comparison import merge
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
