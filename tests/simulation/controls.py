@@ -10,11 +10,11 @@ from unittest import mock
 
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RequestValidator
+from gateway.routing.verifier_session import VerifierSession
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.ownership import SessionOwnership
 from gateway.sessions.registry import SessionEntry, SessionRegistry
 from gateway.sessions.run import SessionRun
-from gateway.sessions.verifier_session import VerifierSession
 from gateway.store.memory import MemoryStore
 from gateway.store.session_log import SessionLog
 from slipstream.client.completion import Completion

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence as Tokens
 from typing import NamedTuple, Protocol
 
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.segment import Sequence
 from slipstream.errors import SlipstreamError
 from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance.result import AcceptanceResult
