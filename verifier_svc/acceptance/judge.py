@@ -19,9 +19,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import ROOT, Selection
 from slipstream.tokenizer.grammar import Mask
-from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.coupled import coupled
-from verifier_svc.acceptance.recursive import recursive
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers, Choose, FloatArray, Request, Rule
 
@@ -54,8 +52,6 @@ RULES: Mapping[str, Callable[[VerifyInput], Rule]] = MappingProxyType(
     {
         "coupled": lambda case: coupled(case.selection),
         "rejection": lambda case: rejection(case.selection, KeyedRandomness(case.sampling.seed, case.position)),
-        "block": lambda case: block(case.selection, RoundChance(case.sampling.seed, case.position)),
-        "recursive": lambda case: recursive(case.selection, KeyedRandomness(case.sampling.seed, case.position)),
     }
 )
 
