@@ -26,8 +26,8 @@ CONFIGS: Mapping[str, tuple[str, type]] = {
 TOP = """# Settings
 
 A service reads environment variables only, and stops at an unknown one with its role's prefix. Lists are separated by
-commas; truth values are `true` or `false`. Module names in the
-last column, such as `gateway.requests.rules`, have the details in their first lines.
+commas; truth values are `true` or `false`. Module names in the last column, such as `gateway.routing.rules`, have the
+details in their first lines.
 
 Other variables: the standard `OTEL_*` (`docs/tracing.md`), `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN`, `OMP_NUM_THREADS`
 (`*_THREADS` overrides it), and `SLIPSTREAM_API_KEY` of clients.

@@ -75,7 +75,7 @@ def test_the_command_line_asks_for_structures_and_log_probabilities(server: str,
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "message"),
     [
         (["--regex", "(a"], 1, "BAD_GRAMMAR"),
         (["--regex", "a", "--ignore-eos"], 1, "ENDLESS_GRAMMAR"),
