@@ -29,7 +29,6 @@ from tests.enumeration import Draft, Law, Path, Target
 from tests.keyed import Noise, kept
 from verifier_svc.acceptance.judge import RULES, VerifyInput
 from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.scheduling.planner import ANY_CANDIDATES, select_drawn
 from verifier_svc.session import Session
 from verifier_svc.sources.flow_control import read_frame
 
@@ -182,11 +181,11 @@ class Run:
             self._pass(crossed=now.crossing and left == 0)
         if not now.late_frames:
             self._arrive()
-        chosen = select_drawn(self.session, now.budget, ANY_CANDIDATES)
+        chosen = self.session.tree.select_drawn(now.budget)
         if now.waits and max(chosen.path_log_probs, default=0.0) > HOPE:
             self._pass()
             self._arrive()
-            chosen = select_drawn(self.session, now.budget, ANY_CANDIDATES)
+            chosen = self.session.tree.select_drawn(now.budget)
         self._hear()
         if now.reopens:
             self._open()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.sampler.token_history import TokenHistory
+from slipstream.engine.segment import Sequence
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.model_thread import ModelThread
-from slipstream.engine.tensor_parallel.group import leading
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import dialer
 from slipstream.rpc.server import DRAFTER, Server, role_access
@@ -23,7 +22,7 @@ from slipstream.v1 import worker_pb2
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.execution.target import open_target
+from verifier_svc.execution.target import open_target, running_engine
 from verifier_svc.metrics_source import StepStats, metrics_collector
 from verifier_svc.observer import StepObserver
 from verifier_svc.scheduling.planner import Planner, StepLimits
@@ -63,10 +62,12 @@ class VerifierServer:
 async def running(config: VerifierConfig, parts: VerifierParts | None = None) -> AsyncIterator[VerifierServer]:
     """A verifier that listens; at the end its sessions have `grace_s` to finish."""
     parts = parts or VerifierParts()
-    async with ModelThread(threads_for(config.threads), "target-model") as thread:
-        engine = await thread.run(parts.opening, config)
-        async with leading(engine, thread, config.group_timeout_s), _serving(config, parts, engine, thread) as verifier:
-            yield verifier
+    async with (
+        ModelThread(threads_for(config.threads), "target-model") as thread,
+        running_engine(parts.opening, config, thread) as engine,
+        _serving(config, parts, engine, thread) as verifier,
+    ):
+        yield verifier
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from gateway.auth.tenant import MINUTE_S, Tenant, TenantLimits, called_by
 from gateway.request_context import RequestContext
-from slipstream.client.api_key import KEY_NAME, digest
+from slipstream.client.gateway_endpoint import KEY_NAME, digest
 from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, ResourceExhausted, Unauthenticated
 from slipstream.telemetry.logs import LogOnce

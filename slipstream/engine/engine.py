@@ -18,9 +18,8 @@ from typing import Protocol
 
 import torch
 
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import Unavailable
 
 

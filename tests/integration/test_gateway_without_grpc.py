@@ -22,8 +22,8 @@ from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.text.tokenizer import Tokenizer
-from slipstream.client.api_key import digest
 from slipstream.client.completion import TRACE_ID
+from slipstream.client.gateway_endpoint import digest
 from slipstream.errors import Aborted, NotFound, Unauthenticated
 from slipstream.rpc.channel import dialer
 from slipstream.rpc.multiplexed_stream import ByteCounter

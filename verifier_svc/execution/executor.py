@@ -7,11 +7,12 @@ the project's own engine, others beside it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Tokens
 from typing import NamedTuple, Protocol
 
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.segment import Sequence
 from slipstream.errors import SlipstreamError
 from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance.result import AcceptanceResult
@@ -47,8 +48,7 @@ StepOutcome = AcceptanceResult | SlipstreamError | None
 class ExecutorLimits(NamedTuple):
     """What an executor can verify of one session in one step."""
 
-    max_candidates: int | None = None
-    """Candidates; None is without limit."""
+    max_candidates: int = sys.maxsize
     verifies_trees: bool = True
     """False: candidates must be a chain, and the planner sends the likeliest path."""
 

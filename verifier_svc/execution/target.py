@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +13,10 @@ from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.emulated.model import EMULATED
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
+from slipstream.engine.model_thread import ModelThread
 from slipstream.engine.models.quantisation import check_target_quantisation, silence_quantiser_logs
 from slipstream.engine.models.spread import Spread
-from slipstream.engine.tensor_parallel.group import Group, Rank
+from slipstream.engine.tensor_parallel.group import Group, Rank, leading
 from slipstream.errors import InvalidArgument
 from verifier_svc.config import VerifierConfig
 
@@ -21,9 +24,24 @@ if TYPE_CHECKING:
     from slipstream.engine.models.checkpoint import Checkpoint
 
 
+def own_rank() -> Rank:
+    """This process's place among the ranks that `torchrun` started. Raises InvalidArgument."""
+    return Rank.from_environment()
+
+
+@asynccontextmanager
+async def running_engine(
+    opening: Callable[[VerifierConfig], Engine], config: VerifierConfig, thread: ModelThread
+) -> AsyncIterator[Engine]:
+    """The engine that `opening` returns, opened on `thread`. The other ranks, if there are any, end with the block."""
+    engine = await thread.run(opening, config)
+    async with leading(engine, thread, config.group_timeout_s):
+        yield engine
+
+
 def open_target(config: VerifierConfig) -> Engine:
     """Under `torchrun` it is the leader's: the other ranks `follow`."""
-    place, quantisation = Rank.from_environment(), check_target_quantisation(config.quantisation)
+    place, quantisation = own_rank(), check_target_quantisation(config.quantisation)
     if place.size == 1:
         return open_engine(
             config.model, config.dtype, config.kv_tokens, quantisation, config.lean, _spread(config, place)

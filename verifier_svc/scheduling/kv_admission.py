@@ -23,7 +23,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from slipstream.engine.kvcache.sequence import Sequence as KVSequence
+from slipstream.engine.segment import Sequence as KVSequence
 from slipstream.speculation.selection import Selection
 from verifier_svc.execution.executor import KVBlocks, ScheduledSequence
 from verifier_svc.session import Rank, Session

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import ResourceExhausted
 from slipstream.proposers.base import Proposal, ProposerContext
 from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending, Logs

@@ -13,7 +13,7 @@ from gateway.experiments.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experimen
 from gateway.experiments.trial import DEPTHS, KEPT, Trial
 from gateway.requests.rules import Rule
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.experiments.samples import merge
+from slipstream.experiments.comparison import merge
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.v1 import gateway_pb2, verifier_pb2
 

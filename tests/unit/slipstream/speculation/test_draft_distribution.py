@@ -14,9 +14,8 @@ from scipy import stats
 from drafter_svc.send_policy import join
 from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.engine import ModelOutput
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import Proposal
 from slipstream.proposers.draft_model import ModelProposer
