@@ -149,7 +149,7 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
 
 
 def hostile(network: Network, name: str) -> DrafterParty:
-    """Says of itself that it is a drafter, and sends anything."""
+    """Reports the role of a drafter, and sends anything."""
     party = Party(name)
     return party.context.run(_hostile, network, party)
 
