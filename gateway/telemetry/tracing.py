@@ -25,7 +25,7 @@ MOST_EVENTS = 128
 SLOW_S = 10.0
 """Requests that took longer have a span whatever was sampled, as `deploy/otel/collector.yaml` keeps them."""
 ROLLED_BACK = 48
-"""Candidates, if they were also so much of what was drafted:"""
+"""Rejected draft tokens from which a request has a span too, if they are ROLLED_BACK_PERCENT of those drafted."""
 ROLLED_BACK_PERCENT = 75
 
 _request: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
@@ -268,7 +268,7 @@ def session_trace(arm: str) -> DecodeTrace | None:
 
 def remarkable(attributes: Mapping[str, Value], seconds: float, failed: bool) -> bool:
     """Whether a request failed, was slow, was moved to another verifier, or had most of many candidates rolled back.
-    `attributes`: of its span."""
+    `attributes`: those of its span."""
 
     def least(key: str, limit: int) -> bool:
         value = attributes.get(key)
