@@ -165,7 +165,7 @@ class DraftScheduler:
 
     def _frontiers(self) -> list[tuple[DraftSession, list[DraftNode]]]:
         """For each session the nodes to expand: its likeliest one, and of the others the likeliest of all sessions.
-        Those under ratio rules do not compete: how much is proposed must not depend on what was drawn."""
+        Those under the ratio rule do not compete: how much is proposed must not depend on what was drawn."""
         sessions = [session for session in self._subscribers if session.no_room_at != self._changes]
         sessions.sort(key=lambda session: (session.pending > ROUND, session.tree.node_count))
         frontiers = [session.frontier(self._expand) for session in sessions]

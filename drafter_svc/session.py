@@ -99,9 +99,9 @@ class DraftSession:
 
     @property
     def stream(self) -> int:
-        """Key of the noise with which tokens are drawn under a ratio rule; a node's number gives each its own draws.
+        """Key of the noise with which tokens are drawn under the ratio rule; a node's number gives each its own draws.
 
-        Such a rule is exact if no draw that it looked at influences the text after that round. It looks at draws along
+        The rule is exact if no draw that it looked at influences the text after that round. It looks at draws along
         one path and at the siblings it rejected there. Accepted draws are committed; where all siblings were rejected,
         the commit leaves the tree and a generation begins with new noise, because its nodes are numbered from 1 again:
 

@@ -14,7 +14,7 @@ from verifier_svc.config import PREFIX, VerifierConfig
 from verifier_svc.execution.target import follow, own_rank
 from verifier_svc.verifier import VerifierParts, running
 
-log = logging.getLogger("verifier_svc")  # run as a program, the module has no name of its own
+log = logging.getLogger("verifier_svc")  # run as a program, the module is called __main__
 
 
 async def serve(config: VerifierConfig, with_parent: bool) -> None:
@@ -27,7 +27,7 @@ async def serve(config: VerifierConfig, with_parent: bool) -> None:
         log.info("%s", verifier.server.announcement)
         print(verifier.server.announcement, flush=True)
         tune_runtime()
-        await until_signal(with_parent=with_parent)  # without torchrun nobody watches over the ranks
+        await until_signal(with_parent=with_parent)  # a rank ends with torchrun, its parent
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ class ProposedNode:
     log_prob: float
     """Confidence: the natural logarithm of the probability, given the parent, that the token will be accepted."""
     distribution: DraftDistribution | None = None
-    """What the token was drawn from; only methods that give a distribution, and only under the rule `rejection`."""
+    """Distribution that the token was drawn from; under the rule `rejection` only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Proposal:
     read_tokens: int
     """Committed tokens that the proposer has read; less than the context's length when a budget or room ran out."""
     no_room: bool = False
-    """Whether the KV cache has no room for the sequence now. It drafts nothing; call again when something changed."""
+    """True when the KV cache has no room for the sequence now; call again after any change."""
 
 
 class Proposer(Protocol):
@@ -111,7 +111,7 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProposerSettings:
-    """What the methods can be set to; each reads what concerns it. Explained at `drafter_svc.config.DrafterConfig`."""
+    """Settings of all methods, as `drafter_svc.config.DrafterConfig` explains them; each method reads its own."""
 
     model: str = ""
     translate_for: str = ""
@@ -147,7 +147,7 @@ def open_proposer(method: str, settings: ProposerSettings) -> OpenedProposer:
 
 
 def any_vocabulary(method: str) -> ModelInfo:
-    """What a method without a model announces: an empty fingerprint fits every target."""
+    """The model that a method without one announces: an empty fingerprint fits every target."""
     return ModelInfo(
         name=method,
         revision="",

@@ -157,7 +157,7 @@ class ModelProposer:
         nodes = [place.context.noise_nodes[place.number] for place in places]
         tokens = draft_distribution.draw(ids, weights, streams, nodes, self._width).tolist()
         rows = zip(places, tokens, draft_distribution.pack(ids, weights), strict=True)
-        return [[] if q is None else siblings(place.context, place.node, drawn, q) for place, drawn, q in rows]
+        return [[] if q is None else siblings(place.node, drawn, q) for place, drawn, q in rows]
 
 
 @dataclass(slots=True)
@@ -194,14 +194,12 @@ class Place:
         return logits_processor.SampledRow(sampling, history, tuple(self.path))
 
 
-def siblings(context: ProposerContext, parent: int, tokens: list[int], q: DraftDistribution) -> list[ProposedNode]:
+def siblings(parent: int, tokens: list[int], q: DraftDistribution) -> list[ProposedNode]:
     """The drawn tokens in the order of drawing, each with what it was drawn from: q without those before it.
 
-    So whatever became of the first ones, the next one's law given them is the distribution sent along. `recursive`
-    takes any number of siblings; the other rules judge a chain.
+    So whatever became of the first ones, the next one's law given them is the distribution sent along.
     """
-    count = len(q.token_ids) if context.sampling.acceptance == "recursive" else 1
-    drawn = tokens[: min(count, len(q.token_ids))]
+    drawn = tokens[: len(q.token_ids)]
     share = dict(zip(q.token_ids, q.weights, strict=True))
     total = sum(q.weights)
     return [

@@ -81,7 +81,7 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
         _without(Completion, "_extend", _believe),
         _without(OutputStream, "follow", lambda self, offset=0, characters=None, revision=None: _FOLLOW(self)),
     ],
-    "a stream's end ends its sessions": [_without(GatewayStream, "leave", lambda self: None)],
+    "a stream's end ends its sessions": [_without(GatewayStream, "close", lambda self: None)],
     "candidates are checked": [_without(flow_control, "check", lambda frame, vocabulary_size, limits: frame)],
     "a record counts its rollbacks": [_without(RequestValidator, "revise", _revise_uncounted)],
     "a stale text is not resumed": [_without(SessionRegistry, "_is_current", _yes)],

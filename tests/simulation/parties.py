@@ -118,7 +118,7 @@ def _verifier(network: Network, party: Party) -> VerifierParty:
     party.spawn(drafters.run())
 
     async def drain() -> None:
-        service.leave()
+        service.start_draining()
         await worker.drain(host, GRACE_S)  # type: ignore[arg-type]
 
     return VerifierParty(party, drain, scheduler, service, engine)

@@ -1,4 +1,4 @@
-"""The target: on this process alone, or on several ranks of which one decides and the others compute along."""
+"""Opens the target: in this process alone, or on several ranks, whose leader schedules and whose others follow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def running_engine(
 
 
 def open_target(config: VerifierConfig) -> Engine:
-    """Under `torchrun` it is the leader's: the other ranks `follow`."""
+    """Opens the configured target. Under `torchrun` the leader calls it; the other ranks call `follow`."""
     place, quantisation = own_rank(), check_target_quantisation(config.quantisation)
     if place.size == 1:
         return open_engine(
@@ -53,8 +53,8 @@ def open_target(config: VerifierConfig) -> Engine:
 
 
 def follow(config: VerifierConfig, place: Rank) -> None:
-    """The life of a rank that does not lead. It ends when its leader says so, or with GroupLost when that is gone:
-    signals that are sent to all ranks are the leader's to answer."""
+    """Runs a rank that does not lead until its leader ends it. Raises GroupLost when the leader is gone. SIGTERM and
+    SIGINT are ignored, because the leader answers them for all ranks."""
     torch.set_num_threads(threads_for(config.threads))
     group, checkpoint = _join(config, place)
     from slipstream.engine.tensor_parallel.parallel import FollowingEngine
@@ -68,17 +68,17 @@ def follow(config: VerifierConfig, place: Rank) -> None:
 def _join(config: VerifierConfig, place: Rank) -> tuple[Group, Checkpoint]:
     if config.model.startswith(EMULATED):
         raise InvalidArgument(f"{config.model} has no weights to cut; start it without torchrun.")
-    silence_quantiser_logs()  # before what loads a model is imported, which takes seconds too
+    silence_quantiser_logs()  # before the imports below, which take seconds
     from slipstream.engine.models.checkpoint import load_checkpoint
     from slipstream.engine.tensor_parallel.parallel import GroupTimeouts, join
 
     quantisation, spread = check_target_quantisation(config.quantisation), _spread(config, place)
-    patience = GroupTimeouts(config.group_start_s, config.group_timeout_s)
+    timeouts = GroupTimeouts(config.group_start_s, config.group_timeout_s)
 
     def load(device: torch.device) -> Checkpoint:
         return load_checkpoint(config.model, config.dtype, str(device), quantisation=quantisation, spread=spread)
 
-    return join(place, patience, load, config.kv_tokens)
+    return join(place, timeouts, load, config.kv_tokens)
 
 
 def _spread(config: VerifierConfig, place: Rank) -> Spread:

@@ -104,7 +104,7 @@ class Planner:
         chosen: dict[Session, Selection] = {}
         competing: list[Session] = []
         for session in sessions:
-            # Under a ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions
+            # Under the ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions
             # do not compete: each has its share of the room, set aside before any candidates are looked at.
             if session.sampling.coupled:
                 competing.append(session)
@@ -140,7 +140,7 @@ class Planner:
         return known
 
     def _select(self, session: Session, limit: int) -> Selection:
-        """Candidates of a form that the executor can verify: the likeliest ones, or under a ratio rule the first ones
+        """Candidates of a form that the executor can verify: the likeliest ones, or under the ratio rule the first ones
         in order of drawing, whatever their tokens are."""
         tree, trees = session.tree, self._limits.executor.verifies_trees
         if session.sampling.coupled:
