@@ -99,6 +99,14 @@ class Segment:
     def logit_rows(self) -> int:
         return 1 + len(self.nodes) if self.want_logits else 0
 
+    def depths(self) -> list[int]:
+        """Positions of pending tokens and nodes, counted from the sequence's length."""
+        count = len(self.pending)
+        found = list(range(count))
+        for parent in self.parents:
+            found.append(1 + found[count + parent])
+        return found
+
     def check(self) -> None:
         """Raises FailedPrecondition (closed), InvalidArgument (nothing pending, no tree), OutOfRange (no room)."""
         sequence = self.sequence

@@ -132,8 +132,5 @@ def first_token(segment: Segment) -> int:
 
 def predicted_positions(segment: Segment) -> list[int]:
     """Per logits row the position of the token it predicts."""
-    root = segment.sequence.length + len(segment.pending)
-    depths: list[int] = []
-    for parent in segment.parents:
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    return [root, *(root + depth for depth in depths)]
+    base = segment.sequence.length + 1
+    return [base + depth for depth in segment.depths()[len(segment.pending) - 1 :]]
