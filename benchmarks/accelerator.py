@@ -30,10 +30,9 @@ from slipstream.engine.cuda_graphs.graphs import Acceleration, CudaRecorder
 from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import activate, find_device
 from slipstream.engine.engine import begin_unshared
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.sampler import coupled_sampling
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from training.inflate.inflate import inflate

@@ -122,7 +122,7 @@ def main() -> None:
     )
     requests: list[Any] = [request] * 32
     timing = StepTiming(0.0, 0.02, 0.0, 32, 288)
-    report, message = StepReport(1, [], [], timing, 0.0), verifier_pb2.Round()
+    report, message = StepReport(1, [], timing, 0.0), verifier_pb2.Round()
     scheduled: Any = SimpleNamespace(selection=SimpleNamespace(depths=DEPTHS))
     accepted, miss = AcceptanceResult((0, 1), 7), verifier_pb2.MISS_CAUSE_UNSPECIFIED
     result = RoundResult(scheduled, accepted, [1, 2, 7], timing, 1, miss, 0.0)

@@ -24,6 +24,7 @@ from drafter_svc.metrics_source import StepStats as DraftStats
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
+from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.rpc import proto_conversion
@@ -32,6 +33,7 @@ from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc import service as verifier_service
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
+from verifier_svc.execution.executor import StepExecutor
 from verifier_svc.metrics_source import StepStats
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
@@ -108,6 +110,7 @@ class World:
     max_nodes: int = 128
     min_path_probability: float = LEVELS[0]
     planner: type[Planner] = Planner
+    executor: Callable[[Engine], StepExecutor] = EmbeddedExecutor
     blocks: int = BLOCKS
     """KV of the target."""
 
@@ -209,9 +212,10 @@ async def system(world: World) -> AsyncIterator[System]:
     target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
     model = proto_conversion.model_to_proto(target.model)
     drafters = CandidateSources(model, world.min_path_probability, loop.time)
-    planner = world.planner(drafters, StepLimits(512, 256, 0.25), _curve(world.target), loop.time)
-    stats = StepStats()
-    executor, observers = EmbeddedExecutor(target), (stats, drafters.shadows)
+    executor, stats = world.executor(target), StepStats()
+    observers = stats, drafters.shadows
+    limits = StepLimits(512, 256, 0.25, executor.limits)
+    planner = world.planner(drafters, limits, _curve(world.target), loop.time)
     verifying = Scheduler(executor, target_thread, drafters, planner, loop.time, observers)  # type: ignore[arg-type]
     tokens = world.blocks * BLOCK_SIZE
     promised = verifier_service.ServiceLimits(model, 4096, 64, tokens)

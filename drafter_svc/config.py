@@ -28,16 +28,16 @@ class DrafterConfig:
     health_listen: str = ""
     """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
     dtype: str = "auto"
-    """Of weights and KV: `auto` (the checkpoint's own), `float32`, `bfloat16` or `float16`."""
+    """Type of weights and KV: `auto` (the checkpoint's own), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
-    """Of the weights: empty, or one of `slipstream.engine.models.quantisation`."""
+    """Quantisation of the weights: empty, or one of `slipstream.engine.models.quantisation`."""
     lean: bool = True
     """Without the library's modelling code where `slipstream.engine.models.lean_selection` can do without it; False:
     always with it."""
     device: str = "auto"
     """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     threads: int = 1
-    """Of torch; 0: as many as this process has cores for itself (`slipstream.engine.cpu_cores`)."""
+    """Threads of torch; 0: one for each core of this process (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
@@ -45,10 +45,10 @@ class DrafterConfig:
     max_nodes: int = 128
     """Most nodes ahead of one session's committed prefix, whatever its policy asks for."""
     width: int = 4
-    """Guesses below one node: the likeliest token, then what may replace it."""
+    """Nodes proposed below one node: the likeliest token, then what may replace it."""
     sharpness: float = 1.5
-    """Power on q in the confidence of greedy candidates: the target agrees with the likeliest token more often than the
-    draft model's q says. 1.5 was best for the shipped pair; acceptance that is measured corrects the rest."""
+    """Power on q in the confidence of greedy candidates: the target agrees with the likeliest token more often than
+    the draft model's q predicts. 1.5 was best for the shipped pair; acceptance that is measured corrects the rest."""
     expand: int = 4
     """Nodes of one session that are expanded in one step."""
     step_tokens: int = 512

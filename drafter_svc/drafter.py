@@ -48,13 +48,14 @@ async def running(
     tracing: Tracing | None = None,
 ) -> AsyncIterator[DrafterServer]:
     """A drafter that listens; `factory` runs on the model's thread. At the end sessions have `grace_s` to finish."""
-    async with ModelThread(threads_for(config.threads), "draft-model") as thread:
+    method = find_method(config.method)
+    threads = threads_for(config.threads)
+    async with ModelThread(threads if method.needs_model else 0, "draft-model") as thread:
         opened = await thread.run(factory, config)
         scheduler = DraftScheduler(opened.proposer, thread, config.step_tokens, config.expand)
         scheduler.observer = stats = StepStats()
         model = proto_conversion.model_to_proto(opened.model)
-        draws = find_method(config.method).gives_distribution
-        bounds = ServiceLimits(model, config.max_sessions, config.max_nodes, draws, tracing)
+        bounds = ServiceLimits(model, config.max_sessions, config.max_nodes, method.gives_distribution, tracing)
         service = DrafterService(scheduler, bounds)
         worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
         server = Server([service.register, worker.register], role_access(certificates))

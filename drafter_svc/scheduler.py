@@ -23,9 +23,9 @@ from slipstream.proposers.draft_tree import DraftNode
 log = logging.getLogger(__name__)
 
 ROUND = 16
-"""More unread committed tokens than this are a prompt; so many or fewer are a round's."""
+"""Most unread committed tokens of a round; more are a prompt."""
 PROMPTS = 4
-"""One of so many tokens of a step is kept for prompts, while there are any."""
+"""The inverse share of a step's tokens that is kept for prompts, while there are any."""
 PASS_NODES = 64
 """Most nodes of all sessions together that are expanded in one step, at least one of each session. Where more compete,
 the next step comes sooner instead: depth is worth more than breadth, and what is not expanded now may be then.
@@ -34,7 +34,7 @@ the next step comes sooner instead: depth is worth more than breadth, and what i
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """Where a session's nodes go. Plain functions, called on the event loop: they must not block."""
+    """Receives a session's nodes. Plain functions, called on the event loop: they must not block."""
 
     session: DraftSession
     send_nodes: Callable[[list[DraftNode]], None]
@@ -95,7 +95,6 @@ class DraftScheduler:
         self._work = asyncio.Event()
         self._changes = 0
         self.steps = 0
-        """Steps taken so far."""
         self.observer = StepObserver()
 
     def __len__(self) -> int:
@@ -106,19 +105,18 @@ class DraftScheduler:
         self.wake()
 
     def remove_session(self, session: DraftSession) -> None:
-        session.closed = True
         session.observer.drafting_ended()
         if self._subscribers.pop(session, None) is not None:
             self._closing.append(session)
             self.wake()
 
     def session_changed(self, session: DraftSession) -> None:
-        """The session's root or policy changed: nodes that are there already may be worth sending now."""
+        """After a new root or policy, nodes that are there already may be worth sending."""
         self._send(session, idle=True)
         self.wake()
 
     def wake(self) -> None:
-        """Some session changed: there may be something to draft, or room for what had none."""
+        """Called after any session changed: there may be something to draft, or room for a session without."""
         self._changes += 1
         self._work.set()
 
@@ -144,8 +142,8 @@ class DraftScheduler:
                 self._deliver(request, answer, changes)
 
     def _schedule_step(self) -> list[DraftRequest]:
-        """The sessions of the next step: first those that decode, the smallest tree first, then those whose prompt is
-        being read, each with an equal share of what is left."""
+        """The next step: sessions that decode, the smallest tree first, then those whose prompt is being read, with
+        equal shares of what is left."""
         requests: list[DraftRequest] = []
         frontiers = self._frontiers()
         reading = sum(session.pending > ROUND for session, starts in frontiers if starts)
@@ -167,7 +165,7 @@ class DraftScheduler:
 
     def _frontiers(self) -> list[tuple[DraftSession, list[DraftNode]]]:
         """For each session the nodes to expand: its likeliest one, and of the others the likeliest of all sessions.
-        Those under ratio rules do not compete: how much is proposed must not depend on what was drawn."""
+        Those under the ratio rule do not compete: how much is proposed must not depend on what was drawn."""
         sessions = [session for session in self._subscribers if session.no_room_at != self._changes]
         sessions.sort(key=lambda session: (session.pending > ROUND, session.tree.node_count))
         frontiers = [session.frontier(self._expand) for session in sessions]
@@ -213,7 +211,7 @@ class DraftScheduler:
             return [Internal("the drafter failed; open the session again.") for _ in requests]
 
     def _deliver(self, request: DraftRequest, answer: Proposal | SlipstreamError, changes: int = 0) -> None:
-        """`changes`: how many there had been when the step began; a session without room waits for another one."""
+        """`changes`: their number when the step began; a session without room waits for another one."""
         session = request.session
         subscriber = self._subscribers.get(session)
         if subscriber is None:

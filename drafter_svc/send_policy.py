@@ -7,7 +7,7 @@ Under the coupled rule any choice is exact, so it is made for speed:
   step. It costs the drafter a few words of memory and the stream nothing.
 - A node that a verifier may be waiting for is sent at once, the others together: a frame costs more than its nodes.
 
-Under a ratio rule the choice must not look at what was drawn: everything is sent, in the order of drawing.
+Under the rule `rejection` the choice must not look at what was drawn: everything is sent, in the order of drawing.
 """
 
 from __future__ import annotations

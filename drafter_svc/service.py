@@ -30,7 +30,7 @@ Reply = types_pb2.Candidates | drafter_pb2.DraftRefusal
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What the service announces and where it refuses more."""
+    """What the service announces, and its bounds."""
 
     model: types_pb2.ModelInfo
     max_sessions: int
@@ -38,7 +38,6 @@ class ServiceLimits:
     gives_distribution: bool = True
     """Whether tokens can be drawn from a distribution that is sent along."""
     tracing: Tracing | None = None
-    """None: no session is traced."""
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
@@ -129,49 +128,45 @@ class VerifierStream:
         if known is not None and epoch <= known.epoch:
             return
         self._check(request)
-        tokens = self._tokens(request.prefix.token_ids)
-        sampling = proto_conversion.sampling_from_proto(request.sampling)
-        if not sampling.coupled and not self._limits.gives_distribution:
-            raise FailedPrecondition(
-                f"drafter {self._limits.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
-                "use the coupled rule, which accepts as much of its guesses.",
-                reason="NO_DISTRIBUTION",
-            )
-        prediction = tuple(request.prediction_token_ids)
-        structure = proto_conversion.structure_from_proto(request.structured_output)
-        max_length = min(request.max_length, self._limits.model.max_length)
-        asked = (prediction, request.cache_salt, structure)
-        if known is not None and (known.prediction, known.cache_salt, known.structure) != asked:
+        session = self._session(number, epoch, request)
+        if known is not None and known.learned_from != session.learned_from:
             # What was learned belongs to another text or tenant.
             self._scheduler.remove_session(self._sessions.pop(number))
             known = None
         if known is not None:
             known.observer.drafting_ended()
-            known.epoch, known.policy, known.max_length = epoch, self._policy(request.policy), max_length
-            known.sampling, known.prompt_length = sampling, request.prefix.prompt_length
-            known.replace(tokens)
+            known.reopen(session)
             known.observer = self._observer(known, request)
             self._scheduler.wake()
             return
         if len(self._scheduler) >= self._limits.max_sessions:
             raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
-        session = DraftSession(
+        session.observer = self._observer(session, request)
+        self._sessions[number] = session
+        send, fail = partial(self._send_nodes, session), partial(self._fail_session, session)
+        self._scheduler.add_session(Subscriber(session, send, fail))
+
+    def _session(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> DraftSession:
+        sampling = proto_conversion.sampling_from_proto(request.sampling)
+        if not sampling.coupled and not self._limits.gives_distribution:
+            raise FailedPrecondition(
+                f"drafter {self._limits.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
+                "use the coupled rule, which accepts as much of its proposals.",
+                reason="NO_DISTRIBUTION",
+            )
+        return DraftSession(
             epoch=epoch,
             sampling=sampling,
             policy=self._policy(request.policy),
-            tokens=tokens,
+            tokens=self._tokens(request.prefix.token_ids),
             prompt_length=request.prefix.prompt_length,
-            max_length=max_length,
-            prediction=prediction,
+            max_length=min(request.max_length, self._limits.model.max_length),
+            prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
-            structure=structure,
+            structure=proto_conversion.structure_from_proto(request.structured_output),
             id=request.key.id,
             number=number,
         )
-        session.observer = self._observer(session, request)
-        self._sessions[number] = session
-        candidates, failed = partial(self._candidates, number, session), partial(self._failed, number, session)
-        self._scheduler.add_session(Subscriber(session, candidates, failed))
 
     def _observer(self, session: DraftSession, request: drafter_pb2.DraftOpen) -> SessionObserver:
         tracing = self._limits.tracing
@@ -206,9 +201,9 @@ class VerifierStream:
             raise InvalidArgument("min_path_probability must be a number of at least 0.")
         return DraftPolicy(min(policy.max_nodes, self._limits.max_nodes), policy.min_path_probability)
 
-    def _candidates(self, number: int, session: DraftSession, nodes: list[DraftNode]) -> None:
+    def _send_nodes(self, session: DraftSession, nodes: list[DraftNode]) -> None:
         frame = types_pb2.Candidates(
-            session=number,
+            session=session.number,
             epoch=session.epoch,
             base_length=session.tree.base_length,
             generation=session.tree.generation,
@@ -225,16 +220,15 @@ class VerifierStream:
         session.observer.candidates_sent(frame)
         self._send(frame)
 
-    def _failed(self, number: int, session: DraftSession, error: SlipstreamError) -> None:
-        self._refuse(number, session.epoch, error)
+    def _fail_session(self, session: DraftSession, error: SlipstreamError) -> None:
+        self._refuse(session.number, session.epoch, error)
 
     def _refuse(self, number: int, epoch: int, error: SlipstreamError) -> None:
         session = self._sessions.pop(number, None)
         if session is not None:
             self._scheduler.remove_session(session)
-        self._send(
-            drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=proto_conversion.failure_to_proto(error))
-        )
+        failure = proto_conversion.failure_to_proto(error)
+        self._send(drafter_pb2.DraftRefusal(session=number, epoch=epoch, failure=failure))
 
     def _send(self, reply: Reply) -> None:
         with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream

@@ -68,7 +68,7 @@ class DraftSession:
     prediction: tuple[int, ...] = ()
     """Output that the client expects."""
     cache_salt: str = ""
-    """Sessions of different salts share nothing from which one could learn what the other one wrote."""
+    """Sessions of different salts share nothing that shows what the other one wrote."""
     structure: StructuredOutput | None = None
     """The grammar that the output must follow."""
     computed: int = 0
@@ -78,15 +78,19 @@ class DraftSession:
     id: str = ""
     """The gateway's session id, for logs."""
     number: int = 0
-    """The verifier's name of the session on its stream; no two openings of a session share it."""
+    """Names the session on its verifier's stream; no two openings of a session share it."""
     held_since: float | None = None
     """Monotonic seconds since when nodes that are worth sending wait for others; None while there are none."""
-    closed: bool = False
     observer: SessionObserver = field(default_factory=SessionObserver)
     tree: DraftTree = field(init=False)
 
     def __post_init__(self) -> None:
         self.tree = DraftTree(len(self.tokens))
+
+    @property
+    def learned_from(self) -> tuple[object, ...]:
+        """What a proposer may keep state of, besides the committed tokens."""
+        return self.prediction, self.cache_salt, self.structure
 
     @property
     def pending(self) -> int:
@@ -95,21 +99,18 @@ class DraftSession:
 
     @property
     def stream(self) -> int:
-        """Key of the noise with which tokens are drawn under a ratio rule. Each node has its own noise for the draws
-        below it: that of this stream and its number, which counts within its generation.
+        """Key of the noise with which tokens are drawn under the ratio rule; a node's number gives each its own draws.
 
-        Such a rule is exact if no draw that it has looked at has a say in the text after that round. It looks at the
-        draws along one path and at the siblings it rejected there, none of them beyond the token that ends the round.
-        Accepted draws are committed. Where all siblings were rejected, the replacement is none of them: the commit
-        leaves the tree, a generation begins, its nodes are numbered from 1 again, and this is why its noise is new:
+        The rule is exact if no draw that it looked at influences the text after that round. It looks at draws along
+        one path and at the siblings it rejected there. Accepted draws are committed; where all siblings were rejected,
+        the commit leaves the tree and a generation begins with new noise, because its nodes are numbered from 1 again:
 
-        - Within an opening, a generation begins where a commit left the tree, on more tokens than all before it.
-        - A drafter that restarts, reconnects or replaces another one may begin on as many tokens as a generation whose
-          draws are in a step in flight; but each opening has a number of its own, or a higher epoch.
-        - Another verifier may use a number again, but goes on from tokens that are committed: draws were looked at for
-          those from generations on fewer tokens only. A step that never became a commit has no say in anything.
-        - After a rollback to n tokens, generations on n tokens or more come again. What they once led to is void, and
-          with it the only trace of their draws: tokens that stay were decided by draws of generations on fewer.
+        - Within an opening, a generation begins on more tokens than all before it.
+        - After a restart, reconnection or replacement a generation may begin on as many tokens as one whose draws are
+          in a step in flight; but each opening has its own number, or a higher epoch.
+        - Another verifier may use a number again, but goes on from committed tokens, which were decided by draws of
+          generations on fewer tokens. A step that never became a commit influences nothing.
+        - After a rollback to n tokens, generations on n tokens or more come again; what they led to is void.
 
         So a stream comes again only with the same committed tokens, and then as if for the first time.
         """
@@ -146,7 +147,7 @@ class DraftSession:
         return self.tree.frontier(min(count, room), least, min(DEEPEST, self.max_length - len(self.tokens)))
 
     def commit(self, base_length: int, token_ids: list[int]) -> None:
-        """The verifier committed `token_ids` after `base_length` tokens. Raises OutOfRange for a gap."""
+        """Appends `token_ids` after `base_length` committed tokens. Raises OutOfRange for a gap."""
         if base_length != len(self.tokens):
             raise OutOfRange(f"a commit on {base_length} tokens finds {len(self.tokens)} here; open again.")
         self.observer.tokens_committed(token_ids)
@@ -155,7 +156,13 @@ class DraftSession:
         self.held_since = -math.inf
 
     def replace(self, tokens: list[int]) -> None:
-        """Another committed prefix: rollback, migration or retry. The caller gives the list away."""
+        """Replaces the committed prefix after a rollback, migration or retry; the list becomes the session's own."""
         self.computed = min(self.computed, common_prefix(self.tokens, tokens), len(tokens) - 1)
         self.tokens = tokens
         self.tree.restart(len(tokens))
+
+    def reopen(self, other: DraftSession) -> None:
+        """Goes on as `other`, a later opening of the session."""
+        self.epoch, self.sampling, self.policy = other.epoch, other.sampling, other.policy
+        self.prompt_length, self.max_length = other.prompt_length, other.max_length
+        self.replace(other.tokens)

@@ -1,15 +1,15 @@
-"""What a gateway reads from its environment (`GATEWAY_*`)."""
+"""The settings of a gateway, read from its environment (`GATEWAY_*`)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from gateway.experiments.experiment import Experiment
-from gateway.experiments.experiment import parse as parse_experiment
-from gateway.requests.rules import Rule, parse
 from gateway.routing.discovery import by_name
 from gateway.routing.drafters import REPLICA
+from gateway.routing.experiment import Experiment
+from gateway.routing.experiment import parse as parse_experiment
+from gateway.routing.rules import Rule, parse
 from gateway.store.address import parse as parse_store
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
@@ -30,93 +30,92 @@ class DrafterEntry:
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
     verifiers: tuple[str, ...]
-    """HOST:PORT of each, or `dns:///HOST:PORT` for one at every address of the name, as of a headless Service."""
+    """HOST:PORT of each, or `dns:///HOST:PORT`: one verifier at every address of the name."""
     tokenizer: str
-    """A local folder or a hub id; the same vocabulary as the verifiers' model."""
+    """A local folder or a hub id, with the vocabulary of the verifiers' model."""
     listen: str = "127.0.0.1:50051"
-    """HOST:PORT to serve at; port 0 picks a free one."""
+    """HOST:PORT to listen at; port 0 picks a free one."""
     health_listen: str = ""
-    """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
+    """HOST:PORT for health checks alone, in plaintext; empty: they are answered at `listen` only."""
     tls_folder: str = ""
-    """tls.crt and tls.key that clients see; empty: the service's own (`SLIPSTREAM_TLS_FOLDER`), if there are any."""
+    """Folder of the tls.crt and tls.key that clients see; empty: those of `SLIPSTREAM_TLS_FOLDER`, if any."""
     api_keys: str = ""
-    """A file of hashed API keys (`gateway.auth.api_keys`); empty: whoever reaches the port may use it."""
+    """A file of hashed API keys (`gateway.auth.api_keys`); empty: no key is needed."""
     failed_keys_per_minute: int = 60
-    """Wrong API keys that one address may try; 0 is without limit."""
+    """Wrong API keys that one address may try; 0: no limit."""
     drafters: tuple[str, ...] = ()
     """NAME=HOST:PORT of each, NAME=dns:///HOST:PORT, or NAME=verifier:METHOD for one that runs inside the verifiers
     (`VERIFIER_LOCAL_DRAFTERS`). All of one name are replicas to requests."""
     discovery_s: float = 2.0
-    """How often the names of `dns:///` are looked up."""
+    """Seconds between two lookups of a `dns:///` name."""
     trusted_drafters: tuple[str, ...] = ()
-    """Names of drafters whose q is believed; the ratio rules need one."""
+    """Drafters whose distribution q is trusted; the ratio rules need one."""
     store: str = "memory"
-    """`memory`, or where Redis is: see `gateway.store.address`."""
+    """`memory`, or the address of a Redis: see `gateway.store.address`."""
     store_sentinel_password: str = ""
-    """Of the sentinels, where they ask for one."""
+    """Password of the sentinels, if they need one."""
     store_replicas: int = 0
-    """Replicas that must have a write before it is done: what one failover then cannot lose."""
+    """Replicas that must have a write before it is done."""
     durability: str = "strict"
-    """`strict`: a token shown is in the log first. `relaxed`: shown first, the log follows in order."""
+    """`strict`: a token is in the log before it is sent. `relaxed`: it is sent first; the log follows in order."""
     session_ttl_s: float = 3600.0
-    """How long the record of a session stays that nobody runs, for whoever resumes it or rolls it back."""
+    """Seconds that a session's record is kept after its last write or lease renewal."""
     lease_s: float = 10.0
-    """After so long without a sign of life of its gateway a session may be taken over; renewed three times as often."""
+    """Seconds after the last renewal when another gateway may take a session over; renewed three times as often."""
     store_grace_s: float = 5.0
-    """How long a session waits for a store that is away before it fails."""
+    """Seconds that a session waits for a store that does not answer."""
     max_sessions: int = 1024
-    """Most sessions that run here at a time; more are refused."""
+    """Most sessions at a time; more are refused."""
     max_tokens_default: int = 256
-    """Most output tokens of a request that does not say."""
+    """Output tokens of a request without `max_tokens`."""
     max_draft_tokens: int = 8
-    """Most candidates verified in one round; a request may ask for fewer. 0: nobody speculates."""
+    """Most draft tokens verified in one round; a request may ask for fewer. 0: no speculation."""
     credit_tokens: int = 512
-    """Output tokens a verifier may be ahead of a session's client."""
+    """Output tokens that a verifier may be ahead of the client."""
     rules: str = ""
-    """Which requests speculate, with whom and how far, by workload, salt and lengths: see `gateway.requests.rules`."""
+    """Which requests speculate, with which drafters and how far: see `gateway.routing.rules`."""
     experiment: str = ""
-    """How sessions that leave the choice to the server are split between drafters, by weight: see
-    `gateway.experiments.experiment`."""
+    """How sessions that name no drafter are split between drafters: see `gateway.routing.experiment`."""
     experiment_name: str = "experiment"
-    """Another name deals the sessions anew."""
+    """Sessions are assigned to arms by a hash of this name and their id."""
     max_prompt_bytes: int = 1_048_576
-    """Of a prompt's text, and of a prediction's."""
+    """Most bytes of a prompt's text, and of a prediction's."""
     max_stop_strings: int = 16
-    """Most of one request."""
+    """Most stop strings of one request."""
     max_stop_bytes: int = 64
-    """Of one stop string."""
+    """Most bytes of one stop string."""
     max_stop_tokens: int = 64
     """Most stop tokens of one request."""
     rehomings: int = 3
     """Times a session is opened again after a loss before it fails."""
     rehoming_wait_s: float = 10.0
-    """How long a session waits for a verifier."""
+    """Seconds that a session waits for a verifier."""
     stall_s: float = 30.0
-    """A verifier that takes no step for so long while a session waits on it is given up."""
+    """Seconds without a step after which a session leaves its verifier."""
     breaker_window_s: float = 30.0
-    """Failures of a drafter within this time add up; enough of them, and sessions are no longer given to it."""
+    """Seconds within which failures of a drafter add up; enough of them open its breaker."""
     breaker_cool_down_s: float = 1.0
-    """Until one session may try it again; doubled by every failed try, up to the longest."""
+    """Seconds until one session may try an open drafter again; doubled by every failed try."""
     breaker_longest_cool_down_s: float = 60.0
-    """The longest such pause."""
+    """Bound of that doubling, in seconds."""
     least_priority: int = 0
-    """The lowest `priority` that a request may claim: below 0 it would come before all those that claim nothing."""
+    """The lowest `priority` that a request may have; lower numbers are served first."""
     grace_s: float = 20.0
-    """How long running sessions may go on after SIGTERM."""
+    """Seconds that running sessions have after SIGTERM."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     metric_workloads: tuple[str, ...] = ()
-    """Workload labels that metrics tell apart; none: the first 16 that come. All others are `other`."""
+    """Workload labels with metrics of their own; none: the first 16 that arrive. The rest count as `other`."""
     slo_ttft_s: float = 0.0
-    """What a good request keeps to, until its first token; 0: nothing is asked."""
+    """Objective for the time to first token; 0: none."""
     slo_tpot_s: float = 0.0
-    """The same for each of its other tokens."""
+    """Objective for the time per output token; 0: none."""
     slow_request_s: float = 60.0
-    """A request that took longer is told of in the log; 0: none is."""
+    """A request that took more seconds is logged; 0: none is."""
     verifier_price: float = 0.0
-    """Of each verifier, an hour, in whatever currency."""
+    """Price of a verifier per hour, in any currency."""
     drafter_prices: tuple[str, ...] = ()
-    """NAME=PRICE of drafters, an hour."""
+    """NAME=PRICE of drafters per hour."""
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
     log_format: str = "auto"
@@ -144,12 +143,12 @@ class GatewayConfig:
 
     @property
     def renewal_s(self) -> float:
-        """Between two renewals of a lease: two may fail before it lapses."""
+        """Seconds between two renewals of a lease: two may fail before it lapses."""
         return self.lease_s / 3
 
     @property
     def entries(self) -> tuple[DrafterEntry, ...]:
-        """The `drafters`, read."""
+        """The `drafters`, parsed."""
         return tuple(DrafterEntry(*_named(entry)) for entry in self.drafters)
 
     @property

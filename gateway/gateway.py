@@ -14,9 +14,8 @@ from functools import partial
 from gateway.api.grpc_service import GatewayService, authorising
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
-from gateway.experiments.trial import Trial
+from gateway.configured_workers import ConfiguredWorkers
 from gateway.requests.validation import RandomBits
-from gateway.routing.configured_workers import ConfiguredWorkers
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
 from gateway.sessions.context import GatewayContext
@@ -28,6 +27,7 @@ from gateway.store.session_store import SessionStore
 from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
+from gateway.telemetry.trial import Trial
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import Unavailable
 from slipstream.process import tune_runtime, until_signal
@@ -52,7 +52,7 @@ FAREWELL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayDependencies:
-    """What lies outside the process: replaced in tests."""
+    """Dependencies outside the process, which tests replace."""
 
     random_bits: RandomBits
     dial: Dial | None = None
@@ -98,8 +98,9 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         stack.push_async_callback(store.close)
         metrics, traffic = _request_metrics(config), ByteCounter()
         experiment = config.parsed_experiment()
-        reach = partial(_dial_role, outside)
-        workers = ConfiguredWorkers(config, tokenizer.fingerprint, reach, metrics, traffic, experiment)
+        dial_for = partial(_dial_role, outside)
+        failed = metrics.drafter_failed
+        workers = ConfiguredWorkers(config, tokenizer.fingerprint, dial_for, traffic, failed, experiment)
         router = workers.router(outside.clock)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
@@ -131,7 +132,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
 
 
 async def serve(config: GatewayConfig) -> None:
-    """Until SIGTERM or SIGINT; prints a line on standard output when it can serve."""
+    """Run a gateway until SIGTERM or SIGINT; print a line on standard output when it can serve."""
     certificates = certificates_from_env()
     async with (
         tracing_from_env("slipstream-gateway") as tracing,
@@ -207,7 +208,8 @@ def _request_metrics(config: GatewayConfig) -> RequestMetrics:
 
 
 async def drain(server: Server, sessions: SessionRegistry, grace_s: float) -> None:
-    """Give sessions `grace_s` to finish; those that have not are let go, and their clients told to resume them."""
+    """Give sessions `grace_s` to finish; the others are released, and their
+    clients receive an error that asks them to resume."""
     log.info("draining: sessions have %g s to finish", grace_s)
     stopping = asyncio.create_task(server.stop(grace_s + FAREWELL_S))
     await asyncio.wait([stopping], timeout=grace_s)

@@ -1,4 +1,4 @@
-"""What the application code of a gateway may know of one call, whatever protocol the call came by.
+"""One call of a client, as the application code of a gateway sees it, whatever protocol the call came by.
 
 The protocol's own code (`gateway.api`) builds a RequestContext and sends its trailers. Imports nothing of the gateway.
 """
@@ -18,7 +18,7 @@ class RequestContext:
     deadline_s: float | None = None
     """Seconds that the client waits from now on; None: without end. The protocol's own code ends the call then."""
     trailers: dict[str, str] = field(default_factory=dict)
-    """What is sent behind the answer, or behind the error: filled in while the request is served."""
+    """Metadata that is sent after the answer or the error: filled in while the request is served."""
 
     def header(self, name: str) -> str:
         """The value of a header that was sent exactly once; empty for none and for several."""

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from slipstream.engine.engine import begin_unshared
-from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW
 

@@ -28,8 +28,7 @@ from slipstream.v1 import drafter_pb2, types_pb2
 from tests.enumeration import Draft, Law, Path, Target
 from tests.keyed import Noise, kept
 from verifier_svc.acceptance.judge import RULES, VerifyInput
-from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.scheduling.planner import ANY_CANDIDATES, select_drawn
+from verifier_svc.acceptance.result import AcceptanceResult, Choose, FloatArray
 from verifier_svc.session import Session
 from verifier_svc.sources.flow_control import read_frame
 
@@ -120,7 +119,7 @@ class Table:
             left = q.without(tokens)
             shares = [weight / sum(left.weights) for weight in left.weights]
             tokens.append(left.token_ids[self._chances.choose((key, len(tokens)), shares)])
-        return siblings(context, node, tokens, q)
+        return siblings(node, tokens, q)
 
     def close_sequence(self, handle: Hashable) -> None:
         pass
@@ -182,11 +181,11 @@ class Run:
             self._pass(crossed=now.crossing and left == 0)
         if not now.late_frames:
             self._arrive()
-        chosen = select_drawn(self.session, now.budget, ANY_CANDIDATES)
+        chosen = self.session.tree.select_drawn(now.budget)
         if now.waits and max(chosen.path_log_probs, default=0.0) > HOPE:
             self._pass()
             self._arrive()
-            chosen = select_drawn(self.session, now.budget, ANY_CANDIDATES)
+            chosen = self.session.tree.select_drawn(now.budget)
         self._hear()
         if now.reopens:
             self._open()
@@ -205,12 +204,13 @@ class Run:
     def _judge(self, chosen: Selection) -> None:
         """The round's end: a verdict, and the commit."""
         base = len(self.session.tokens)
-        walk = RULES[self._world.rule](VerifyInput(chosen, 0, self.session.sampling, base))
+        walk = RULES[self.session.sampling.acceptance](VerifyInput(chosen, 0, self.session.sampling, base))
         request = next(walk)
         output = tuple(self.session.tokens[len(PROMPT) :])
         while True:
             try:
-                request = walk.send(self._world.target(output + chosen.path(request.node)).copy())
+                p = self._world.target(output + chosen.path(request.node)).copy()
+                request = walk.send(self._chosen(p, request, base, chosen) if isinstance(request, Choose) else p)
             except StopIteration as stop:
                 verdict: AcceptanceResult = stop.value
                 break
@@ -218,6 +218,11 @@ class Run:
         tokens = [*(chosen.token_ids[node] for node in verdict.path), verdict.next_token]
         self.session.commit(tokens, base)
         self._say(commit=drafter_pb2.DraftCommit(base_length=base, token_ids=tokens))
+
+    def _chosen(self, p: FloatArray, request: Choose, base: int, chosen: Selection) -> int:
+        """The target's own token, by the noise of its position."""
+        key = noise.key(SEED, base + chosen.depth(request.node), Purpose.COUPLED)
+        return self._chances.choose((key, 0), p.tolist())
 
     def _open(self) -> None:
         """As the verifier's end of the link does it: under a number of its own, and nothing older counts."""

@@ -27,7 +27,7 @@ TOP = """# Settings
 
 Every service reads environment variables and nothing else; a variable that begins with a role's prefix and is none of
 these stops the service with a sentence that lists them. Lists are separated by commas; of truth values `true` and
-`false`, `1` and `0`, `yes` and `no` are known. Names in the last column such as `gateway.requests.rules` are modules,
+`false`, `1` and `0`, `yes` and `no` are known. Names in the last column such as `gateway.routing.rules` are modules,
 whose first lines say more.
 
 Beside these: the standard `OTEL_*` (`docs/tracing.md`); `HF_HOME`, `HF_HUB_OFFLINE` and `HF_TOKEN` as the hub's library

@@ -1,1 +1,1 @@
-"""The verifier: decides. The only place where a token becomes real."""
+"""The verifier: runs the target model and commits tokens; imports `slipstream` and no other service."""

@@ -6,19 +6,18 @@ import asyncio
 import logging
 
 from slipstream.config import from_env
-from slipstream.engine.tensor_parallel.group import LEADER, Rank
 from slipstream.process import exit_on_error, run_role, tune_runtime, until_signal
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.telemetry import logs
 from slipstream.telemetry.span_exporters import tracing_from_env
 from verifier_svc.config import PREFIX, VerifierConfig
-from verifier_svc.execution.target import follow
+from verifier_svc.execution.target import follow, own_rank
 from verifier_svc.verifier import VerifierParts, running
 
-log = logging.getLogger("verifier_svc")  # run as a program, the module has no name of its own
+log = logging.getLogger("verifier_svc")  # run as a program, the module is called __main__
 
 
-async def serve(config: VerifierConfig, place: Rank) -> None:
+async def serve(config: VerifierConfig, with_parent: bool) -> None:
     async with (
         tracing_from_env("slipstream-verifier") as tracing,
         running(config, VerifierParts(certificates=certificates_from_env(), tracing=tracing)) as verifier,
@@ -28,16 +27,16 @@ async def serve(config: VerifierConfig, place: Rank) -> None:
         log.info("%s", verifier.server.announcement)
         print(verifier.server.announcement, flush=True)
         tune_runtime()
-        await until_signal(with_parent=place.size > 1)  # without torchrun nobody watches over the ranks
+        await until_signal(with_parent=with_parent)  # a rank ends with torchrun, its parent
 
 
 def main() -> None:
     with exit_on_error("verifier"):
-        place = Rank.from_environment()
+        place = own_rank()
         config = from_env(VerifierConfig, PREFIX)
         logs.configure("verifier", config.log_level, config.log_format)
-    if place.rank == LEADER:
-        run_role("verifier", serve(config, place))
+    if place.leads:
+        run_role("verifier", serve(config, with_parent=place.size > 1))
         return
     with exit_on_error(f"verifier, rank {place.rank}"):
         follow(config, place)

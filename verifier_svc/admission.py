@@ -1,4 +1,4 @@
-"""What a verifier refuses before it does any work: an Open that can never be served as it stands."""
+"""Checks of an Open and of its drafters, before the verifier does any work for them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.sources.address_allowlist import AddressAllowlist
 
 MAX_STOP_TOKENS = 4096
-"""The client's and the model's own."""
+"""Stop tokens of one session: the client's and the model's own."""
 MAX_DRAFTERS = 16
-"""Of one session."""
+"""Drafters of one session."""
 MAX_ADDRESS_CHARACTERS = 261
-"""A host name's 253, and a port."""
+"""253 of a host name, and a port."""
 
 
 def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.ModelInfo) -> None:
-    """Raises InvalidArgument with a sentence that says what to change."""
+    """Raises InvalidArgument for an Open that this model can never serve."""
     if request.key.epoch != epoch or epoch < 1:
         raise InvalidArgument("the key's epoch must be the command's, and epochs start at 1.")
     if not 1 <= len(request.key.id) <= proto_conversion.MAX_ID_CHARACTERS:
@@ -30,31 +30,27 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
     if len(request.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidArgument(f"a session has at most {MAX_STOP_TOKENS} stop tokens.")
     _check_tokens(request, model)
-    _check_end(request, model)
-    if request.top_logprobs > MAX_TOP_LOGPROBS:
-        raise InvalidArgument(f"top_logprobs is at most {MAX_TOP_LOGPROBS}.")
-
-
-def _check_end(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) -> None:
     structured = request.structured_output.WhichOneof("format") is not None
     if structured and not set(model.eos_token_ids) <= set(request.stop_token_ids):
         raise InvalidArgument(
             "a structured output ends with an end-of-text token; name all of the model's as stop tokens."
         )
+    if request.top_logprobs > MAX_TOP_LOGPROBS:
+        raise InvalidArgument(f"top_logprobs is at most {MAX_TOP_LOGPROBS}.")
 
 
-def check_drafters(drafters: Sequence[verifier_pb2.DrafterAddress], places: AddressAllowlist) -> None:
-    """Before any of them is dialled. Raises InvalidArgument, or PermissionDenied for a place where none may be."""
+def check_drafters(drafters: Sequence[verifier_pb2.DrafterAddress], allowed: AddressAllowlist) -> None:
+    """Raises InvalidArgument, or PermissionDenied for an address that is not allowed. Called before any is dialled."""
     if len(drafters) > MAX_DRAFTERS:
         raise InvalidArgument(f"a session has at most {MAX_DRAFTERS} drafters.")
     for drafter in drafters:
         if len(drafter.address) > MAX_ADDRESS_CHARACTERS or len(drafter.name) > MAX_ADDRESS_CHARACTERS:
             raise InvalidArgument(f"a drafter's address and name have at most {MAX_ADDRESS_CHARACTERS} characters.")
-        places.check(drafter.address)
+        allowed.check(drafter.address)
 
 
 def check_room(max_length: int, kv_tokens: int) -> None:
-    """Raises ResourceExhausted for a session that could outgrow all the KV there is: others can wait, it could not."""
+    """Raises ResourceExhausted for a session that may become longer than the whole KV cache: waiting would not help."""
     if max_length > kv_tokens:
         raise ResourceExhausted(
             f"the session may become {max_length} tokens long, and this verifier has KV for {kv_tokens}; ask for less, "
@@ -82,8 +78,8 @@ def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) 
 
 
 def check_trust(sampling: SamplingParams, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
-    """Raises PermissionDenied where a rule would have to believe a q that it may not, InvalidArgument for a shadow that
-    could not be scored."""
+    """Raises PermissionDenied for a ratio rule with several or untrusted drafters, because it must believe their q;
+    InvalidArgument for a ratio rule with a shadow drafter, which could not be scored."""
     if sampling.coupled:
         return
     if any(address.shadow for address in addresses):

@@ -1,4 +1,4 @@
-"""What a verifier reads from its environment (`VERIFIER_*`)."""
+"""Settings of a verifier, read from its environment (`VERIFIER_*`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class VerifierConfig:
     health_listen: str = ""
     """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
     dtype: str = "auto"
-    """Of weights and KV: `auto` (the checkpoint's own), `float32`, `bfloat16` or `float16`."""
+    """Type of weights and KV: `auto` (the checkpoint's own), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
-    """Of the weights: empty, or one of `slipstream.engine.models.quantisation` that is fit for targets."""
+    """Quantisation of the weights: empty, or one of `slipstream.engine.models.quantisation` that suits targets."""
     lean: bool = True
-    """Without the library's modelling code where `slipstream.engine.models.lean_selection` can do without it; False:
-    always with it."""
+    """Runs a model without the library's modelling code where `slipstream.engine.models.lean_selection` can; False:
+    never."""
     device: str = "auto"
     """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     device_map: str = ""
@@ -40,11 +40,11 @@ class VerifierConfig:
     offload_folder: str = ""
     """Where weights for `disk` are written whose checkpoint has them in another layout."""
     group_timeout_s: float = 30.0
-    """Under `torchrun`: a rank that others wait for so long is lost, and the verifier with it."""
+    """Under `torchrun`: seconds after which a rank that others wait for is lost, and the verifier with it."""
     group_start_s: float = 600.0
-    """So long one rank may take longer than another to load its part."""
+    """Under `torchrun`: seconds that one rank may take longer than another to load its part."""
     threads: int = 1
-    """Of torch; 0: as many as this process has cores for itself (`slipstream.engine.cpu_cores`)."""
+    """Threads of torch; 0: as many as this process has cores for itself (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
@@ -56,14 +56,14 @@ class VerifierConfig:
     prefill_tokens: int = 256
     """Most prompt tokens of one pass while other sessions decode, so that a long prompt does not stall them."""
     min_path_probability: float = LEVELS[0]
-    """The least that drafters are told (`verifier_svc.wait_policy.draft_threshold`): no path less likely is worth
-    its bytes."""
+    """The lowest threshold that drafters are sent (`verifier_svc.wait_policy.draft_threshold`): no path less likely is
+    worth its bytes."""
     max_wait_s: float = 0.25
-    """The longest a step may wait for candidates, however much they promise."""
+    """Most seconds that a step waits for candidates."""
     measure_s: float = 3.0
-    """Seconds at the start in which the cost of passes of all sizes is measured; it is refined while serving."""
+    """Seconds at the start in which passes of all sizes are timed; their cost is refined while serving."""
     silence_s: float = 3.0
-    """A drafter that owes a step and gives no sign of life for so long is given up."""
+    """Seconds without a sign of life after which a drafter that owes a step is given up."""
     local_drafters: tuple[str, ...] = ()
     """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
     draft model, a folder or hub id. Gateways name them as `verifier:METHOD`."""
@@ -74,7 +74,7 @@ class VerifierConfig:
     draft_kv_tokens: int = 65_536
     """For a draft model inside the verifier: tokens of all sessions together that have room in its KV cache."""
     draft_translate: bool = False
-    """Whether the draft model inside the verifier may have another tokenizer than the target."""
+    """True: the draft model inside the verifier may have another tokenizer than the target."""
     corpus_tokens: int = 0
     """For `suffix` inside the verifier: like `DRAFTER_CORPUS_TOKENS`."""
     corpus_shared: bool = False
@@ -83,7 +83,7 @@ class VerifierConfig:
     """HOST:PORT patterns (`verifier_svc.sources.address_allowlist`) of the drafters that gateways may name; none:
     any address."""
     grace_s: float = 5.0
-    """How long running sessions may go on after SIGTERM; their gateways take the rest elsewhere."""
+    """Seconds for which running sessions go on after SIGTERM; gateways move the remaining ones to other verifiers."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     log_level: str = "info"
@@ -95,10 +95,8 @@ class VerifierConfig:
         self.local_methods()
         AddressAllowlist(self.drafters_allowed)  # raises for what cannot be read
         logs.check(self.log_level, self.log_format)
-        require_positive(
-            self, PREFIX, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens", "draft_kv_tokens"
-        )
-        require_positive(self, PREFIX, "group_timeout_s", "group_start_s")
+        require_positive(self, PREFIX, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
+        require_positive(self, PREFIX, "draft_kv_tokens", "group_timeout_s", "group_start_s")
         require_not_negative(self, PREFIX, "threads", "max_draft_tokens", "min_path_probability", "max_wait_s")
         require_not_negative(self, PREFIX, "measure_s", "grace_s")
         if self.min_path_probability > 1.0:

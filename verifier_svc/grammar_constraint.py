@@ -35,7 +35,7 @@ class GrammarConstraint:
     def admits(self, path: tuple[int, ...], token: int) -> bool:
         """Whether a candidate has a place in the tree below this path.
 
-        One that is forbidden has none. Under a ratio rule it must have: that it was drawn is part of the law of what
+        One that is forbidden has none. Under the ratio rule it must have: that it was drawn is part of the law of what
         takes its place, so it is judged, with p = 0. But nothing is admitted below it."""
         if not self._drawn:
             return self._allows(path, token)

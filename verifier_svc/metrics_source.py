@@ -1,4 +1,4 @@
-"""Where a verifier's metrics come from: what it counts of its steps, and what is read when metrics are scraped."""
+"""Values of a verifier's metrics: counted as steps and rounds end, or read when metrics are scraped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepStats(StepObserver):
         self.drafted: Counter[int] = Counter()
         """Candidates verified, by depth."""
         self.accepted_lengths: Counter[int] = Counter()
-        """Rounds with candidates, by how many they accepted."""
+        """Rounds with candidates, by acceptance length."""
         self.rejected = 0
         self.rejected_s = 0.0
 
@@ -49,7 +49,7 @@ class StepStats(StepObserver):
 
     @property
     def accepted(self) -> Counter[int]:
-        """Candidates accepted, by depth: a path of three has one at each of three."""
+        """Candidates accepted, by depth: a path of three has one at each of three depths."""
         reached: Counter[int] = Counter()
         for length, rounds in self.accepted_lengths.items():
             reached.update(dict.fromkeys(range(1, length + 1), rounds))

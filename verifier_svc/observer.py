@@ -1,4 +1,4 @@
-"""How tracing, metrics and shadow drafters watch the verifier, which names none of them.
+"""The interface by which tracing, metrics and shadow drafters watch the verifier, which imports none of them.
 
 The scheduler, the service and the drafters' links call an observer at the moments below. An observer changes nothing
 that a step depends on; where a moment comes with a message, it may add to it what it measured.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.execution.executor import ScheduledSequence, StepOutcome
+from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.session import Session
 
 
@@ -33,19 +33,18 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A step that no session failed in."""
+    """A step in which no session failed."""
 
     number: int
     """Counts the verifier's steps."""
     step: list[ScheduledSequence]
-    outcomes: list[StepOutcome]
     timing: StepTiming
     rejected_s: float
     """Seconds of the step that its rejected candidates took."""
 
 
 class RoundResult(NamedTuple):
-    """One session's round: what the step decided and the session committed."""
+    """The part of one session in a step that decided tokens for it."""
 
     scheduled: ScheduledSequence
     result: AcceptanceResult
@@ -67,7 +66,7 @@ class StepObserver:
     """Watches one verifier, on its event loop. Every method does nothing; observers override those they need."""
 
     def session_opened(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
-        """A session was accepted; no drafter has been asked for candidates yet."""
+        """A session was accepted and is not yet open on any drafter."""
 
     def session_ended(self, session: Session) -> None:
         """Nothing follows for this session: its last round was reported."""
@@ -79,7 +78,7 @@ class StepObserver:
         """The step was committed. Called while the next one runs, before its rounds are reported."""
 
     def prefill_advanced(self, scheduled: ScheduledSequence, timing: StepTiming) -> None:
-        """A step computed a piece of a prompt, and not its end."""
+        """A step computed a piece of a prompt, which ends in a later step."""
 
     def sequence_discarded(self, scheduled: ScheduledSequence, timing: StepTiming, step_number: int) -> None:
         """A session was closed while this step ran; its outcome is dropped."""
@@ -88,10 +87,10 @@ class StepObserver:
         """`message` is about to be sent to the session's gateway. Called while the next step runs."""
 
     def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
-        """`request` is about to be sent to a drafter, which the session's gateway calls `drafter`."""
+        """`request` is about to be sent to the drafter that the gateway named `drafter`."""
 
     def drafter_informed(self, session: Session, source: int, length: int, now: float) -> None:
-        """A drafter is sent the session's first `length` committed tokens, or what was committed up to there."""
+        """An open or a commit is sent to a drafter, which then has the session's first `length` tokens."""
 
     def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
-        """A drafter's candidates are in the session's tree."""
+        """A drafter's candidates were added to the session's tree."""

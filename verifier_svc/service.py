@@ -1,4 +1,4 @@
-"""VerifierService: one stream for each gateway, all its sessions on it."""
+"""The gRPC service of a verifier: each gateway opens one stream, and all its sessions run on it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What this verifier serves at most."""
-
     model: types_pb2.ModelInfo
     max_sessions: int
     max_draft_tokens: int
     kv_tokens: int
     allowed_addresses: AddressAllowlist = field(default_factory=AddressAllowlist)
-    """Addresses that drafters may have."""
+    """Addresses that gateways may name as drafters."""
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -60,20 +58,15 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self.traffic = ByteCounter()
         """Bytes exchanged with gateways."""
         self.by_id: dict[str, Session] = {}
-        """Sessions of all gateways by id: of two gateways that claim one session, the lower epoch is fenced off."""
-        self._leaving = False
+        """Sessions of all gateways. When two gateways claim one session, the lower epoch is fenced off."""
+        self.draining = False
 
-    def leave(self) -> None:
-        """The verifier is about to end: refuses sessions, and ends those without KV, which lose nothing by moving."""
-        self._leaving = True
+    def start_draining(self) -> None:
+        """Refuses new sessions from now on, and ends those without KV, which lose nothing by moving."""
+        self.draining = True
         for session in list(self.by_id.values()):
-            if session.sequence is None and not session.closed:
-                self.scheduler.end_session(session, verifier_pb2.FINISH_REASON_ERROR, _leaving())
-
-    def check_staying(self) -> None:
-        """Raises Unavailable when the verifier is about to end."""
-        if self._leaving:
-            raise _leaving()
+            if session.sequence is None:
+                self.scheduler.end_session(session, verifier_pb2.FINISH_REASON_ERROR, _draining())
 
     def register(self, server: grpc.aio.Server) -> None:
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, server)
@@ -87,7 +80,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         try:
             await multiplexed_stream.serve(requests, context, stream.outbox, stream.receive, pack, self.traffic)
         finally:
-            stream.leave()
+            stream.close()
 
 
 def _history(token_ids: list[int], prompt_length: int) -> TokenHistory:
@@ -96,7 +89,7 @@ def _history(token_ids: list[int], prompt_length: int) -> TokenHistory:
     return history
 
 
-def _leaving() -> Unavailable:
+def _draining() -> Unavailable:
     return Unavailable("the verifier is about to end; open the session on another one.", reason=DRAINING)
 
 
@@ -109,42 +102,45 @@ def pack(replies: list[Reply]) -> verifier_pb2.DecodeResponse:
 
 
 class GatewayStream:
-    """One gateway's stream: its sessions by the numbers it gave them."""
+    """The sessions of one gateway, by the numbers that it gave them."""
 
     def __init__(self, service: VerifierService) -> None:
         self.outbox: SendQueue[Reply] = SendQueue()
         self._service = service
         self._sessions: dict[int, Session] = {}
-        self._compiling = GrammarCompilation(service.grammars, CompilationListener(self._obey, self._fail, self._take))
+        self._compiling = GrammarCompilation(
+            service.grammars, CompilationListener(self._run_command, self._fail, self._receive_command)
+        )
 
     def receive(self, request: verifier_pb2.DecodeRequest) -> None:
         check_command_count(request.commands)
         for command in request.commands:
-            self._take(command)
+            self._receive_command(command)
 
-    def leave(self) -> None:
+    def close(self) -> None:
+        """Cancels all sessions of the gateway."""
         self._compiling.leave()
         for session in list(self._sessions.values()):
-            self._end(session, verifier_pb2.FINISH_REASON_CANCELLED)
+            self._service.scheduler.end_session(session, verifier_pb2.FINISH_REASON_CANCELLED)
 
-    def _take(self, command: verifier_pb2.DecodeCommand) -> None:
+    def _receive_command(self, command: verifier_pb2.DecodeCommand) -> None:
         if not self._compiling.holds(command):
-            self._obey(command)
+            self._run_command(command)
 
-    def _obey(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None = None) -> None:
-        """`grammar`: of an open, once it is compiled."""
+    def _run_command(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None = None) -> None:
+        """`grammar` is the compiled grammar of an open with structured output."""
         try:
             if command.WhichOneof("command") == "open":
-                self._open(command, grammar)
+                self._open_session(command, grammar)
             else:
-                self._apply(command)
+                self._change_session(command)
         except SlipstreamError as error:
             self._fail(command, error)
         except Exception as error:  # one bad command costs one session, never the stream
             log.error("a command failed", exc_info=error, extra={"session": session_of(command, self._sessions)})
             self._fail(command, Internal("the verifier failed on this session's command."))
 
-    def _apply(self, command: verifier_pb2.DecodeCommand) -> None:
+    def _change_session(self, command: verifier_pb2.DecodeCommand) -> None:
         kind = command.WhichOneof("command")
         session = self._sessions.get(command.session)
         if session is None or session.closed or command.epoch < session.epoch:
@@ -157,22 +153,24 @@ class GatewayStream:
             session.credit = None if session.credit is None else session.credit + command.credit.tokens
             self._service.scheduler.wake()
         elif kind == "close":
-            self._end(session, verifier_pb2.FINISH_REASON_CANCELLED)
+            self._service.scheduler.end_session(session, verifier_pb2.FINISH_REASON_CANCELLED)
         else:
             raise InvalidArgument("the command is empty; send open, attach, credit or close.")
 
-    def _open(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None) -> None:
+    def _open_session(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None) -> None:
         number, epoch, request = command.session, command.epoch, command.open
         existing = self._sessions.get(number)
         if existing is not None and not existing.closed:
             if (existing.id, existing.epoch) == (request.key.id, epoch):
                 return  # a repeated open
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
-        self._service.check_staying()
-        check_open(request, epoch, self._service.limits.model)
-        check_drafters(request.drafters, self._service.limits.allowed_addresses)
-        check_room(request.max_length, self._service.limits.kv_tokens)
-        if len(self._service.scheduler) >= self._service.limits.max_sessions:
+        if self._service.draining:
+            raise _draining()
+        limits = self._service.limits
+        check_open(request, epoch, limits.model)
+        check_drafters(request.drafters, limits.allowed_addresses)
+        check_room(request.max_length, limits.kv_tokens)
+        if len(self._service.scheduler) >= limits.max_sessions:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
         sampling = proto_conversion.sampling_from_proto(request.sampling)
         check_trust(sampling, request.drafters)
@@ -181,7 +179,7 @@ class GatewayStream:
             self._compiling.start(command, structure)
             return
         self._fence(request.key.id, epoch)
-        session = self._session(command, sampling)
+        session = self._new_session(command, sampling)
         if grammar is not None:
             session.structure, drawn = structure, not sampling.coupled
             session.constraint = GrammarConstraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
@@ -189,10 +187,9 @@ class GatewayStream:
         self._service.scheduler.open_session(session, request)
         self._sessions[number] = self._service.by_id[session.id] = session
 
-    def _session(self, command: verifier_pb2.DecodeCommand, sampling: SamplingParams) -> Session:
+    def _new_session(self, command: verifier_pb2.DecodeCommand, sampling: SamplingParams) -> Session:
         request = command.open
-        tokens = list(request.prefix.token_ids)
-        prompt_length = request.prefix.prompt_length
+        tokens, prompt_length = list(request.prefix.token_ids), request.prefix.prompt_length
         return Session(
             id=request.key.id,
             number=command.session,
@@ -215,7 +212,7 @@ class GatewayStream:
         )
 
     def _fence(self, session_id: str, epoch: int) -> None:
-        """Of two claims on one session the higher epoch wins. Raises Aborted for the other."""
+        """Ends a session of this id with a lower epoch. Raises Aborted for one whose epoch is as high or higher."""
         rival = self._service.by_id.get(session_id)
         if rival is None or rival.closed:
             return
@@ -227,7 +224,7 @@ class GatewayStream:
     def _fail(self, command: verifier_pb2.DecodeCommand, error: SlipstreamError) -> None:
         session = self._sessions.get(command.session)
         if session is not None and command.WhichOneof("command") != "open":
-            self._end(session, verifier_pb2.FINISH_REASON_ERROR, error)
+            self._service.scheduler.end_session(session, verifier_pb2.FINISH_REASON_ERROR, error)
             return
         self._send(
             verifier_pb2.SessionEnd(
@@ -238,19 +235,15 @@ class GatewayStream:
             )
         )
 
-    def _end(self, session: Session, reason: verifier_pb2.FinishReason, error: SlipstreamError | None = None) -> None:
-        self._service.scheduler.end_session(session, reason, error)
-
     def _send(self, reply: Reply) -> None:
         if isinstance(reply, verifier_pb2.SessionEnd):
-            self._forget(reply)
+            self._remove_session(reply.session)
         with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream, whose end ends its sessions
             self.outbox.put(reply)
 
-    def _forget(self, end: verifier_pb2.SessionEnd) -> None:
-        session = self._sessions.get(end.session)
-        if session is None or not session.closed:
-            return
-        del self._sessions[end.session]
-        if self._service.by_id.get(session.id) is session:
-            del self._service.by_id[session.id]
+    def _remove_session(self, number: int) -> None:
+        session = self._sessions.get(number)
+        if session is not None and session.closed:
+            del self._sessions[number]
+            if self._service.by_id.get(session.id) is session:
+                del self._service.by_id[session.id]

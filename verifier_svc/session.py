@@ -1,7 +1,7 @@
 """A session on the verifier: its committed tokens, the candidate tree on top of them, and the KV below them.
 
-Everything that one request is lives here: how its tokens are drawn, where it ends, what its gateway still takes. The
-scheduler puts sessions into steps and commits to them; nothing in here waits or sends anything by itself.
+It holds the state of one request: its sampling parameters, its limits, its credit. The scheduler puts sessions into
+steps and commits tokens to them; a session itself neither waits nor sends.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.sampler.token_history import TokenHistory
+from slipstream.engine.segment import Sequence
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
@@ -19,7 +19,7 @@ from slipstream.v1 import verifier_pb2
 from verifier_svc.grammar_constraint import GrammarConstraint
 
 MAX_SOURCE_NAMES = 64
-"""Sources whose drafter's name is remembered; every open on a drafter is a source of its own."""
+"""Sources of a session whose drafter's name is kept; every open on a drafter is a source of its own."""
 Rank = tuple[int, int]
 """Order in which sessions are served: priority, the lower the sooner, then arrival."""
 Reply = verifier_pb2.Round | verifier_pb2.DrafterEvent | verifier_pb2.SessionEnd
@@ -27,12 +27,11 @@ Reply = verifier_pb2.Round | verifier_pb2.DrafterEvent | verifier_pb2.SessionEnd
 
 @dataclass(frozen=True, slots=True)
 class CandidateChoice:
-    """The best candidates of a tree, valid while the tree stays as it is."""
+    """The best candidates of a tree at one version."""
 
     version: int
-    """The tree's."""
     limit: int
-    """Most candidates that were to be chosen."""
+    """Most candidates that the choice could hold."""
     selection: Selection
     paths: list[float]
     """Calibrated path probabilities."""
@@ -44,7 +43,7 @@ class Session:
 
     id: str
     number: int
-    """The gateway's name of the session on its stream."""
+    """Number by which the gateway names the session on its stream."""
     epoch: int
     sampling: SamplingParams
     tokens: list[int]
@@ -54,21 +53,21 @@ class Session:
     stop_token_ids: frozenset[int]
     max_draft_tokens: int
     credit: int | None
-    """Output tokens the gateway still takes; None is without limit."""
+    """Output tokens that the gateway still accepts; None is without limit."""
     tree: CandidateTree
     history: TokenHistory | None
-    """Token counts; kept where the sampling parameters have penalties."""
+    """Token counts; None where the sampling parameters have no penalties."""
     send: Callable[[Reply], None]
     """Queues a reply to the session's gateway; never blocks, never raises."""
     workload: str = ""
-    """The kind of work; acceptance is learned for each kind apart."""
+    """Label of the kind of work; acceptance is measured for each kind apart."""
     prediction: tuple[int, ...] = ()
-    """Output the client expects; for the drafters."""
+    """Output that the client expects; sent to the drafters."""
     cache_salt: str = ""
     priority: int = 0
     """The lower, the sooner the session is served."""
     arrival: int = 0
-    """Counts the sessions of this verifier."""
+    """Number of the session in the order in which this verifier got them."""
     computed: int = 0
     """Leading committed tokens whose KV is in `sequence`."""
     sequence: Sequence | None = None
@@ -84,13 +83,13 @@ class Session:
     constraint: GrammarConstraint | None = None
     """Set where the output is structured."""
     structure: StructuredOutput | None = None
-    """The structured output's format, for the drafters."""
+    """Format of the structured output; sent to the drafters."""
     top_logprobs: int | None = None
     """Likeliest tokens whose log-probabilities go with each committed token's own; None: no log-probabilities."""
     served: bool = True
     """False for a copy on which a shadow drafter is scored (`verifier_svc.sources.shadow`); it is in no step."""
     choice: CandidateChoice | None = None
-    """The planner's last look at the tree."""
+    """The planner's last choice, reused while the tree stays as it is."""
     _source_names: dict[int, str] = field(default_factory=dict)
     _labels: dict[tuple[int, ...], str] = field(default_factory=dict)
     """Cache of `source_label`, emptied when a name changes."""
@@ -110,21 +109,20 @@ class Session:
 
     @property
     def draft_limit(self) -> int:
-        """Most candidates worth verifying: beyond max_length and the credit nothing can be committed."""
+        """Most candidates worth verifying: nothing is committed beyond max_length or the credit."""
         room = self.max_length - len(self.tokens)
         if self.credit is not None:
             room = min(room, self.credit)
         return max(0, min(self.max_draft_tokens, room - 1))
 
     def clip(self, token_ids: list[int]) -> tuple[list[int], verifier_pb2.FinishReason | None]:
-        """What of a round's tokens can be committed, and why the session ends with it: nothing follows a stop token,
-        nothing exceeds max_length."""
+        """Returns the tokens of a round up to the first stop token or max_length, and the reason if the session ends
+        with them."""
         room = self.max_length - len(self.tokens)
-        if len(token_ids) < room and self.stop_token_ids.isdisjoint(token_ids):
-            return token_ids, None
-        for index, token in enumerate(token_ids[:room]):
-            if token in self.stop_token_ids:
-                return token_ids[: index + 1], verifier_pb2.FINISH_REASON_STOP
+        if not self.stop_token_ids.isdisjoint(token_ids):
+            for index, token in enumerate(token_ids[:room]):
+                if token in self.stop_token_ids:
+                    return token_ids[: index + 1], verifier_pb2.FINISH_REASON_STOP
         if len(token_ids) >= room:
             return token_ids[:room], verifier_pb2.FINISH_REASON_LENGTH
         return token_ids, None
@@ -154,11 +152,11 @@ class Session:
             del self._source_names[next(iter(self._source_names))]
 
     def drafters_of(self, sources: tuple[int, ...]) -> tuple[str, ...]:
-        """Sorted names of the drafters that sent a node with these sources; most often there is one."""
+        """Sorted names of the drafters that sent a node with these sources."""
         return tuple(sorted({self._source_names.get(source, "") for source in sources}))
 
     def source_label(self, sources: tuple[int, ...]) -> str:
-        """One name for all drafters that sent a node: that two drafters agree is evidence of its own."""
+        """One label for all drafters that sent a node, because a node that two drafters sent is likelier accepted."""
         known = self._labels.get(sources)
         if known is None:
             known = self._labels[sources] = "+".join(self.drafters_of(sources))

@@ -34,63 +34,56 @@ class VerifierTracing(StepObserver):
         self.traces.pop(session, None)
 
     def step_ended(self, report: StepReport) -> None:
-        """Emits the step itself, if a traced session was in it."""
+        """Emits a span of the step if a traced session decoded in it."""
         if not self.traces:
             return
         traced = ((self.traces.get(each.session), each) for each in report.step if each.complete)
         rounds = [trace.round_context(each) for trace, each in traced if trace is not None]
         if rounds:
-            trace = self._tracing.alone(self._tracing.step(report.number))
+            trace, timing = self._tracing.alone(self._tracing.step(report.number)), report.timing
             attributes: dict[str, Value] = {
                 spans.INDEX: report.number,
                 spans.SESSIONS: len(report.step),
-                spans.TOKENS: report.timing.tokens,
+                spans.TOKENS: timing.tokens,
                 spans.DRAFTED: sum(len(scheduled.selection) for scheduled in report.step),
-                spans.BUBBLE: report.timing.waited,
+                spans.BUBBLE: timing.waited,
             }
-            timing = report.timing
             trace.emit(Span(spans.STEP, timing.started, timing.ended, attributes, context=trace.root, links=rounds))
 
     def prefill_advanced(self, scheduled: ScheduledSequence, timing: StepTiming) -> None:
-        trace = self.traces.get(scheduled.session)
-        if trace is not None:
+        if trace := self.traces.get(scheduled.session):
             trace.add_prefill(scheduled, timing)
 
     def sequence_discarded(self, scheduled: ScheduledSequence, timing: StepTiming, step_number: int) -> None:
-        trace = self.traces.get(scheduled.session)
-        if trace is not None:
+        if trace := self.traces.get(scheduled.session):
             trace.emit_discarded(scheduled, timing, step_number)
 
     def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
-        trace = self.traces.get(result.scheduled.session)
-        if trace is not None:
+        if trace := self.traces.get(result.scheduled.session):
             message.ended_unix_nano = trace.emit_round(result)
 
     def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
-        trace = self.traces.get(session)
-        if trace is not None:
+        if trace := self.traces.get(session):
             request.trace.CopyFrom(trace.trace.context(drafter))
 
     def drafter_informed(self, session: Session, source: int, length: int, now: float) -> None:
-        trace = self.traces.get(session)
-        if trace is not None:
+        if trace := self.traces.get(session):
             trace.await_candidates(source, length, now)
 
     def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
-        trace = self.traces.get(session)
-        if trace is not None:
+        if trace := self.traces.get(session):
             trace.add_frame(source, candidates, now)
 
 
 class TracedFrame(NamedTuple):
-    """A frame of candidates."""
-
     at_s: float
+    """Monotonic seconds at which the frame arrived."""
     size: int
     """Bytes."""
     draft: SpanContext | None
-    """The drafter's span; None where the drafter traces nothing."""
+    """The drafter's span; None for a drafter that does not trace."""
     wire_s: float | None
+    """Seconds that commit and frame were under way; None for a frame on an older commit."""
 
 
 class VerifyTrace:
@@ -99,18 +92,18 @@ class VerifyTrace:
     def __init__(self, trace: Trace, opened_s: float) -> None:
         self.trace = trace
         self._opened_s = opened_s
-        """When the session was opened; infinite once its prefill was emitted."""
+        """Seconds at which the session was opened; infinite once its prefill was emitted."""
         self._prefill_s = math.inf
-        """Start of the first prefill step."""
+        """Seconds at which the first prefill step started."""
         self._prefill_steps = 0
         self._computing_s = 0.0
         self._cached = 0
         self._awaited: dict[int, tuple[int, float]] = {}
-        """By source: the length that a drafter was sent last, and when; until its candidates on it arrive."""
+        """By source: the committed length that a drafter was sent last, and when; until its candidates arrive."""
         self._frames: list[TracedFrame] = []
         """Frames since the start of the last step."""
         self._drafts: list[SpanContext] = []
-        """Drafters' spans behind the last frames before that step."""
+        """Drafters' spans of the last frames before that step."""
         self._round: tuple[tuple[int, int], SpanContext] | None = None
 
     def await_candidates(self, source: int, length: int, now: float) -> None:
@@ -162,14 +155,14 @@ class VerifyTrace:
         return self.trace.at(timing.ended)
 
     def round_context(self, scheduled: ScheduledSequence) -> SpanContext:
-        """The span of the sequence's round; kept, because each is needed twice."""
+        """Span of the sequence's round, cached because two spans refer to it."""
         place = scheduled.session.epoch, scheduled.base
         if self._round is None or self._round[0] != place:
             self._round = place, self.trace.round(*place)
         return self._round[1]
 
     def emit_discarded(self, scheduled: ScheduledSequence, timing: StepTiming, step_number: int) -> None:
-        """Emits what a step did for a session that was closed meanwhile."""
+        """Emits the span of a sequence whose session was closed while the step ran."""
         if scheduled.complete:
             attributes: dict[str, Value] = {spans.DRAFTED: len(scheduled.selection), spans.DISCARDED: True}
             self._emit_verify(timing, attributes, step_number)
@@ -191,7 +184,7 @@ class VerifyTrace:
         )
 
     def _emit_prefill(self, scheduled: ScheduledSequence, timing: StepTiming) -> None:
-        """The last step of a prompt decides its first token: it is part of a round and of the prefill."""
+        """The last prefill step also decides the first token, so it is part of a round as well."""
         began = min(self._opened_s, self._prefill_s)
         attributes = {
             spans.EPOCH: scheduled.session.epoch,

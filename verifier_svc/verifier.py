@@ -1,4 +1,4 @@
-"""A verifier put together: an engine on its own thread, the loop, the drafters' links, the services, one address."""
+"""Builds a verifier: the engine on its thread, scheduler, sources of candidates, and the gRPC server at one address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.model_thread import ModelThread
-from slipstream.engine.tensor_parallel.group import leading
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import dialer
 from slipstream.rpc.server import DRAFTER, Server, role_access
@@ -23,7 +22,7 @@ from slipstream.v1 import worker_pb2
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.execution.target import open_target
+from verifier_svc.execution.target import open_target, running_engine
 from verifier_svc.metrics_source import StepStats, metrics_collector
 from verifier_svc.observer import StepObserver
 from verifier_svc.scheduling.planner import Planner, StepLimits
@@ -37,21 +36,19 @@ from verifier_svc.tracing import VerifierTracing
 
 @dataclass(frozen=True, slots=True)
 class VerifierParts:
-    """What tests and benchmarks replace, and what the configuration does not hold."""
+    """Parts that the configuration does not name; tests and benchmarks replace some."""
 
     opening: Callable[[VerifierConfig], Engine] = open_target
-    """Runs on the model's thread."""
+    """Called on the model's thread."""
     planner: type[Planner] = Planner
     certificates: Certificates | None = None
-    """None: plaintext."""
+    """None: the server uses plaintext."""
     tracing: Tracing | None = None
-    """None: nothing is traced."""
+    """None: no spans are emitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierServer:
-    """A running verifier."""
-
     address: str
     scheduler: Scheduler
     engine: Engine
@@ -61,12 +58,14 @@ class VerifierServer:
 
 @asynccontextmanager
 async def running(config: VerifierConfig, parts: VerifierParts | None = None) -> AsyncIterator[VerifierServer]:
-    """A verifier that listens; at the end its sessions have `grace_s` to finish."""
+    """Serves until the block ends; running sessions then have `grace_s` to finish."""
     parts = parts or VerifierParts()
-    async with ModelThread(threads_for(config.threads), "target-model") as thread:
-        engine = await thread.run(parts.opening, config)
-        async with leading(engine, thread, config.group_timeout_s), _serving(config, parts, engine, thread) as verifier:
-            yield verifier
+    async with (
+        ModelThread(threads_for(config.threads), "target-model") as thread,
+        running_engine(parts.opening, config, thread) as engine,
+        _serving(config, parts, engine, thread) as verifier,
+    ):
+        yield verifier
 
 
 @asynccontextmanager
@@ -103,8 +102,8 @@ async def _serving(
             async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                 yield VerifierServer(address, scheduler, engine, service, server)
         finally:
-            service.leave()
-            # Where the loop has failed, no session can finish.
+            service.start_draining()
+            # Once the scheduler's loop has failed, no session can finish.
             await worker.drain(server, 0.0 if loops[0].done() else config.grace_s)
             for loop in loops:
                 loop.cancel()

@@ -1,1 +1,1 @@
-"""The gateway's public faces: gRPC. Imports `requests` and `sessions`."""
+"""The gateway's public protocols: gRPC. Imports everything below it."""

@@ -14,12 +14,12 @@ import grpc
 
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import check_operator
-from gateway.experiments.trial import Trial
 from gateway.request_context import RequestContext
 from gateway.requests.validation import check_name
 from gateway.routing.router import Router
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send, SessionRegistry
+from gateway.telemetry.trial import Trial
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import NotFound
 from slipstream.rpc.server import HEALTH, service_of
@@ -70,7 +70,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
-        return self._router.served()
+        return self._router.list_models()
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
         check_name(request.model)

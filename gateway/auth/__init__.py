@@ -1,1 +1,1 @@
-"""API keys, tenants and their limits."""
+"""API keys, tenants and their limits. Imports only `request_context`."""

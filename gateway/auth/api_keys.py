@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from gateway.auth.tenant import MINUTE_S, Tenant, TenantLimits, called_by
 from gateway.request_context import RequestContext
-from slipstream.client.api_key import KEY_NAME, digest
+from slipstream.client.gateway_endpoint import KEY_NAME, digest
 from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, ResourceExhausted, Unauthenticated
 from slipstream.telemetry.logs import LogOnce
@@ -49,7 +49,7 @@ class ApiKeys:
         self._path = Path(path)
         self._clock = clock
         self._attempts = FailedAttempts(failures, clock)
-        self._complaint = LogOnce(log, logging.ERROR)
+        self._log_once = LogOnce(log, logging.ERROR)
         self._keys: list[tuple[bytes, Tenant]] = []
         self._stamp: Stamp | None = None
         """The file that the keys were read from."""
@@ -87,9 +87,9 @@ class ApiKeys:
             if stamp != self._stamp:
                 self._read(stamp)
                 log.info("the API keys changed; there are %d", len(self._keys))
-            self._complaint.log_recovery("the file of API keys can be read again")
+            self._log_once.log_recovery("the file of API keys can be read again")
         except InvalidArgument as error:
-            self._complaint.log_problem(f"the former API keys stay: {error.message}")
+            self._log_once.log_problem(f"the former API keys stay: {error.message}")
 
     def _stamped(self) -> Stamp:
         try:
@@ -140,7 +140,7 @@ def _entry(name: str, fields: Any) -> tuple[bytes, TenantLimits]:
 
 
 def _refused(field: str, value: Any) -> str:
-    """What is wrong with a limit's value; empty if nothing is."""
+    """The error in a limit's value, as a sentence; empty if there is none."""
     if field == "operator":
         return "" if isinstance(value, bool) else "is true or false"
     least, wanted = (LEAST_PRIORITY, f"from {LEAST_PRIORITY} on") if field == "least_priority" else (1, "above zero")

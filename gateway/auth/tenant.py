@@ -37,7 +37,7 @@ class TenantLimits:
     least_priority: int | None = None
     """The lowest `priority` that it may request; None: the gateway's own setting."""
     operator: bool = False
-    """Whether it may call what concerns all tenants."""
+    """True if it may call operators' RPCs, which concern all tenants."""
 
 
 class Tenant:
@@ -114,7 +114,7 @@ class Tenant:
 
 
 class TokenReservation:
-    """What a running session has reserved; given back once, by `end`."""
+    """The tokens that a running session has reserved; given back once, by `end`."""
 
     def __init__(self, tenant: Tenant, output: int) -> None:
         self._tenant = tenant

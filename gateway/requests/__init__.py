@@ -1,1 +1,1 @@
-"""From a request to what it will do: limits, defaults and rules."""
+"""From a client's request to a ResolvedRequest: limits, defaults, rules. Imports `config` and what is below it."""

@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from gateway.auth.tenant import Tenant, caller
 from gateway.config import GatewayConfig
-from gateway.experiments.experiment import Arm
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.requests.rules import NO_RULE, Rule, RuleInput, choose
+from gateway.routing.experiment import Arm
 from gateway.routing.router import DrafterRequirements, Router
+from gateway.routing.rules import NO_RULE, Rule, RuleInput, choose
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
 from slipstream.rpc import proto_conversion
@@ -43,14 +43,15 @@ class RequestValidator:
     async def resolve(
         self, request: gateway_pb2.GenerateRequest, running: int, session_id: str = ""
     ) -> ResolvedRequest:
-        """What a new session of this id will do; without an id it takes no part in experiments. `running`: sessions
-        that the gateway has. Raises a typed error whose sentence says what to change."""
+        """Resolve the request of a new session of this id; without an id it takes no part in experiments. `running`:
+        sessions that the gateway has. Raises a typed error whose sentence says what to change."""
         return await self._resolve(request, None, running, session_id)
 
     async def resolve_again(
         self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], running: int, session_id: str
     ) -> ResolvedRequest:
-        """What a session will do that was admitted before. Raises as `resolve` does, but not for its drafters."""
+        """Resolve the stored request of a session that was admitted before. Raises as `resolve` does, except for
+        its drafters."""
         return await self._resolve(stored, prompt, running, session_id)
 
     async def _resolve(
@@ -107,7 +108,7 @@ class RequestValidator:
     async def revise(
         self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], change: gateway_pb2.RollbackRequest
     ) -> tuple[ResolvedRequest, tuple[int, ...]]:
-        """What is left of a session that is rolled back, and the tokens of the edit. Changes `stored`."""
+        """Resolve the rest of a session that is rolled back, and the tokens of the edit. Changes `stored`."""
         if change.HasField("seed"):
             stored.sampling.seed = change.seed
         if change.HasField("max_tokens"):
@@ -142,7 +143,7 @@ class RequestValidator:
         """Empty for a session that is resolved `again` where the drafters it asked for are missing: its text does not
         depend on them, and it is given them as soon as they are there."""
         try:
-            drafters = self._router.pair(model, asked)
+            drafters = self._router.choose_drafters(model, asked)
         except SlipstreamError as error:
             if not again:
                 raise

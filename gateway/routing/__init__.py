@@ -1,1 +1,1 @@
-"""Which verifier decides a session and which drafters propose for it: workers, health, circuit breakers."""
+"""Chooses workers for sessions and keeps their connections: health, circuit breakers, rules. Imports `store` only."""

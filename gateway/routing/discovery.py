@@ -21,7 +21,7 @@ Resolve = Callable[[str], Awaitable[Collection[str]]]
 class Worker(Protocol):
     @property
     def away(self) -> bool:
-        """Whether it does not answer, and nothing is under way there."""
+        """True while it does not answer and nothing is under way there."""
 
     async def run(self) -> None: ...
 
@@ -66,7 +66,7 @@ class Discovery(Generic[W]):
         self._roster = roster
         self._changed = changed
         self._known: dict[str, tuple[W, asyncio.Task[None]]] = {}
-        self._complaint = LogOnce(log, logging.WARNING)
+        self._log_once = LogOnce(log, logging.WARNING)
 
     def found(self, worker: Worker) -> bool:
         """Whether the worker was found behind this name."""
@@ -79,9 +79,9 @@ class Discovery(Generic[W]):
                 while True:
                     try:
                         self._update(set(await resolve(self._host)), tasks)
-                        self._complaint.log_recovery()
+                        self._log_once.log_recovery()
                     except (OSError, UnicodeError) as error:
-                        self._complaint.log_problem(f"{self._host} cannot be resolved: {error}")
+                        self._log_once.log_problem(f"{self._host} cannot be resolved: {error}")
                     await asyncio.sleep(period_s)
         finally:
             for worker, _ in self._known.values():

@@ -62,12 +62,12 @@ class DrafterWorker:
         self.address = address
         self.trusted = trusted
         self.reserved = False
-        """Whether it serves only sessions that name it, because it is an experiment's shadow."""
+        """True for an experiment's shadow: it serves only sessions that name it."""
         self._channel = channel
         self._watch = InVerifierWatch(address) if channel is None else WorkerWatch(address, channel, changed)
         self.breaker = CircuitBreaker(tolerance)
         self.closed = False
-        """Whether it was removed: its address no longer answers and is no longer listed."""
+        """True once it was removed: its address no longer answers and is no longer listed."""
         self.users = 0
         """Sessions of this gateway that use the drafter now."""
 

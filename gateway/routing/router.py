@@ -1,4 +1,4 @@
-"""Pairing: which verifier decodes a session, and which drafters propose for it."""
+"""Chooses the verifier that decodes a session and the drafters that propose for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from gateway.routing.breaker import BreakerState
@@ -20,6 +21,8 @@ from slipstream.proposers.registry import METHODS, gives_distribution, needs_pre
 from slipstream.v1 import gateway_pb2, types_pb2
 
 T = TypeVar("T")
+POOL: Callable[[DrafterWorker], str] = attrgetter("pool")
+METHOD: Callable[[DrafterWorker], str] = attrgetter("method")
 STRIDE = 64
 """Tokens between two prefixes that are remembered; prefill of shorter ones costs as little as looking them up."""
 MOST_PREFIXES = 64
@@ -57,23 +60,23 @@ class PrefixAffinity(Generic[T]):
 
     def __init__(self, capacity: int = MOST_REMEMBERED) -> None:
         self._capacity = capacity
-        self._places: OrderedDict[bytes, T] = OrderedDict()
+        self._workers: OrderedDict[bytes, T] = OrderedDict()
 
-    def note(self, hashes: Sequence[bytes], place: T) -> None:
-        """`place` has computed the text with these prefix hashes."""
+    def note(self, hashes: Sequence[bytes], worker: T) -> None:
+        """`worker` has computed the text with these prefix hashes."""
         for each in hashes:
-            self._places[each] = place
-            self._places.move_to_end(each)
-        while len(self._places) > self._capacity:
-            self._places.popitem(last=False)
+            self._workers[each] = worker
+            self._workers.move_to_end(each)
+        while len(self._workers) > self._capacity:
+            self._workers.popitem(last=False)
 
     def find(self, hashes: Sequence[bytes]) -> T | None:
-        """The place that computed the longest of these prefixes last."""
-        return next((self._places[each] for each in reversed(hashes) if each in self._places), None)
+        """The worker that computed the longest of these prefixes last."""
+        return next((self._workers[each] for each in reversed(hashes) if each in self._workers), None)
 
 
 class Router:
-    """Knows every worker; workers notify `changes` when a choice might now be another one."""
+    """Holds every worker; workers notify `changes` when a choice might now be another one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -110,7 +113,7 @@ class Router:
             raise NotFound(f"There is no model {name!r}; choose one of {', '.join(sorted(known))}.", reason="NO_MODEL")
         return known[name]
 
-    def place(
+    def choose_verifier(
         self, model: str, avoid: Collection[VerifierWorker] = (), prefixes: Sequence[bytes] = ()
     ) -> VerifierWorker | None:
         """The verifier for a session: the least loaded one of the model, preferably without sessions that wait for
@@ -126,11 +129,12 @@ class Router:
             return least
         return known if known.sessions <= BUSIER * least.sessions + SPARE else least
 
-    def pair(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
+    def choose_drafters(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
         """The drafters of a request: those it names, else the least loaded of every method that fits, of all or of
-        those that a rule chose. One that predicts only where there is a prediction; none that failed of late.
+        those that a rule chose. A drafter of predicted output only where the
+        request has one; none whose breaker is open.
 
-        A rule that needs trust needs to know what each token was drawn from: it has one drafter, with a model.
+        A rule with `need_trust` needs the distribution that each token was drawn from: it has one drafter.
         """
         if drafting.need_trust and len(set(drafting.names)) > 1:
             raise InvalidArgument(
@@ -138,22 +142,28 @@ class Router:
             )
         if drafting.names:
             names = dict.fromkeys(drafting.names)
-            named = [found for name in names if (found := self._named(name, target, drafting.need_trust))]
+            named = [found for name in names if (found := self._find_named(name, target, drafting.need_trust))]
             _check_predicted(named, drafting)
             return named
         if drafting.need_trust:
             self._check_trusted()
         now = self.clock()
-        able = self.able(target, drafting)
-        return best_of_each(method, (drafter for drafter in able if drafter.breaker.state(now) is BreakerState.CLOSED))
+        able = self.candidates_for(target, drafting)
+        return least_loaded_of_each(
+            METHOD, (drafter for drafter in able if drafter.breaker.state(now) is BreakerState.CLOSED)
+        )
 
-    def able(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
+    def candidates_for(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
         """The drafters that could propose for a session now, whatever their breakers' states. Those that it named need
-        not be there yet: the verifier goes on dialling them, where no replica is."""
+        not answer yet: the verifier goes on dialling them."""
         fit = [drafter for drafter in self.drafters if not drafter.mismatch(target)]
         if drafting.names:
-            named = [d for d in fit if d.pool in drafting.names and (believed(d) or not drafting.need_trust)]
-            least = {best.pool: best.burden[:2] for best in best_of_each(pool, named)}
+            named = [
+                d
+                for d in fit
+                if d.pool in drafting.names and (gives_trusted_distribution(d) or not drafting.need_trust)
+            ]
+            least = {best.pool: best.burden[:2] for best in least_loaded_of_each(POOL, named)}
             return [drafter for drafter in named if drafter.burden[:2] == least[drafter.pool]]
         return [
             drafter
@@ -165,7 +175,7 @@ class Router:
             and (not drafting.need_trust or (drafter.trusted and gives_distribution(drafter.method)))
         ]
 
-    def watching(self, target: types_pb2.ModelInfo, names: Collection[str]) -> list[DrafterWorker]:
+    def choose_shadows(self, target: types_pb2.ModelInfo, names: Collection[str]) -> list[DrafterWorker]:
         """For each of these names the replica to use as a shadow, if one can work now."""
         now = self.clock()
         able = (
@@ -177,7 +187,7 @@ class Router:
             and not drafter.mismatch(target)
             and drafter.breaker.state(now) is BreakerState.CLOSED
         )
-        return best_of_each(pool, able)
+        return least_loaded_of_each(POOL, able)
 
     def target_of(self, verifier: VerifierWorker) -> str:
         """The verifier as the configuration names it: its address, or the DNS name that it was found behind."""
@@ -191,14 +201,14 @@ class Router:
         """Whether the drafter of this name proposes from predicted outputs."""
         return any(drafter.pool == name and needs_prediction(drafter.method) for drafter in self.drafters)
 
-    def served(self) -> gateway_pb2.ListModelsResponse:
+    def list_models(self) -> gateway_pb2.ListModelsResponse:
         """Raises Unavailable while no verifier is known."""
         return gateway_pb2.ListModelsResponse(
             models=[
                 gateway_pb2.ServedModel(
                     model=model,
                     verifiers=sum(1 for known in self.verifiers if known.model and known.model.name == name),
-                    drafters=[self._served(name, model) for name in self._names()],
+                    drafters=[self._describe_drafter(name, model) for name in self._names()],
                 )
                 for name, model in sorted(self.models().items())
             ]
@@ -207,7 +217,7 @@ class Router:
     def _names(self) -> list[str]:
         return list(dict.fromkeys([*self.pools, *(drafter.pool for drafter in self.drafters)]))
 
-    def _best(self, name: str, target: types_pb2.ModelInfo) -> DrafterWorker | None:
+    def _best_replica(self, name: str, target: types_pb2.ModelInfo) -> DrafterWorker | None:
         """The replica to choose; one with another vocabulary only if none fits."""
         now = self.clock()
         return min(
@@ -220,8 +230,8 @@ class Router:
             default=None,
         )
 
-    def _served(self, name: str, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:
-        drafter = self._best(name, target)
+    def _describe_drafter(self, name: str, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:
+        drafter = self._best_replica(name, target)
         if drafter is None:
             return gateway_pb2.ServedDrafter(name=name, mismatch=unreached_yet(name))
         return drafter.as_served(target)
@@ -234,12 +244,12 @@ class Router:
                 reason="NO_TRUSTED_DRAFTER",
             )
 
-    def _named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> DrafterWorker | None:
-        """The drafter that a request names; None while no replica of it is known. Raises what `pair` raises."""
+    def _find_named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> DrafterWorker | None:
+        """The drafter that a request names; None while no replica of it is known. Raises as `choose_drafters` does."""
         if name not in self._names():
             known = ", ".join(sorted(self._names())) or "none at all"
             raise NotFound(f"There is no drafter {name!r}; known are {known}.", reason="NO_DRAFTER")
-        drafter = self._best(name, target)
+        drafter = self._best_replica(name, target)
         if need_trust and not (self.pools.get(name, False) if drafter is None else drafter.trusted):
             raise PermissionDenied(
                 f"Drafter {name} is not trusted, and this acceptance rule believes the drafter's q; choose the rule "
@@ -248,7 +258,7 @@ class Router:
             )
         if drafter is None:
             return None
-        if need_trust and not believed(drafter):
+        if need_trust and not gives_trusted_distribution(drafter):
             draws = " or ".join(name for name in METHODS if gives_distribution(name))
             raise FailedPrecondition(
                 f"Drafter {name} draws nothing, as this acceptance rule needs it; choose the rule coupled, which "
@@ -270,24 +280,16 @@ def _check_predicted(named: Iterable[DrafterWorker], drafting: DrafterRequiremen
         )
 
 
-def believed(drafter: DrafterWorker) -> bool:
+def gives_trusted_distribution(drafter: DrafterWorker) -> bool:
     """Whether a ratio rule may use the drafter: trusted, and with a distribution q for each draft token."""
     return drafter.trusted and (not drafter.method or gives_distribution(drafter.method))  # empty: not reached yet
 
 
-def method(drafter: DrafterWorker) -> str:
-    return drafter.method
-
-
-def pool(drafter: DrafterWorker) -> str:
-    return drafter.pool
-
-
-def best_of_each(kind: Callable[[DrafterWorker], str], drafters: Iterable[DrafterWorker]) -> list[DrafterWorker]:
-    """The least loaded drafter of each kind: replicas share the load; different methods feed the same tree."""
+def least_loaded_of_each(key: Callable[[DrafterWorker], str], drafters: Iterable[DrafterWorker]) -> list[DrafterWorker]:
+    """The least loaded drafter of each `key`: replicas share the load; different methods feed the same tree."""
     best: dict[str, DrafterWorker] = {}
     for drafter in drafters:
-        known = best.get(kind(drafter))
+        known = best.get(key(drafter))
         if known is None or drafter.burden < known.burden:
-            best[kind(drafter)] = drafter
+            best[key(drafter)] = drafter
     return list(best.values())

@@ -7,8 +7,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from gateway.routing.verifier_session import VerifierSession, stream_lost
 from gateway.routing.worker_watch import WorkerWatch
-from gateway.sessions.verifier_session import VerifierSession, stream_lost
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter, MultiplexedStream
@@ -17,11 +17,13 @@ from slipstream.tokenizer.vocabulary import EMULATED
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 
 log = logging.getLogger(__name__)
+DrafterFailed = Callable[[str, str, int], None]
+"""Called with a drafter's name, the reason, and the number of sessions that lost it."""
 
 
 class VerifierWorker:
-    """Keeps one stream to a verifier and passes each round to its session. `changed` is called when a session that
-    waits for a verifier should look again."""
+    """Keeps one stream to a verifier and passes each round to its session. `changed` is called when the router's
+    choice of a verifier may be another one."""
 
     def __init__(
         self,
@@ -30,11 +32,10 @@ class VerifierWorker:
         fingerprint: str,
         changed: Callable[[], None],
         traffic: ByteCounter | None = None,
-        failed: Callable[[str, str, int], None] = lambda drafter, reason, sessions: None,
+        drafter_failed: DrafterFailed = lambda drafter, reason, sessions: None,
     ) -> None:
-        """`failed(drafter, reason, sessions)` is called when sessions lost a drafter."""
         self.address = address
-        self._failed = failed
+        self._drafter_failed = drafter_failed
         self._fingerprint = fingerprint
         self._changed = changed
         self._channel = dial(address)
@@ -43,9 +44,9 @@ class VerifierWorker:
             verifier_pb2.DecodeCommand, verifier_pb2.DecodeRequest, verifier_pb2.DecodeResponse
         ]
         self._link = MultiplexedStream(stub.Decode, _pack, self, traffic=traffic)
-        self._watch = WorkerWatch(address, self._channel, self._introduced)
-        self._complaint = LogOnce(log, logging.ERROR)
-        self._seats: dict[int, VerifierSession] = {}
+        self._watch = WorkerWatch(address, self._channel, self._model_read)
+        self._mismatch_log = LogOnce(log, logging.ERROR)
+        self._sessions: dict[int, VerifierSession] = {}
         self._next = 0
 
     @property
@@ -55,7 +56,7 @@ class VerifierWorker:
 
     @property
     def present(self) -> bool:
-        """Whether it answers."""
+        """True while it answers."""
         return self._watch.present
 
     @property
@@ -83,7 +84,7 @@ class VerifierWorker:
     @property
     def sessions(self) -> int:
         """Sessions there: of all gateways as it reports them, and this gateway's own without delay."""
-        return max(len(self._seats), self._watch.load.sessions)
+        return max(len(self._sessions), self._watch.load.sessions)
 
     @property
     def crowded(self) -> bool:
@@ -95,15 +96,15 @@ class VerifierWorker:
         """The verifier's step counter, which grows while it works."""
         return self._watch.load.steps
 
-    def seat(self) -> VerifierSession:
+    def new_session(self) -> VerifierSession:
         """A new session on this verifier; its number is free again once the verifier has ended it."""
         assert self.model is not None
-        while self._next in self._seats:
+        while self._next in self._sessions:
             self._next = (self._next + 1) % 2**32
-        seat = VerifierSession(self._next, self._send, self.model.vocabulary_size)
-        self._seats[seat.number] = seat
+        session = VerifierSession(self._next, self._send, self.model.vocabulary_size)
+        self._sessions[session.number] = session
         self._next = (self._next + 1) % 2**32
-        return seat
+        return session
 
     async def run(self) -> None:
         """Keep the stream and the watch alive until cancelled."""
@@ -119,38 +120,38 @@ class VerifierWorker:
 
     def receive(self, frame: verifier_pb2.DecodeResponse) -> None:
         for done in frame.rounds:
-            if seat := self._seats.get(done.session):
-                seat.receive_round(done)
-        self._told(frame.drafter_events)
+            if session := self._sessions.get(done.session):
+                session.receive_round(done)
+        self._report_drafter_events(frame.drafter_events)
         for end in frame.ends:
-            if end.failure.reason == DRAINING:  # sooner than its Watch says so
+            if end.failure.reason == DRAINING:  # sooner than its Watch reports it
                 self._watch.load.draining = True
-            if seat := self._seats.pop(end.session, None):
-                seat.receive_end(end)
+            if session := self._sessions.pop(end.session, None):
+                session.receive_end(end)
 
-    def _told(self, events: Iterable[verifier_pb2.DrafterEvent]) -> None:
+    def _report_drafter_events(self, events: Iterable[verifier_pb2.DrafterEvent]) -> None:
         failures: Counter[tuple[str, str, str]] = Counter()
         for event in events:
             if event.HasField("failure"):
                 failures[event.drafter, event.failure.reason, event.failure.message] += 1
-            if seat := self._seats.get(event.session):
-                seat.receive_drafter_event(event)
+            if session := self._sessions.get(event.session):
+                session.receive_drafter_event(event)
         for (drafter, reason, message), count in failures.items():
-            self._failed(drafter, reason, count)
+            self._drafter_failed(drafter, reason, count)
             log.warning("%s: %d sessions lost drafter %s (%s): %s", self.address, count, drafter, reason, message)
 
     def lost(self, error: SlipstreamError) -> None:
         log.warning("lost the stream to %s: %s", self.address, error.message)
-        seats, self._seats = self._seats, {}
-        for seat in seats.values():
-            seat.end(stream_lost(error))
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.end(stream_lost(error))
         self._changed()
 
-    def _introduced(self) -> None:
+    def _model_read(self) -> None:
         if self.mismatch:
-            self._complaint.log_problem(self.mismatch)
+            self._mismatch_log.log_problem(self.mismatch)
         else:
-            self._complaint.log_recovery(f"verifier {self.address} fits now")
+            self._mismatch_log.log_recovery(f"verifier {self.address} fits now")
         self._changed()
 
     def _send(self, command: verifier_pb2.DecodeCommand) -> None:

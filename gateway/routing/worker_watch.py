@@ -29,7 +29,7 @@ class WorkerWatch:
         self.method = ""
         self.load = worker_pb2.WatchResponse()
         self.present = False
-        self._complaint = LogOnce(log, logging.ERROR)
+        self._log_once = LogOnce(log, logging.ERROR)
 
     async def run(self) -> None:
         """Read model and load, and again with backoff after every loss, until cancelled."""
@@ -42,7 +42,7 @@ class WorkerWatch:
                     async for load in watch:
                         self.load = parsed(load)
                         backoff.reset()
-                        self._complaint.log_recovery()
+                        self._log_once.log_recovery()
                         self._changed()
                 finally:
                     watch.cancel()
@@ -65,4 +65,4 @@ class WorkerWatch:
         """Log an error, once, for what only an operator can mend: `aloud`."""
         log.debug("%s does not answer: %s", self._address, error.message)
         if aloud:
-            self._complaint.log_problem(f"{self._address} cannot be used: {error.message}")
+            self._log_once.log_problem(f"{self._address} cannot be used: {error.message}")

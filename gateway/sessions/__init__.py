@@ -1,1 +1,1 @@
-"""Sessions: who runs them, their rounds, their owners, and the streams of those who follow them."""
+"""Sessions: their runs, owners and output streams. Imports everything below it, neither `api` nor `telemetry`."""

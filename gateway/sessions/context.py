@@ -1,4 +1,4 @@
-"""What all sessions of a gateway share."""
+"""The parts that all sessions of a gateway share."""
 
 from __future__ import annotations
 

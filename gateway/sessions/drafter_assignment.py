@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.breaker import BreakerState
 from gateway.routing.drafters import DrafterWorker
-from gateway.routing.router import Router, best_of_each, method, pool
-from gateway.sessions.verifier_session import Received
+from gateway.routing.router import METHOD, POOL, Router, least_loaded_of_each
+from gateway.routing.verifier_session import Received
 from slipstream.errors import LINK_LOST
 from slipstream.v1 import verifier_pb2
 
@@ -33,7 +33,7 @@ class Absence:
 
 
 class DrafterAssignment:
-    """Holds the session's place in every drafter's circuit breaker. Nothing here waits."""
+    """Enters and leaves the drafters' circuit breakers for the session. Nothing here waits."""
 
     def __init__(self, resolved: ResolvedRequest, router: Router) -> None:
         self._router = router
@@ -55,7 +55,7 @@ class DrafterAssignment:
     def addresses(self) -> list[verifier_pb2.DrafterAddress]:
         """Addresses for the verifier: the members', and those of shadows that can work now. A shadow that fails is not
         replaced."""
-        shadows = self._router.watching(self._model, self._shadows)
+        shadows = self._router.choose_shadows(self._model, self._shadows)
         serving = [member.as_address() for member in self._members]
         return [*serving, *(drafter.as_address(shadow=True) for drafter in shadows)]
 
@@ -98,7 +98,7 @@ class DrafterAssignment:
         working = [m for m in present if m not in self._broken and not m.draining and m.holds(length)]
         others = [
             drafter
-            for drafter in self._router.able(self._model, self._drafting)
+            for drafter in self._router.candidates_for(self._model, self._drafting)
             if drafter not in self._members and self._may_join(drafter, length, now)
         ]
         chosen = self._fill_gaps(working, others)
@@ -125,9 +125,9 @@ class DrafterAssignment:
 
     def _fill_gaps(self, chosen: Sequence[DrafterWorker], others: Sequence[DrafterWorker]) -> list[DrafterWorker]:
         """The chosen, and the least loaded of the others for each named drafter, or else method, that they lack."""
-        kind = pool if self._drafting.names else method
-        filled = {kind(member) for member in chosen}
-        return [*chosen, *best_of_each(kind, (other for other in others if kind(other) not in filled))]
+        key = POOL if self._drafting.names else METHOD
+        filled = {key(member) for member in chosen}
+        return [*chosen, *least_loaded_of_each(key, (other for other in others if key(other) not in filled))]
 
     def _may_join(self, drafter: DrafterWorker, length: int, now: float) -> bool:
         absence = self._absent.get(drafter)

@@ -1,13 +1,13 @@
-"""What watches requests and sessions without taking part: metrics, traces and experiments.
+"""The interface of everything that watches requests and sessions without taking part.
 
-The code of sessions calls these methods at the moments they are named after, and does not know what listens: the
-process puts that together (`gateway.telemetry.observers`). A method returns at once and raises nothing; one that an
+The code of sessions calls these methods at the moments they are named after, and does not know its observers: the
+process makes them (`gateway.telemetry.observers`). A method returns at once and raises nothing; one that an
 observer does not override does nothing. None is called once per token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from gateway.request_context import RequestContext
@@ -56,65 +56,6 @@ class SessionObserver:
         """`outcome`: a label of the metric `slipstream_requests`."""
 
 
-class SessionObservers(SessionObserver):
-    """Several observers as one."""
-
-    def __init__(self, observers: Iterable[SessionObserver]) -> None:
-        self._observers = tuple(observers)
-
-    def run_began(self) -> None:
-        for each in self._observers:
-            each.run_began()
-
-    def verifier_wait_began(self) -> None:
-        for each in self._observers:
-            each.verifier_wait_began()
-
-    def verifier_wait_ended(self) -> None:
-        for each in self._observers:
-            each.verifier_wait_ended()
-
-    def reopening(self) -> None:
-        for each in self._observers:
-            each.reopening()
-
-    def opening(self, verifier: str, request: verifier_pb2.DecodeOpen) -> None:
-        for each in self._observers:
-            each.opening(verifier, request)
-
-    def drafters_reported(self, events: Sequence[verifier_pb2.DrafterEvent]) -> None:
-        for each in self._observers:
-            each.drafters_reported(events)
-
-    def commit_began(self) -> None:
-        for each in self._observers:
-            each.commit_began()
-
-    def commit_ended(self, rounds: Sequence[verifier_pb2.Round], error: BaseException | None) -> None:
-        for each in self._observers:
-            each.commit_ended(rounds, error)
-
-    def round_shown(self, done: verifier_pb2.Round) -> None:
-        for each in self._observers:
-            each.round_shown(done)
-
-    def verifier_lost(self, error: SlipstreamError) -> None:
-        for each in self._observers:
-            each.verifier_lost(error)
-
-    def verifier_left(self, *, complete: bool) -> None:
-        for each in self._observers:
-            each.verifier_left(complete=complete)
-
-    def session_finished(self, finished: gateway_pb2.Finished, occupancy: float) -> None:
-        for each in self._observers:
-            each.session_finished(finished, occupancy)
-
-    def run_ended(self, outcome: str) -> None:
-        for each in self._observers:
-            each.run_ended(outcome)
-
-
 class RequestObserver:
     """Watches one call of a client."""
 
@@ -138,6 +79,6 @@ class Observers:
 
     def watch_session(
         self, session_id: str, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool
-    ) -> SessionObserver:
+    ) -> Sequence[SessionObserver]:
         """`from_beginning`: the session is new; one that is taken up has a past that was not observed here."""
-        return SessionObserver()
+        return ()

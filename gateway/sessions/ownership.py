@@ -31,7 +31,7 @@ def output_of(record: SessionRecord) -> tuple[int, ...]:
 
 
 def stored_request(record: SessionRecord) -> gateway_pb2.StoredRequest:
-    """What the client asked for. Raises NotFound for a session of another tenant, as for one that never was."""
+    """The client's request. Raises NotFound for a session of another tenant, as for one that never was."""
     stored = gateway_pb2.StoredRequest.FromString(record.params)
     if stored.owner != caller().name:
         raise store_error("MISSING", record.id, 0, 0)

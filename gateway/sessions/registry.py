@@ -1,6 +1,8 @@
-"""The sessions that clients of this gateway follow, and everything a client may do with them: generate, resume, roll
-back, cancel, describe. A session runs here, or on another gateway whose log is followed until its owner is gone and it
-can be taken up here. Knows no protocol: gRPC calls it (`gateway.api`), and whatever else can send events.
+"""The entry of the application: everything that a client may do with a session (generate, resume, roll back, cancel,
+describe), whatever protocol the call came by. Each session that clients follow here has one task, which runs it
+(`gateway.sessions.run`) or follows the log of the gateway that does, and fills one OutputStream; `generate` and
+`resume` send that stream's events by a `send` callback. A new protocol calls those two with a RequestContext, as
+`gateway.api.grpc_service` does.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ POLL_S = 0.2
 
 @dataclass(slots=True, eq=False)
 class SessionEntry:
-    """A session that clients follow here, whichever gateway runs it. Its task fills the stream."""
+    """A session that clients follow here, whichever gateway runs it. Its task fills `stream`."""
 
     id: str
     resolved: ResolvedRequest
@@ -152,23 +154,23 @@ class SessionRegistry:
         """Requests that are being checked and may become an entry."""
         self._closing = False
 
-    # What clients do.
+    # Calls of clients.
 
     async def generate(self, request: gateway_pb2.GenerateRequest, context: RequestContext, send: Send) -> None:
         """Start a session and send its events. Raises what `start_session` raises, and what ends the session."""
-        with self._context.observers.watch_request("generate", context) as watching:
-            watching.generate_requested(request)
+        with self._context.observers.watch_request("generate", context) as observer:
+            observer.generate_requested(request)
             with self._context.observers.admitting():
                 stream = await self.start_session(request)
-            await _send_events(stream.follow(), watching, send)
+            await _send_events(stream.follow(), observer, send)
 
     async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
         """Send what the client does not have yet. Raises what `open_stream` raises, and what ends the session."""
-        with self._context.observers.watch_request("resume", context) as watching:
+        with self._context.observers.watch_request("resume", context) as observer:
             characters = request.characters if request.HasField("characters") else None
             revision = request.revision if request.HasField("revision") else None
             stream = await self.open_stream(request.session_id, revision)
-            await _send_events(stream.follow(request.offset, characters, revision), watching, send)
+            await _send_events(stream.follow(request.offset, characters, revision), observer, send)
 
     async def start_session(self, request: gateway_pb2.GenerateRequest) -> OutputStream:
         """The stream of a new session, in the log and running. Raises what RequestValidator and the store raise."""
@@ -218,8 +220,8 @@ class SessionRegistry:
         return entry.stream
 
     async def _is_current(self, entry: SessionEntry, revision: int | None) -> bool:
-        """Whether the entry's text is the session's: it may have been rolled back on another gateway, or the entry's
-        last client may leave while the log is read. A client that has the entry's revision need not ask."""
+        """Return True if the entry's text is the session's: it may have been rolled back on another gateway, or
+        the entry's last client may leave while the log is read. A client that has the entry's revision need not ask."""
         if revision == entry.stream.started.revision:
             return True
         record = await self.read_record(entry.id)
@@ -303,7 +305,7 @@ class SessionRegistry:
         entry = self._entry_of_caller(session_id)
         return None if entry is None else entry.run
 
-    # What the process does.
+    # Calls of the process.
 
     async def keep_leases(self) -> None:
         """Renew the leases of all running sessions until cancelled, however long a session writes nothing."""
@@ -406,11 +408,11 @@ class SessionRegistry:
         return len(self._entries) + self._arriving - 1
 
 
-async def _send_events(events: AsyncGenerator[Event, None], watching: RequestObserver, send: Send) -> None:
+async def _send_events(events: AsyncGenerator[Event, None], observer: RequestObserver, send: Send) -> None:
     # Sent instead of yielded: when a client leaves, its stream stops being followed at once.
     async with aclosing(events) as following:
         async for event in following:
-            watching.event_sent(event)
+            observer.event_sent(event)
             await send(event)
 
 

@@ -1,7 +1,7 @@
-"""The life of a session on this gateway, as one coroutine: open it on a verifier, take its rounds, write them to the
-session log, show them to its clients, and end for one good reason. It decides when a session is opened on another
-verifier and when it fails. What becomes of the tokens it shows stands in `output_stream`, of those it logs in
-`gateway.store.session_log`.
+"""One session while this gateway runs it, as one coroutine: open it on a verifier, receive rounds, append their tokens
+to the session log, append them to the clients' stream, end. It alone decides when a session is opened again on another
+verifier and when it fails. `_commit_and_show` is the way of every token: SessionLog.append (`gateway.store`) first,
+OutputStream.append_tokens (`gateway.sessions.output_stream`) after it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from structlog.contextvars import bind_contextvars
 
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.router import prefix_hashes
+from gateway.routing.verifier_session import Received, SessionEnded, VerifierSession
 from gateway.routing.verifiers import VerifierWorker
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats
-from gateway.sessions.verifier_session import SessionEnded, VerifierSession
 from gateway.store.session_log import SessionLog
 from slipstream.errors import UNSERVED, Aborted, Internal, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import proto_conversion
@@ -56,7 +56,7 @@ class SessionRun:
         self._stream = stream
         self._drafters = DrafterAssignment(resolved, context.router)
         self.stats = RequestStats(context.clock, arrived_at, resolved.max_draft_tokens > 0, context.router.predicts)
-        self._observer = context.observers.watch_session(
+        self._observers = context.observers.watch_session(
             session_id, resolved, self.stats, from_beginning=log.epoch == 1 and not stream.tokens
         )
         self._verifier: VerifierWorker | None = None
@@ -92,10 +92,11 @@ class SessionRun:
             pass
 
     async def run(self) -> None:
-        """Until the session ended. Its end goes to the clients by the stream, an error too; but where another owner
-        took the session, that one continues it: raises Aborted."""
+        """Run the session to its end, which clients receive by the stream, as an error where it is one. Raises Aborted
+        where another owner took the session and continues it."""
         bind_contextvars(session=self.id)
-        self._observer.run_began()
+        for observer in self._observers:
+            observer.run_began()
         outcome = "failed"
         try:
             finished = self._finish_text(await self._decode())
@@ -119,10 +120,15 @@ class SessionRun:
             occupancy = self._drafters.occupancy
             await self._record_end(finished)
             self._stream.finish(finished)
-            self._observer.session_finished(finished, occupancy)
+            for observer in self._observers:
+                observer.session_finished(finished, occupancy)
         finally:
-            self.ended.set()
-            self._observer.run_ended(outcome)
+            self._report_ended(outcome)
+
+    def _report_ended(self, outcome: str) -> None:
+        self.ended.set()
+        for observer in self._observers:
+            observer.run_ended(outcome)
 
     async def _decode(self) -> FinishReason:
         """Take rounds, on one verifier after the other if need be, until there is a reason to end."""
@@ -135,30 +141,35 @@ class SessionRun:
             if session is None:
                 continue
             received = await session.receive_until_stalled(self._verifier_steps, self._config.stall_s)
-            self._drafters.apply_received(received)
-            if received.events:
-                self._observer.drafters_reported(received.events)
-            if self._drafters.reassign(self._length, hurry=bool(received.events)):
-                session.attach_drafters(self._drafters.addresses)
+            self._update_drafters(session, received)
             await self._commit_and_show(received.rounds)
             stopped = self._stream.transcript.stop
             if not stopped and received.end is not None and (reason := self._handle_end(received.end)):
                 return reason
         return FINISH_REASON_CANCELLED
 
+    def _update_drafters(self, session: VerifierSession, received: Received) -> None:
+        self._drafters.apply_received(received)
+        if received.events:
+            for observer in self._observers:
+                observer.drafters_reported(received.events)
+        if self._drafters.reassign(self._length, hurry=bool(received.events)):
+            session.attach_drafters(self._drafters.addresses)
+
     async def _open_on_verifier(self) -> VerifierSession | None:
         """The session on the best verifier; waits for one up to the configured time. None when it was cancelled."""
         if self._opened:  # the next epoch fences off what the former verifier may still send
             await self._log.raise_epoch()
             self.stats.rehomed += 1
-            self._observer.reopening()
+            for observer in self._observers:
+                observer.reopening()
         self._opened = True
         await self._stream.wait_for_clients(self._config.credit_tokens, lambda: self._cancelled)
         prefixes = self._prefixes()
         verifier = await self._wait_for_verifier(prefixes)
         if verifier is None:
             return None
-        session = verifier.seat()
+        session = verifier.new_session()
         self._verifier, self._verifier_session = verifier, session
         self._router.affinity.note(prefixes, verifier)
         self._drafters.forget_lost_links()
@@ -171,7 +182,8 @@ class SessionRun:
 
     async def _wait_for_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         """None when the session was cancelled meanwhile. Raises Unavailable when no verifier came in time."""
-        self._observer.verifier_wait_began()
+        for observer in self._observers:
+            observer.verifier_wait_began()
         try:
             async with asyncio.timeout(self._config.rehoming_wait_s):
                 while not self._cancelled:
@@ -182,11 +194,14 @@ class SessionRun:
         except TimeoutError as error:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
         finally:
-            self._observer.verifier_wait_ended()
+            for observer in self._observers:
+                observer.verifier_wait_ended()
 
     def _choose_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         model = self._resolved.model.name
-        return self._router.place(model, self._avoid, prefixes) or self._router.place(model, (), prefixes)
+        return self._router.choose_verifier(model, self._avoid, prefixes) or self._router.choose_verifier(
+            model, (), prefixes
+        )
 
     def _prefixes(self) -> list[bytes]:
         return prefix_hashes([*self._resolved.prompt, *self._stream.tokens], self._resolved.salt)
@@ -199,17 +214,21 @@ class SessionRun:
         write was interrupted are in no counter, rather than in two."""
         tokens = [token for done in rounds for token in done.token_ids]
         if tokens:
-            self._observer.commit_began()
+            for observer in self._observers:
+                observer.commit_began()
             try:
                 await self._log.append(tokens)
             except BaseException as error:
-                self._observer.commit_ended(rounds, error)
+                for observer in self._observers:
+                    observer.commit_ended(rounds, error)
                 raise
-            self._observer.commit_ended(rounds, None)
+            for observer in self._observers:
+                observer.commit_ended(rounds, None)
             self._stream.append_tokens(tokens, [each for done in rounds for each in done.logprobs])
         for done in rounds:
             self.stats.add_round(done)
-            self._observer.round_shown(done)
+            for observer in self._observers:
+                observer.round_shown(done)
 
     def _add_credit(self, tokens: int) -> None:
         """The farthest client took so many more tokens: the verifier may generate as many. A slow client gives none."""
@@ -226,12 +245,15 @@ class SessionRun:
         error = end.error or Unavailable("The verifier ended the session before its text did.", reason="PROTOCOL")
         if self._verifier is not None:
             self._avoid.add(self._verifier)
-        self._observer.verifier_lost(error)
+        for observer in self._observers:
+            observer.verifier_lost(error)
         self._leave_verifier()
         mendable = isinstance(error, (Unavailable, ResourceExhausted))
         if not mendable or self.stats.rehomed >= self._config.rehomings:
             raise error
-        if isinstance(error, ResourceExhausted) and not self._router.place(self._resolved.model.name, self._avoid):
+        if isinstance(error, ResourceExhausted) and not self._router.choose_verifier(
+            self._resolved.model.name, self._avoid
+        ):
             raise error  # waiting in line is the client's choice
         return FINISH_REASON_UNSPECIFIED
 
@@ -258,7 +280,8 @@ class SessionRun:
             self._router.affinity.note(self._prefixes(), self._verifier)
         if self._verifier_session is not None:
             self._verifier_session.close()
-            self._observer.verifier_left(complete=bool(self._completed()))
+            for observer in self._observers:
+                observer.verifier_left(complete=bool(self._completed()))
         self._verifier_session = self._verifier = None
 
     async def _suspend(self) -> None:
@@ -301,7 +324,8 @@ class SessionRun:
             structured_output=proto_conversion.structure_to_proto(resolved.structure),
             top_logprobs=resolved.top_logprobs,
         )
-        self._observer.opening(verifier, request)
+        for observer in self._observers:
+            observer.opening(verifier, request)
         return request
 
 

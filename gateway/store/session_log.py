@@ -1,9 +1,7 @@
-"""The session log: one session's writes to the store, in order, fenced by its epoch, as durable as configured.
-
-A token is in this log before any client sees it, so whatever a client has seen survives the gateway. `strict` waits for
-every write; `relaxed` leaves writes to a queue that all sessions of the gateway share, and catches up later. The log
-remembers what it wrote: where the store lost some of it, in a failover or a restart, it is put back before the next
-write.
+"""The session log: one session's writes to the store, in order and fenced by its epoch. `strict` waits for every write,
+up to `grace_s` for a store that does not answer, so a token is stored before a client receives it; `relaxed` leaves
+writes to one queue for all sessions. The log keeps a copy of what it wrote, and restores it before the next write where
+a failover or restart of the store lost it.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ class SessionLog:
 
     @property
     def completed(self) -> int:
-        """Those of `enqueued` that are written, or never will be because another owner has the session."""
+        """The number of enqueued writes that are written, or never will be because another owner has the session."""
         return self.enqueued - len(self._behind)
 
     async def create(self) -> None:

@@ -27,7 +27,7 @@ TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """What a store keeps of one session."""
+    """One session, as a store keeps it."""
 
     id: str
     epoch: int

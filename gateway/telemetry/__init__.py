@@ -1,2 +1,2 @@
-"""What a gateway counts and traces of its requests. Observes sessions; nothing else imports it but the process
-itself."""
+"""Metrics, traces and experiment samples of a gateway's requests. Observes sessions; only the process
+and `api` import it."""

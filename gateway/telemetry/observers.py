@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from gateway.experiments.trial import Trial
 from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.sessions.observer import Observers, RequestObserver, SessionObserver, SessionObservers
+from gateway.sessions.observer import Observers, RequestObserver, SessionObserver
 from gateway.sessions.request_stats import RequestStats
 from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
 from gateway.telemetry.tracing import session_trace, traced
+from gateway.telemetry.trial import Trial
 from slipstream.telemetry.tracing import Tracing
 
 
@@ -29,9 +30,8 @@ class GatewayObservers(Observers):
 
     def watch_session(
         self, session_id: str, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool
-    ) -> SessionObserver:
+    ) -> Sequence[SessionObserver]:
         counting = SessionMetrics(self.metrics, resolved, stats)
         trace = session_trace(resolved.arm)
         sample = self.trial.sample(resolved.arm, session_id) if self.trial and resolved.arm and from_beginning else None
-        others = [each for each in (trace, sample) if each is not None]
-        return SessionObservers([counting, *others]) if others else counting
+        return [each for each in (counting, trace, sample) if each is not None]

@@ -1,4 +1,4 @@
-"""What a gateway counts of its requests and sessions, by their kind: the model and the request's workload."""
+"""Metrics of requests and sessions, by their kind: the model and the request's workload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEASURED_OUTCOMES = ("stop", "length")
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What a good request keeps to, in seconds; 0: no objective."""
+    """Bounds that a good request keeps, in seconds; 0: no bound."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0

@@ -254,8 +254,7 @@ class DecodeTrace(SessionObserver):
 
 
 def session_trace(arm: str) -> DecodeTrace | None:
-    """Of the session that the present request starts or takes up, in this arm of an experiment; None where the request
-    is not traced."""
+    """The observer of the session that the current request starts or takes up; None where the request is not traced."""
     request = _request.get()
     if request is None:
         return None

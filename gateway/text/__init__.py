@@ -1,1 +1,1 @@
-"""From tokens to text: detokenizer, stop strings, transcript."""
+"""From tokens to text: detokenizer, stop strings, transcript. Imports only `slipstream`."""

@@ -78,17 +78,19 @@ class Transcript:
         """The text that became final. Nothing after a stop string."""
         return "".join(self._advance(self._detokenizer.push(token)) for token in tokens)
 
-    def likelihoods(self, tokens: Sequence[int], told: Sequence[types_pb2.TokenLogprobs]) -> list[gateway_pb2.Logprob]:
-        """The log-probabilities of these tokens, with their texts. `told` may hold more, of tokens that were cut off
-        behind them; it is empty where none were requested."""
-        return [self._likelihood(token, each) for token, each in zip(tokens, told, strict=False)]
+    def likelihoods(
+        self, tokens: Sequence[int], received: Sequence[types_pb2.TokenLogprobs]
+    ) -> list[gateway_pb2.Logprob]:
+        """The log-probabilities of these tokens, with their texts. `received` may hold more, for tokens that were
+        cut off behind them; it is empty where none were requested."""
+        return [self._likelihood(token, each) for token, each in zip(tokens, received, strict=False)]
 
-    def _likelihood(self, token: int, told: types_pb2.TokenLogprobs) -> gateway_pb2.Logprob:
+    def _likelihood(self, token: int, received: types_pb2.TokenLogprobs) -> gateway_pb2.Logprob:
         top = [
             gateway_pb2.TopLogprob(token=self._shown_token(other), logprob=logprob)
-            for other, logprob in zip(told.top_token_ids, told.top_logprobs, strict=True)
+            for other, logprob in zip(received.top_token_ids, received.top_logprobs, strict=True)
         ]
-        return gateway_pb2.Logprob(token=self._shown_token(token), logprob=told.logprob, top=top)
+        return gateway_pb2.Logprob(token=self._shown_token(token), logprob=received.logprob, top=top)
 
     def finish(self) -> str:
         """The text that was held back; no more tokens follow."""

@@ -26,8 +26,8 @@ app.command("compare")(compare_arms)
 app.command("plan", context_settings=PLAN_SETTINGS)(plan)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(metadata.version("slipstream-serve"))
         raise typer.Exit
 

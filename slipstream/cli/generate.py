@@ -30,7 +30,7 @@ from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import GatewayEndpoint, sampled_parent
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import parsed
-from slipstream.speculation.sampling_params import ACCEPTANCE_RULES
+from slipstream.speculation.sampling_params import ACCEPTANCE_RULES, DEPRECATED_RULES
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
@@ -62,7 +62,13 @@ def generate(
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Plain decoding, without drafters.")] = False,
     max_draft_tokens: MaxDraftTokens = None,
     drafter: Annotated[list[str] | None, typer.Option(help="Name of a drafter to use; repeat for more.")] = None,
-    acceptance: Annotated[str, typer.Option(help=f"Acceptance rule: {', '.join(ACCEPTANCE_RULES)}.")] = "coupled",
+    acceptance: Annotated[
+        str,
+        typer.Option(
+            help=f"Acceptance rule: {', '.join(ACCEPTANCE_RULES)}. Deprecated names of rejection: "
+            f"{', '.join(DEPRECATED_RULES)}."
+        ),
+    ] = "coupled",
     workload: Workload = "",
     cache_salt: Annotated[str, typer.Option(help="Share KV caches only with sessions of the same salt.")] = "",
     priority: Annotated[int, typer.Option(help="Lower values are served first when memory is short.")] = 0,

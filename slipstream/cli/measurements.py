@@ -31,9 +31,18 @@ from slipstream.cli.options import (
 from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.client.load_generator import run_load
 from slipstream.errors import FailedPrecondition
-from slipstream.experiments.comparison import ComparedLine, Prices, compare, number, reached, shadows, uneven, watched
+from slipstream.experiments.comparison import (
+    ComparedLine,
+    Prices,
+    compare,
+    merge,
+    number,
+    reached,
+    shadows,
+    uneven,
+    watched,
+)
 from slipstream.experiments.estimates import CONFIDENCE, Interval
-from slipstream.experiments.samples import merge
 from slipstream.rpc.channel import parsed
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -148,7 +157,7 @@ def _table(first: str, second: str, lines: Sequence[ComparedLine]) -> Iterator[s
     yield f"{'':22}{first:{COLUMN_WIDTH}}{'' if alone else f'{second:{COLUMN_WIDTH}}'}".rstrip()
     for line in lines:
         name = f"{line.metric.name}{f', {line.metric.unit}' if line.metric.unit else ''}"
-        rest = "" if alone else f"{_interval(line.second):{COLUMN_WIDTH}}{line.verdict(second)}"
+        rest = "" if alone else f"{_interval(line.second):{COLUMN_WIDTH}}{line.conclusion(second)}"
         yield f"{name:22}{_interval(line.first):{COLUMN_WIDTH}}{rest}".rstrip()
 
 
@@ -198,7 +207,7 @@ def _lines(name: str, lines: Sequence[ComparedLine], *, against_itself: bool = F
     for line in lines:
         found[line.metric.name] = {"unit": line.metric.unit, **_numbers(line.second)}
         if not against_itself:
-            found[line.metric.name] |= {"difference": _numbers(line.difference), "verdict": line.verdict(name)}
+            found[line.metric.name] |= {"difference": _numbers(line.difference), "verdict": line.conclusion(name)}
     return found
 
 

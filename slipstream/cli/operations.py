@@ -1,4 +1,4 @@
-"""`slipstream status`, `doctor` and `key`: for those who run gateways and workers."""
+"""`slipstream status`, `doctor` and `key`: checks and keys for operators of gateways and workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import typer
 from google.protobuf.json_format import MessageToJson
 
 from slipstream.cli.options import ApiKey, AsJson, Ca, Servers, Tls, endpoints, with_channels
-from slipstream.client.api_key import KEY_NAME, digest, new_key
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import GatewayEndpoint
+from slipstream.client.gateway_endpoint import KEY_NAME, GatewayEndpoint, digest, new_key
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.rpc.channel import dialer, error_of, parsed
 from slipstream.rpc.server import DRAFTER, VERIFIER

@@ -51,7 +51,7 @@ def endpoints(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -
 async def with_channels(
     command: str, gateways: Sequence[GatewayEndpoint], call: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]
 ) -> T:
-    """What `call` returns, given a channel to each gateway. An error of a gateway ends the process with one
+    """Returns the result of `call` on a channel to each gateway. An error of a gateway ends the process with one
     sentence."""
     with explained(command):
         async with AsyncExitStack() as stack:

@@ -43,22 +43,23 @@ class Role:
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
         self.metrics = ""
-        """Where its metrics are, if they are anywhere."""
+        """HOST:PORT of its metrics; empty for none."""
 
     @property
     def process(self) -> asyncio.subprocess.Process:
-        """Of a role that was started."""
+        """The process of a role that was started."""
         assert self._process is not None
         return self._process
 
     async def check(self) -> None:
-        """Raises Unavailable for settings with which it would not start; its own words are on stderr."""
+        """Raises Unavailable for settings with which it would not start; its log is on stderr."""
         process = await self._run({}, "--check")
         if await process.wait():
             raise Unavailable(f"{self.module} cannot start as it is set up.")
 
     async def start(self, more: Mapping[str, str] | None = None) -> str:
-        """The address it serves at. Raises Unavailable when it ends before it is ready; its own words are on stderr."""
+        """Returns the address it serves at. Raises Unavailable where it ends before it is ready; its
+        log is on stderr."""
         self._process = process = await self._run(more or {})
         assert process.stdout is not None
         async for line in process.stdout:
@@ -93,7 +94,7 @@ class Role:
 
 
 class Fleet:
-    """Verifier and drafters first, both at once, then the gateway that knows them."""
+    """Verifier and drafters first, both at once, then the gateway, with their addresses."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class Fleet:
         self.gateway: Role | None = None
 
     async def start(self, listen: str, store: str) -> str:
-        # What is wrong with the gateway's settings is said before models load, for it starts last.
+        # The gateway starts last: its settings are checked before models load.
         check = self._gateway(listen, store, SOMEWHERE, dict.fromkeys(self.drafters, SOMEWHERE)).check()
         starting = [role.start() for role in (self.verifier, *self.drafters.values())]
         _, *workers = await asyncio.gather(check, *starting)
@@ -161,19 +162,19 @@ class Fleet:
             status = await role.ended()
             typer.echo(f"slipstream serve: drafter {kind} ended with status {status}; starting it again.", err=True)
             await asyncio.sleep(RESTART_S)
-            with contextlib.suppress(Unavailable):  # it said why; try again
+            with contextlib.suppress(Unavailable):  # it logged why; try again
                 places = {"LISTEN": self._addresses[kind], "METRICS_LISTEN": role.metrics}
                 await role.start(_prefixed("DRAFTER_", places))
 
     @property
     def roles(self) -> dict[str, Role]:
-        """In the order they are ended: nobody is left talking to a peer that is gone."""
+        """Roles in the order in which they are ended: none is left with a peer that is gone."""
         gateway = {} if self.gateway is None else {"gateway": self.gateway}
         return {**gateway, "verifier": self.verifier, **self.drafters}
 
     @property
     def metrics(self) -> str:
-        """NAME=HOST:PORT of each role that shows its own."""
+        """NAME=HOST:PORT of each role that serves metrics."""
         return ",".join(f"{name}={role.metrics}" for name, role in self.roles.items() if role.metrics)
 
     async def stop(self) -> None:
@@ -218,11 +219,11 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
 
 async def run(fleet: Fleet, listen: str, store: str) -> None:
     """Serve until SIGTERM or SIGINT, or until the verifier or the gateway ends, which is an error."""
-    asked = asyncio.Event()
+    stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     try:
-        stop = asyncio.create_task(asked.wait())
+        stop = asyncio.create_task(stopping.wait())
         starting = asyncio.create_task(fleet.start(listen, store))
         await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -244,7 +245,8 @@ async def run(fleet: Fleet, listen: str, store: str) -> None:
 
 
 def default_threads() -> int:
-    """Of the verifier: the cores this process may use, less one for the other roles. Too many is ruinous."""
+    """Threads of the verifier's model: the cores this process may use, less one for the other roles. More threads than
+    cores slow every step down."""
     return max(1, available_cores() - 1)
 
 
@@ -266,7 +268,11 @@ def serve(
     ] = False,
     draft_in_verifier: Annotated[
         bool,
-        typer.Option("--draft-in-verifier", help="Drafters run inside the verifier's process: for few cores."),
+        typer.Option(
+            "--draft-in-verifier",
+            help="Run drafters inside the verifier's process, which spares processes, memory and the network hop. "
+            "Lookups (ngram) gain speed; a draft model may lose some: see `benchmarks.local_sources`.",
+        ),
     ] = False,
     traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
     metrics: Annotated[

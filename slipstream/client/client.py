@@ -18,7 +18,7 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 Echo = Callable[[str], None]
 MOST_PAUSE_S = 1.0
-"""Between two tries."""
+"""Most seconds between two attempts."""
 Call = Any
 """A Generate or Resume call, whose type gRPC does not name."""
 
@@ -113,14 +113,14 @@ class _EchoOnce:
         self._at = 0
 
     def __call__(self, piece: str) -> None:
-        known = self._echoed[self._at : self._at + len(piece)]
-        if not piece.startswith(known):
+        echoed = self._echoed[self._at : self._at + len(piece)]
+        if not piece.startswith(echoed):
             raise Aborted(
                 "the session was lost, and its restart gives another text; send the request again.",
                 reason="SESSION_LOST",
             )
         self._at += len(piece)
-        if fresh := piece[len(known) :]:
+        if fresh := piece[len(echoed) :]:
             self._echoed += fresh
             if self._echo is not None:
                 self._echo(fresh)
@@ -136,19 +136,19 @@ async def resume(
     """Continues a completion, of which at least the session id is known, on one gateway after the other. `error`, if
     given, interrupted it on the first one. Raises what `complete` raises."""
     retry = retry or RetrySettings()
-    progress, seen, asked, backoff = _now(), len(completion.token_ids), 0, Backoff(0.05, MOST_PAUSE_S)
+    progress, seen, attempts, backoff = _now(), len(completion.token_ids), 0, Backoff(0.05, MOST_PAUSE_S)
     for channel in itertools.cycle(channels if error is None else [*channels[1:], channels[0]]):
         if error is not None:
             if not isinstance(error, Unavailable):
                 raise error
             if len(completion.token_ids) > seen:
-                progress, seen, asked = _now(), len(completion.token_ids), 0
+                progress, seen, attempts = _now(), len(completion.token_ids), 0
                 backoff.reset()
-            if asked >= len(channels) and _now() - progress > retry.resume_s:
+            if attempts >= len(channels) and _now() - progress > retry.resume_s:
                 raise _broken_off(completion, error)
-            if asked:
+            if attempts:
                 await backoff.wait()
-        asked += 1
+        attempts += 1
         request = gateway_pb2.ResumeRequest(
             session_id=completion.started.session_id,
             offset=seen,

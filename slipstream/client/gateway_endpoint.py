@@ -1,8 +1,10 @@
-"""A client's connection to a gateway: optional TLS, and the API key with every call."""
+"""A client's connection to a gateway: optional TLS, and the API key with every call. How keys are made and hashed."""
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +15,12 @@ import grpc
 
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.rpc.channel import CHANNEL_OPTIONS
+
+PREFIX = "slipstream-"
+"""Lets scanners for secrets recognise a key in repositories and logs."""
+KEY_BYTES = 32
+KEY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Valid names of a key and its tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,16 @@ def _is_local(address: str) -> bool:
 def sampled_parent() -> str:
     """A random `traceparent` with the sampled flag, which requests a trace."""
     return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+
+
+def new_key() -> str:
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def digest(key: str) -> bytes:
+    """SHA-256, plain: a key is 256 random bits, so there is no dictionary to try and nothing for salt or a slow hash to
+    protect; a slow one would only let strangers burn the gateway's time."""
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
 Metadata = tuple[tuple[str, str], ...]

@@ -18,28 +18,9 @@ from typing import Protocol
 
 import torch
 
-from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.segment import Segment
+from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import Unavailable
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """The description of a model that its worker reports."""
-
-    name: str
-    """The folder's name or the hub id."""
-    revision: str
-    """The hub commit, or `local-` and a digest over configuration and weight files' names and sizes."""
-    vocabulary_size: int
-    """Columns of the logits; padded models have more than their tokenizer has tokens."""
-    fingerprint: str
-    """The tokenizer's (`slipstream.tokenizer.vocabulary`); models with equal fingerprints share token ids."""
-    max_length: int
-    """Tokens of prompt and output together."""
-    dtype: str
-    parameters: int
-    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
-
-import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class ModelThread:
-    """Runs functions one at a time, in the order of the calls. `threads` are torch's, inside an operator.
+    """Runs functions one at a time, in the order of the calls. `threads` are torch's, inside an operator; 0
+    for functions that never call torch: then it is not loaded.
 
     Every step is handed over twice; an executor's futures, locks and callbacks would double what that takes.
     """
@@ -56,7 +56,8 @@ class ModelThread:
         await asyncio.to_thread(self.close)
 
     def _work(self, threads: int) -> None:
-        torch.set_num_threads(threads)  # OpenMP keeps the number per calling thread
+        if threads:
+            import_module("torch").set_num_threads(threads)  # OpenMP keeps the number per calling thread
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 job.notify_loop(job.future.cancel)

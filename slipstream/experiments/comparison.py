@@ -1,4 +1,5 @@
-"""Comparison of an experiment's arms: estimates of each metric, their intervals, and which differences are shown."""
+"""Comparison of an experiment's arms over all gateways' samples: estimates of each metric, their
+intervals, and which differences are shown."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from slipstream.errors import FailedPrecondition
 from slipstream.experiments.estimates import (
     CONFIDENCE,
     Interval,
@@ -112,7 +114,7 @@ class ComparedLine:
     second: Interval
     difference: Interval
 
-    def verdict(self, name: str) -> str:
+    def conclusion(self, name: str) -> str:
         """One sentence on the difference; `name` is the name of the second."""
         low, high = self.difference.low, self.difference.high
         if not self.difference.known:
@@ -239,6 +241,34 @@ def uneven(response: gateway_pb2.GetExperimentResponse) -> list[str]:
 def weights_of(response: gateway_pb2.GetExperimentResponse) -> dict[str, int]:
     """Weights of the arms, by name."""
     return {name: int(weight) for name, weight in re.findall(r"([A-Za-z0-9_-]+): ([0-9]+)", response.arms_setting)}
+
+
+def merge(parts: Sequence[gateway_pb2.GetExperimentResponse]) -> gateway_pb2.GetExperimentResponse:
+    """Merges exactly what one gateway would have sampled: a gateway that dropped sessions kept those of lowest
+    priority, so below the smallest of these gateways' highest priorities nothing is missing. Raises FailedPrecondition
+    for different experiments."""
+    first = parts[0]
+    for other in parts[1:]:
+        if (other.name, other.arms_setting) != (first.name, first.arms_setting):
+            raise FailedPrecondition(
+                f"the gateways run different experiments, {first.name} ({first.arms_setting}) and {other.name} "
+                f"({other.arms_setting}); compare those of one.",
+                reason="EXPERIMENTS_DIFFER",
+            )
+    arms = [_merge_arm([part.arms[index] for part in parts]) for index in range(len(first.arms))]
+    return gateway_pb2.GetExperimentResponse(name=first.name, arms_setting=first.arms_setting, arms=arms)
+
+
+def _merge_arm(parts: Sequence[gateway_pb2.ExperimentArm]) -> gateway_pb2.ExperimentArm:
+    cut = [max(sample.priority for sample in part.samples) for part in parts if 0 < len(part.samples) < part.finished]
+    known = {sample.priority: sample for part in parts for sample in part.samples}
+    kept = [known[priority] for priority in sorted(known) if not cut or priority <= min(cut)]
+    return gateway_pb2.ExperimentArm(
+        name=parts[0].name,
+        begun=sum(part.begun for part in parts),
+        finished=sum(part.finished for part in parts),
+        samples=kept,
+    )
 
 
 def number(value: float) -> str:

@@ -1,7 +1,7 @@
-"""The seam of every drafting method: a `Proposer` reads committed tokens and proposes nodes for candidate trees.
+"""The interface of drafting methods: a `Proposer` reads committed tokens and proposes nodes for candidate trees.
 
-A drafter process calls it for many sequences in one step and sends what comes back over gRPC; a verifier may call the
-same object in its own process. What it proposes is a hint: the verifier alone decides which tokens become text.
+A drafter calls it for many sequences in one step and sends the nodes over gRPC; a verifier may call it in its own
+process. Proposals are hints: the verifier alone decides which tokens become text. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol
 
-from slipstream.engine.engine import ModelInfo
+from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.registry import find_method
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -31,7 +31,7 @@ class ProposerContext:
     """
 
     handle: Hashable
-    """Names the sequence in every call until `close_sequence`; the proposer keeps its own state under it."""
+    """Key of the proposer's own state for the sequence, until `close_sequence`."""
     tokens: list[int]
     """Committed tokens, of which the first `length` count. The same list object from call to call is only appended to;
     another list means another prefix (a rollback, a migration)."""
@@ -52,7 +52,7 @@ class ProposerContext:
     max_nodes: int = UNLIMITED
     """Budget: most nodes to propose in this call."""
     cache_salt: str = ""
-    """Sequences of different salts share nothing from which one could learn what the other one wrote."""
+    """Sequences of different salts share nothing that shows what the other one wrote."""
     prediction: tuple[int, ...] = ()
     """Output that the client expects."""
     structured_output: StructuredOutput | None = None
@@ -81,7 +81,7 @@ class ProposedNode:
     log_prob: float
     """Confidence: the natural logarithm of the probability, given the parent, that the token will be accepted."""
     distribution: DraftDistribution | None = None
-    """What the token was drawn from; only methods that give a distribution, and only under the rule `rejection`."""
+    """Distribution that the token was drawn from; under the rule `rejection` only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Proposal:
     read_tokens: int
     """Committed tokens that the proposer has read; less than the context's length when a budget or room ran out."""
     no_room: bool = False
-    """Whether the KV cache has no room for the sequence now. It drafts nothing; call again when something changed."""
+    """True when the KV cache has no room for the sequence now; call again after any change."""
 
 
 class Proposer(Protocol):
@@ -111,7 +111,7 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProposerSettings:
-    """What the methods can be set to; each reads what concerns it. Explained at `drafter_svc.config.DrafterConfig`."""
+    """Settings of all methods, as `drafter_svc.config.DrafterConfig` explains them; each method reads its own."""
 
     model: str = ""
     translate_for: str = ""
@@ -147,7 +147,7 @@ def open_proposer(method: str, settings: ProposerSettings) -> OpenedProposer:
 
 
 def any_vocabulary(method: str) -> ModelInfo:
-    """What a method without a model announces: an empty fingerprint fits every target."""
+    """The model that a method without one announces: an empty fingerprint fits every target."""
     return ModelInfo(
         name=method,
         revision="",

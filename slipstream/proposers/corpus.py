@@ -1,4 +1,4 @@
-"""What sessions wrote, so that the next one may find its words there; bounded, and apart for each tenant."""
+"""Earlier output in which later sequences look up their own tokens: bounded, and apart for each tenant."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from slipstream.errors import InvalidArgument
 from slipstream.proposers.suffix_automaton import Matcher, SuffixAutomaton
 
 REACH = 32
-"""Tokens that a reader who comes new is matched with: longer matches are hardly surer."""
+"""Tokens that a new matcher reads first: longer matches are hardly surer."""
 
 
 class Corpus:
-    """At most `max_tokens` tokens in two generations: texts join the young one, and when it holds its half, the old
-    one is dropped and the young one becomes old. Simple, and no automaton ever has to forget.
+    """At most `max_tokens` tokens in two generations, for an automaton cannot forget: texts join the young generation,
+    and when it holds its half, the old one is dropped and the young one becomes old.
 
-    About 120 bytes for each token, so 12 MB for 100,000.
+    Memory: about 120 bytes for each token, so 12 MB for 100,000.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -24,23 +24,20 @@ class Corpus:
             raise InvalidArgument(f"a corpus of {max_tokens} tokens cannot have two generations.")
         self._half = max_tokens // 2
         self._old, self._young = SuffixAutomaton(), SuffixAutomaton()
-        self.version = 0
-        """Changes when a generation is dropped: matchers made before keep it alive and should be made anew."""
 
     def __len__(self) -> int:
         return len(self._old) + len(self._young)
 
     def add(self, text: Sequence[int]) -> None:
-        """A text, or a part of one. Of one that is longer than a generation, the end is kept."""
+        """Adds a text or a part of one; at most its last `max_tokens / 2` tokens."""
         text = text[-self._half :]
         if len(self._young) + len(text) > self._half:
             self._old, self._young = self._young, SuffixAutomaton()
-            self.version += 1
         self._young.begin()
         self._young.extend(text)
 
     def matchers(self, recent: Sequence[int]) -> list[Matcher]:
-        """A matcher for each generation, which has read the last REACH tokens of `recent`."""
+        """One matcher for each generation, after reading the last REACH tokens of `recent`."""
         matchers = [Matcher(self._young), Matcher(self._old)]
         for matcher in matchers:
             for token in recent[-REACH:]:
@@ -49,11 +46,11 @@ class Corpus:
 
 
 class Corpora:
-    """One corpus for each salt, the least recently asked for dropped first: max_tenants * max_tokens bounds them all.
+    """One corpus for each cache salt, at most `max_tenants`; the least recently used is dropped first.
 
-    Apart by default, for how well a guess goes is seen from outside as speed, and would tell one tenant what another
-    one wrote. So sessions without a salt have none: all strangers would meet in it. A salt must be hard to guess, or be
-    set by whoever knows the tenants. `shared` is for deployments where everyone may know what everyone wrote.
+    They are apart because acceptance shows as speed: from a shared corpus a tenant could learn what another one wrote.
+    So sequences without a salt have no corpus. A salt must be hard to guess, or set by a party that knows the tenants.
+    `shared` is for deployments in which all may know what others wrote.
     """
 
     def __init__(self, max_tokens: int, max_tenants: int = 16, shared: bool = False) -> None:
@@ -66,9 +63,7 @@ class Corpora:
         if not salt and not self._shared:
             return None
         key = "" if self._shared else salt
-        corpus = self._corpora.get(key)
-        if corpus is None:
-            corpus = self._corpora[key] = Corpus(self._max_tokens)
+        corpus = self._corpora.setdefault(key, Corpus(self._max_tokens))
         self._corpora.move_to_end(key)
         if len(self._corpora) > self._max_tenants:
             self._corpora.popitem(last=False)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -51,23 +52,15 @@ class ModelProposer:
     def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
         self._sequences.begin_step()
         answers: list[Proposal | SlipstreamError] = []
-        segments: dict[int, Segment] = {}
+        parts: list[Any] = []
         for index, context in enumerate(contexts):
             try:
-                prepared = self._prepare(context)
+                answers.append(self._prepare(index, context, parts))
             except SlipstreamError as error:
                 answers.append(error)
-                continue
-            if isinstance(prepared, Segment):
-                segments[index] = prepared
-                prepared = Proposal([], prepared.sequence.length + len(prepared.pending))
-            answers.append(prepared)
-        if segments:
-            output = self._engine.forward(list(segments.values())).logits
-            for segment in segments.values():
-                if len(segment.pending) > 1 or not segment.want_logits:  # else the next step computes that token again
-                    self._engine.keep(segment, [])
-            self._propose_below(contexts, segments, output, answers)
+        places, rows = self._compute(parts) if parts else ([], None)
+        if rows is not None and places:
+            self._choose(places, rows, answers)
         return answers
 
     def close_sequence(self, handle: Hashable) -> None:
@@ -75,8 +68,8 @@ class ModelProposer:
         self._grammar_of.pop(handle, None)
         self._cursors.pop(handle, None)
 
-    def _prepare(self, context: ProposerContext) -> Segment | Proposal:
-        """The segment of the step; or the whole answer where there is nothing to compute, or no room.
+    def _prepare(self, index: int, context: ProposerContext, parts: list[Any]) -> Proposal:
+        """Appends what the step computes for the sequence to `parts`, if anything; returns the proposal to fill.
 
         Raises ResourceExhausted for a sequence that the KV cache could never hold.
         """
@@ -89,36 +82,41 @@ class ModelProposer:
         nodes, parents = (context.node_tokens, context.parents) if whole else ([], [])
         if not self._sequences.grow(sequence, stop - start + len(nodes)):
             return Proposal([], start, no_room=True)
-        return Segment(sequence, context.tokens[start:stop], nodes, parents, want_logits=whole)
+        segment = Segment(sequence, context.tokens[start:stop], nodes, parents, want_logits=whole)
+        parts.append((index, context, segment))
+        return Proposal([], stop)
 
-    def _propose_below(
-        self,
-        contexts: list[ProposerContext],
-        segments: dict[int, Segment],
-        output: torch.Tensor,
-        answers: list[Proposal | SlipstreamError],
-    ) -> None:
-        """Nodes below every expanded node. output: [rows, V]; a segment's rows are its root, then its nodes."""
+    def _compute(self, parts: list[Any]) -> tuple[list[Place], torch.Tensor | None]:
+        """The places to propose below, and their log q, float32 [places, V], unprocessed; None where there is none."""
+        output = self._engine.forward([segment for _, _, segment in parts]).logits
         places: list[Place] = []
+        rows: list[int] = []
         row = 0
-        for index, segment in segments.items():
+        for index, context, segment in parts:
             if segment.want_logits:
-                context = contexts[index]
-                places += [Place(index, context, number, row + 1 + node) for number, node in enumerate(context.expand)]
+                places += [Place(index, context, number) for number in range(len(context.expand))]
+                rows += [row + 1 + node for node in context.expand]
             row += segment.logit_rows
-        if places:
-            self._choose(places, output[[place.row for place in places]], answers)
+            if len(segment.pending) > 1 or not segment.want_logits:  # else the next step computes that token again
+                self._engine.keep(segment, [])
+        return places, output[rows] if rows else None
 
     def _choose(self, places: list[Place], rows: torch.Tensor, answers: list[Proposal | SlipstreamError]) -> None:
         """Adds the nodes below every place from its log q, float32 [places, V], unprocessed."""
         processed = logits_processor.process(rows, [replace(place.sampled, mask=self._mask(place)) for place in places])
         for coupled in (True, False):
             chosen = [i for i, place in enumerate(places) if place.context.sampling.coupled == coupled]
-            if chosen:
-                propose = self._ranked if coupled else self._drawn
-                some = [places[i] for i in chosen]
-                for place, nodes in zip(some, propose(some, processed[chosen]), strict=True):
-                    _gather(answers, place, nodes)
+            if not chosen:
+                continue
+            some = [places[i] for i in chosen]
+            propose = self._ranked if coupled else self._drawn
+            for place, nodes in zip(some, propose(some, processed[chosen]), strict=True):
+                answer = answers[place.index]
+                if not nodes:
+                    error = "the draft model's numbers are broken for this session."
+                    answers[place.index] = Internal(error, reason="BROKEN_NUMBERS")
+                elif isinstance(answer, Proposal):
+                    answer.nodes.extend(nodes[: place.context.max_nodes - len(answer.nodes)])
 
     def _mask(self, place: Place) -> Mask | None:
         """What the sequence's grammar allows there; None where it has none, or it is not compiled yet, or cannot be
@@ -132,7 +130,7 @@ class ModelProposer:
             if handle not in self._cursors and self._grammar_of[handle].done():
                 self._cursors[handle] = self._grammar_of[handle].result().cursor()
             cursor = self._cursors.get(handle)
-            return cursor.mask(place.output) if cursor is not None else None
+            return cursor.mask([*place.committed_output, *place.path]) if cursor is not None else None
         except SlipstreamError:
             return None
 
@@ -141,7 +139,7 @@ class ModelProposer:
         best node, the others may replace it."""
         samplings = [place.context.sampling for place in places]
         greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
-        positions = [place.position for place in places]
+        positions = [place.context.length + len(place.path) for place in places]
         tokens, confidences = coupled_sampling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
         rows = zip(places, tokens.tolist(), confidences.tolist(), strict=True)
         return [
@@ -159,10 +157,10 @@ class ModelProposer:
         nodes = [place.context.noise_nodes[place.number] for place in places]
         tokens = draft_distribution.draw(ids, weights, streams, nodes, self._width).tolist()
         rows = zip(places, tokens, draft_distribution.pack(ids, weights), strict=True)
-        return [[] if q is None else siblings(place.context, place.node, drawn, q) for place, drawn, q in rows]
+        return [[] if q is None else siblings(place.node, drawn, q) for place, drawn, q in rows]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Place:
     """One node below which others are proposed."""
 
@@ -171,22 +169,19 @@ class Place:
     context: ProposerContext
     number: int
     """Index in the context's `expand`."""
-    row: int = 0
-    """Row of the step's logits."""
+    path: list[int] = field(init=False)
+    """Candidate tokens down to the node."""
+
+    def __post_init__(self) -> None:
+        self.path = self.context.path(self.node)
 
     @property
     def node(self) -> int:
         return self.context.expand[self.number]
 
     @property
-    def position(self) -> int:
-        """Index, in the text, of the token that is proposed."""
-        return self.context.length + len(self.context.path(self.node))
-
-    @property
-    def output(self) -> list[int]:
-        """The output tokens before the proposed one, candidates included."""
-        return [*self._committed, *self.context.path(self.node)]
+    def committed_output(self) -> list[int]:
+        return self.context.tokens[self.context.prompt_length : self.context.length]
 
     @property
     def sampled(self) -> logits_processor.SampledRow:
@@ -195,38 +190,19 @@ class Place:
         if not sampling.penalised:
             return logits_processor.SampledRow(sampling)
         history = TokenHistory(self.context.tokens[: self.context.prompt_length])
-        history.append(self._committed)
-        return logits_processor.SampledRow(sampling, history, tuple(self.context.path(self.node)))
-
-    @property
-    def _committed(self) -> list[int]:
-        return self.context.tokens[self.context.prompt_length : self.context.length]
+        history.append(self.committed_output)
+        return logits_processor.SampledRow(sampling, history, tuple(self.path))
 
 
-def _gather(answers: list[Proposal | SlipstreamError], place: Place, nodes: list[ProposedNode]) -> None:
-    answer = answers[place.index]
-    if not isinstance(answer, Proposal):
-        return
-    if nodes:
-        answer.nodes.extend(nodes[: place.context.max_nodes - len(answer.nodes)])
-    else:
-        answers[place.index] = Internal(
-            "the draft model's numbers are broken for this session.", reason="BROKEN_NUMBERS"
-        )
-
-
-def siblings(context: ProposerContext, parent: int, tokens: list[int], q: DraftDistribution) -> list[ProposedNode]:
+def siblings(parent: int, tokens: list[int], q: DraftDistribution) -> list[ProposedNode]:
     """The drawn tokens in the order of drawing, each with what it was drawn from: q without those before it.
 
-    So whatever became of the first ones, the next one's law given them is the distribution sent along. `recursive`
-    takes any number of siblings; the other rules judge a chain.
+    So whatever became of the first ones, the next one's law given them is the distribution sent along.
     """
-    count = len(q.token_ids) if context.sampling.acceptance == "recursive" else 1
-    drawn = tokens[: min(count, len(q.token_ids))]
+    drawn = tokens[: len(q.token_ids)]
+    share = dict(zip(q.token_ids, q.weights, strict=True))
+    total = sum(q.weights)
     return [
-        ProposedNode(parent, token, _log_share(q, token), q.without(drawn[:index])) for index, token in enumerate(drawn)
+        ProposedNode(parent, token, math.log(share[token] / total), q.without(drawn[:index]))
+        for index, token in enumerate(drawn)
     ]
-
-
-def _log_share(q: DraftDistribution, token: int) -> float:
-    return math.log(q.weights[q.token_ids.index(token)] / sum(q.weights))

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.segment import Sequence
 from slipstream.errors import ResourceExhausted
 from slipstream.tokenizer.vocabulary import common_prefix
 

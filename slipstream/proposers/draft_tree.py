@@ -24,7 +24,7 @@ class DraftNode:
     """A proposed token. The root is a node too: it stands for the last committed token."""
 
     number: int
-    """UNSENT, or what names it on the stream."""
+    """Names it on the stream; UNSENT before."""
     token: int
     parent: DraftNode | None
     depth: int
@@ -32,9 +32,9 @@ class DraftNode:
     path_log_prob: float = 0.0
     """Sum of the log_probs from the generation's root down to the node."""
     distribution: DraftDistribution | None = None
-    """What the token was drawn from, under a ratio rule."""
+    """Distribution that the token was drawn from, under a ratio rule."""
     expanded: bool = False
-    """Whether its children were proposed already."""
+    """True once its children were proposed."""
     children: dict[int, DraftNode] = field(default_factory=dict)
     order: int = 0
     """Order of creation in the tree; breaks ties, and puts parents before their children."""
@@ -51,34 +51,27 @@ class DraftTree:
 
     def __init__(self, base_length: int) -> None:
         self.generation = 0
-        self._root = DraftNode(ROOT, -1, None, 0)
+        self.root = DraftNode(ROOT, -1, None, 0)
+        self.node_count = 0
+        """Live nodes below the root."""
         self._newly_sent: list[DraftNode] = []
         self._order = 0
         self.restart(base_length)
 
     @property
-    def node_count(self) -> int:
-        """Live nodes below the root."""
-        return self._count
-
-    @property
     def sent_count(self) -> int:
         """Live nodes that were sent."""
-        return self._count - self._unsent_count
-
-    @property
-    def root(self) -> DraftNode:
-        return self._root
+        return self.node_count - self._unsent_count
 
     @property
     def favourite(self) -> DraftNode | None:
         """The root's first child: the best candidate for the next token, however bad."""
-        return next(iter(self._root.children.values()), None)
+        return next(iter(self.root.children.values()), None)
 
     def lives(self, node: DraftNode) -> bool:
-        """Whether the node is the root or hangs below it."""
+        """True for the root and what hangs below it."""
         above: DraftNode | None = node
-        while above is not None and above is not self._root:
+        while above is not None and above is not self.root:
             above = above.parent
         return above is not None
 
@@ -94,7 +87,7 @@ class DraftTree:
         self._order += 1
         node.order = self._order
         parent.children[token] = node
-        self._count += 1
+        self.node_count += 1
         self._unsent_count += 1
         entry = (-path_log_prob, node.order, node)
         heapq.heappush(self._unsent, entry)
@@ -106,17 +99,10 @@ class DraftTree:
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or `max_depth` are left.
         """
-        deepest = self._root.depth + max_depth
-        return self._best(
-            self._unsent,
-            lambda node: node.number == UNSENT,
-            count,
-            least_log_prob,
-            lambda node: node.depth <= deepest,
-        )
+        return self._best(self._unsent, lambda node: node.number == UNSENT, count, least_log_prob, max_depth)
 
     def reopen(self, node: DraftNode) -> None:
-        """Nothing was proposed below the node after all: it is expanded again."""
+        """Makes the node one to expand again, because nothing was proposed below it after all."""
         node.expanded = False
         self._rank(list(self.nodes()))
 
@@ -135,7 +121,7 @@ class DraftTree:
 
     def commit(self, token_ids: Sequence[int]) -> bool:
         """Moves the root along committed tokens. False when they left the sent nodes, so that a generation begins."""
-        node: DraftNode | None = self._root
+        node: DraftNode | None = self.root
         for token in token_ids:
             if node is not None:
                 child = node.children.pop(token, None)
@@ -145,7 +131,7 @@ class DraftTree:
         if node is None:
             self.restart(self._committed)
             return False
-        self._root = node
+        self.root = node
         node.parent = None
         if node.number == UNSENT and not node.children:
             # A verifier whose tree was left expects a step of every drafter, also where nothing was proposed.
@@ -159,26 +145,26 @@ class DraftTree:
 
     def restart(self, length: int) -> None:
         """A new generation, from nothing, after a committed prefix of `length` tokens."""
-        _drop(self._root)
-        self._root = DraftNode(ROOT, -1, None, 0)
+        _drop(self.root)
+        self.root = DraftNode(ROOT, -1, None, 0)
         self._rank([])
         self._begin(length)
 
     def nodes(self) -> Iterator[DraftNode]:
         """Live nodes below the root, every parent before its children, older siblings first."""
-        stack = [*reversed(self._root.children.values())]
+        stack = [*reversed(self.root.children.values())]
         while stack:
             node = stack.pop()
             yield node
             stack.extend(reversed(node.children.values()))
 
     def above(self, starts: Sequence[DraftNode]) -> list[DraftNode]:
-        """These nodes and all above them but the root, every parent before its children: what a pass must compute."""
+        """`starts` and all nodes above them but the root, every parent before its children: what a pass computes."""
         needed: dict[DraftNode, None] = {}
         for start in starts:
             path: list[DraftNode] = []
             node: DraftNode | None = start
-            while node is not None and node is not self._root and node not in needed:
+            while node is not None and node is not self.root and node not in needed:
                 path.append(node)
                 node = node.parent
             needed.update(dict.fromkeys(reversed(path)))
@@ -189,10 +175,7 @@ class DraftTree:
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or at `max_depth` are left.
         """
-        deepest = self._root.depth + max_depth
-        return self._best(
-            self._open, lambda node: not node.expanded, count, least_log_prob, lambda node: node.depth < deepest
-        )
+        return self._best(self._open, lambda node: not node.expanded, count, least_log_prob, max_depth - 1)
 
     def _best(
         self,
@@ -200,17 +183,18 @@ class DraftTree:
         belongs: Callable[[DraftNode], bool],
         count: int,
         least_log_prob: float,
-        allowed: Callable[[DraftNode], bool] = lambda node: True,
+        max_depth: int,
     ) -> list[DraftNode]:
-        """The first `count` that are allowed. Only those that do not belong there any more leave the heap."""
-        worst = -(self._root.path_log_prob + least_log_prob)
+        """The first `count` down to `max_depth`. Only nodes that do not belong there any more leave the heap."""
+        worst = -(self.root.path_log_prob + least_log_prob)
+        deepest = self.root.depth + max_depth
         seen: Ranked = []
         best: list[DraftNode] = []
         while ranked and len(best) < count and ranked[0][0] <= worst:
             entry = heapq.heappop(ranked)
             if belongs(entry[2]):
                 seen.append(entry)
-                if allowed(entry[2]):
+                if entry[2].depth <= deepest:
                     best.append(entry[2])
         for entry in seen:
             heapq.heappush(ranked, entry)
@@ -218,10 +202,10 @@ class DraftTree:
 
     def _rank(self, alive: list[DraftNode]) -> None:
         """Builds heaps and counts anew from the live nodes below the root."""
-        entries = [(-node.path_log_prob, node.order, node) for node in (self._root, *alive)]
+        entries = [(-node.path_log_prob, node.order, node) for node in (self.root, *alive)]
         self._open: Ranked = [entry for entry in entries if not entry[2].expanded]
         self._unsent: Ranked = [entry for entry in entries[1:] if entry[2].number == UNSENT]
-        self._count, self._unsent_count = len(alive), len(self._unsent)
+        self.node_count, self._unsent_count = len(alive), len(self._unsent)
         heapq.heapify(self._open)
         heapq.heapify(self._unsent)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
@@ -30,12 +29,16 @@ class FoundNode(NamedTuple):
     """Given the parent; a path's is the product of its nodes'."""
 
 
-class Text(Protocol):
-    """An index of one sequence's committed tokens."""
+class ReadableText(Protocol):
+    """Anything made of one sequence's committed tokens."""
 
     def read(self, start: int, tokens: list[int]) -> None:
-        """The committed tokens from index `start` on are these; what was read beyond `start` before is forgotten."""
+        """Appends `tokens` after the first `start` tokens; what was read beyond those before is forgotten."""
         ...
+
+
+class Text(ReadableText, Protocol):
+    """An index of one sequence's committed tokens."""
 
     def look_up(self, path: list[int], count: int) -> list[FoundNode]:
         """At most `count` nodes after the committed tokens and `path`, parents before children."""
@@ -46,13 +49,29 @@ class Text(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _ReadText:
-    text: Text
-    tokens: list[int]
-    """The context's list that was read last."""
-    length: int = 0
-    """Tokens of it that were read."""
+AnyText = TypeVar("AnyText", bound=ReadableText)
+
+
+class TextReader(Generic[AnyText]):
+    """Keeps a text up with the context of its sequence."""
+
+    def __init__(self, text: AnyText) -> None:
+        self.text = text
+        self.length = 0
+        """Committed tokens read."""
+        self._tokens: list[int] = []
+
+    def read_context(self, context: ProposerContext) -> AnyText:
+        """The text after reading what is new in the context, as far as its budget allows."""
+        start = self.length
+        if self._tokens is not context.tokens:
+            start = common_prefix(self._tokens[:start], context.tokens[: context.length])
+            self._tokens = context.tokens
+        stop = min(context.length, start + context.max_read_tokens)
+        if (start, stop) != (self.length, self.length):
+            self.text.read(start, context.tokens[start:stop])
+        self.length = stop
+        return self.text
 
 
 class LookupProposer:
@@ -62,42 +81,28 @@ class LookupProposer:
         """`count` bounds the nodes below one expanded node."""
         self._open_text = open_text
         self._count = count
-        self._texts: dict[Hashable, _ReadText] = {}
+        self._readers: dict[Hashable, TextReader[Text]] = {}
 
     def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
         return [self._propose_one(context) for context in contexts]
 
     def close_sequence(self, handle: Hashable) -> None:
-        known = self._texts.pop(handle, None)
-        if known is not None:
-            known.text.finish()
+        reader = self._readers.pop(handle, None)
+        if reader is not None:
+            reader.text.finish()
 
     def _propose_one(self, context: ProposerContext) -> Proposal:
-        text, read = self._read(context)
+        reader = self._readers.get(context.handle)
+        if reader is None:
+            reader = self._readers[context.handle] = TextReader(self._open_text(context))
+        text = reader.read_context(context)
         nodes: list[ProposedNode] = []
-        if read < context.length:
-            return Proposal(nodes, read)
-        for place in context.expand:
+        for place in context.expand if reader.length == context.length else ():
             first = len(context.node_tokens) + len(nodes)
             for found in text.look_up(context.path(place), min(self._count, context.max_nodes - len(nodes))):
                 parent = place if found.parent == 0 else first + found.parent - 1
                 nodes.append(ProposedNode(parent, found.token, math.log(found.probability)))
-        return Proposal(nodes, read)
-
-    def _read(self, context: ProposerContext) -> tuple[Text, int]:
-        """The sequence's text after reading what the budget allows, and the committed tokens it then holds."""
-        known = self._texts.get(context.handle)
-        if known is None:
-            known = self._texts[context.handle] = _ReadText(self._open_text(context), context.tokens)
-        start = known.length
-        if known.tokens is not context.tokens:
-            start = common_prefix(known.tokens[:start], context.tokens[: context.length])
-            known.tokens = context.tokens
-        stop = min(context.length, start + context.max_read_tokens)
-        if (start, stop) != (known.length, known.length):
-            known.text.read(start, context.tokens[start:stop])
-        known.length = stop
-        return known.text, stop
+        return Proposal(nodes, reader.length)
 
 
 def confidence(hits: int, seen: int, length: int) -> float:

@@ -1,7 +1,6 @@
-"""Prompt lookup: what followed the last few tokens when they last stood in this session (Saxena 2023).
+"""Prompt lookup: propose what followed the last few tokens when they last occurred in the sequence (Saxena 2023).
 
-https://github.com/apoorvumang/prompt-lookup-decoding: text that is copied, edited or quoted repeats its own n-grams,
-so the session itself is a drafter that costs no model.
+https://github.com/apoorvumang/prompt-lookup-decoding: text that is copied, edited or quoted repeats its own n-grams.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ _ROOT = 0
 
 
 class NgramIndex:
-    """Every n-gram of one session with up to `longest` + 1 tokens, as a trie; the last level counts continuations.
+    """Every n-gram of one sequence with up to `longest` + 1 tokens, as a trie; the last level counts continuations.
 
-    Constant work for each appended and each truncated token. Truncation is exact: every token remembers what it
-    overwrote, and nodes are born in the order of the tokens, so that what goes is always at the end of every array.
+    Constant work for each appended and each truncated token. Truncation is exact: every token keeps what it overwrote,
+    and nodes are numbered in the order of the tokens, so that it only shortens arrays.
 
     Memory: about 300 bytes for each token of source code, 550 if no n-gram ever repeats.
     """
@@ -33,7 +32,7 @@ class NgramIndex:
         self._depth = longest + 1
         self._tokens = array("i")
         self._children: dict[int, int] = {}  # (parent node, token) packed into one integer -> node
-        self._count = array("i", [0])  # of each node's occurrences
+        self._count = array("i", [0])  # each node's occurrences
         self._latest = array("i", [0])  # index just after each node's last occurrence
         # For each token `_depth` entries, for the grams of 1, 2, ... tokens that end in it:
         self._nodes = array("i")  # the node; the root where the text is too short
@@ -53,7 +52,7 @@ class NgramIndex:
                 parent = self._nodes[start + size] if start >= 0 else _ROOT
 
     def truncate(self, length: int) -> None:
-        """Keeps the first `length` tokens, as if the others had never been. Raises OutOfRange beyond the end."""
+        """Keeps the first `length` tokens. Raises OutOfRange beyond the end."""
         if not 0 <= length <= len(self):
             raise OutOfRange(f"length {length} is not between 0 and {len(self)}.")
         while len(self._tokens) > length:
@@ -64,12 +63,11 @@ class NgramIndex:
                 self._leave(parent << _TOKEN_BITS | token)
 
     def propose(self, path: Sequence[int], count: int) -> list[tuple[int, float]]:
-        """What may follow the session's tokens and then `path`: a chain of at most `count` (token, probability).
+        """A chain of at most `count` (token, probability) after the sequence's tokens and then `path`.
 
         It copies what followed the latest earlier occurrence of the longest known n-gram, and goes on into what it
-        has copied itself where that occurrence reaches the end, as in a loop. Only appended tokens are evidence: the
-        n-gram and the token after it are looked up there, never in `path`. A probability is the `confidence` given the
-        tokens before it, so that the path's, their product, falls along the chain; the chain ends where it is 0.
+        copied itself where that occurrence reaches the end, as in a loop. Only appended tokens are evidence, never
+        `path`. A probability is the `confidence` given the tokens before it; the chain ends where it is 0.
         """
         beyond = list(path)
         source = self._source(self._tail(beyond))
@@ -85,7 +83,7 @@ class NgramIndex:
         return chain
 
     def _enter(self, key: int | None) -> None:
-        """One more gram that ends in the last token; None for one that would begin before the text."""
+        """Adds a gram that ends in the last token; None for one that would begin before the text."""
         if key is None:
             self._nodes.append(_ROOT)
             self._before.append(0)
@@ -113,11 +111,11 @@ class NgramIndex:
             self._latest.pop()
 
     def _tail(self, beyond: list[int]) -> list[int]:
-        """The last `longest` tokens of the text and what is guessed beyond it."""
+        """The last `longest` tokens of the text and the path beyond it."""
         return [*self._tokens[-self.longest :], *beyond[-self.longest :]][-self.longest :]
 
     def _source(self, tail: list[int]) -> int:
-        """Where the latest occurrence of the longest n-gram that `tail` ends in goes on; 0 if nothing matches."""
+        """Index after the latest occurrence of the longest n-gram that `tail` ends in; 0 if nothing matches."""
         for size in range(min(self.longest, len(tail)), self.shortest - 1, -1):
             node = self._node(tail[-size:])
             if self._followed(node, size):
@@ -126,7 +124,7 @@ class NgramIndex:
         return 0
 
     def _probability(self, tail: list[int], token: int) -> float:
-        """Of `token` after the longest n-gram that `tail` ends in and that something has followed."""
+        """Probability of `token` after the longest n-gram that `tail` ends in and that something has followed."""
         for size in range(min(self.longest, len(tail)), self.shortest - 1, -1):
             node = self._node(tail[-size:])
             seen = self._followed(node, size)

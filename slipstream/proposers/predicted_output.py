@@ -1,8 +1,8 @@
-"""Guess from a text that the client expects: where the output stands in it, and what stands there next.
+"""Propose from the output that the client expects: find where the output stands in it, and copy what follows there.
 
-A known text that is edited comes back with few changes, so its next tokens are guessed as they stand. After a
-difference the place is found again as a reader finds it: the last few tokens, nearest to where the texts went together.
-Decoding guided by a text that is nearly the output: Sun et al. 2021, arXiv 2106.04970.
+A known text that is edited comes back with few changes, so its next tokens are proposed as they are. After a
+difference the place is found again by the last few tokens, nearest to where the texts last agreed. Decoding guided
+by a text that is nearly the output: Sun et al. 2021, arXiv 2106.04970.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 from slipstream.proposers.base import OpenedProposer, ProposerSettings, any_vocabulary
 from slipstream.proposers.lookup import FoundNode, LookupProposer
-from slipstream.tokenizer.vocabulary import common_prefix
 
 GRAM = 4
-"""Tokens by which a place is found anywhere; so many as expected in a row are also what a place is trusted for."""
+"""Tokens by which a place is found anywhere; after so many in a row as expected, a place is trusted."""
 WINDOW = 64
 """Tokens after the last trusted place that are searched for shorter matches."""
 NEAR = 16
-"""And for a single token."""
+"""Tokens after the last trusted place that are searched for a single token."""
 BACKWARDS = 4
 """A place behind the last trusted one must be so many times nearer: texts are mostly edited in order."""
 PATIENCE = 4
-"""Tokens after a difference for which it is still guessed how the prediction goes on."""
+"""Tokens after a difference in which the prediction's next tokens are still proposed."""
 BEGINNING = 8
-"""The output's beginning is trusted to be the prediction's as much as a match of so many tokens."""
+"""Tokens of a match that is trusted as much as that output and prediction begin alike."""
 _BITS = 32
 
 
@@ -45,8 +45,7 @@ class Place(NamedTuple):
 
 
 class Alignment:
-    """Follows an output through a prediction. Immutable; a constant number of looks for each token, and one search in
-    the sorted places of a gram.
+    """Follows an output through a prediction. Immutable; constant work for each token, but for one binary search.
 
     Memory: about 250 bytes for each token of the prediction.
     """
@@ -54,12 +53,12 @@ class Alignment:
     def __init__(self, prediction: Sequence[int]) -> None:
         self._tokens = prediction
         self._ends: dict[int, list[int]] = {}
-        """By gram: the indices after its occurrences, in order."""
-        packed = 0
+        """By packed gram: the indices after its occurrences, in order."""
+        gram = 0
         for end, token in enumerate(prediction, 1):
-            packed = _packed(packed, token)
+            gram = _pack(gram, token)
             if end >= GRAM:
-                self._ends.setdefault(packed, []).append(end)
+                self._ends.setdefault(gram, []).append(end)
 
     def token(self, index: int) -> int | None:
         return self._tokens[index] if 0 <= index < len(self._tokens) else None
@@ -101,63 +100,73 @@ class Alignment:
         return best, longest
 
     def _far(self, anchor: int, recent: Sequence[int]) -> int | None:
-        packed = 0
-        for token in recent:
-            packed = _packed(packed, token)
-        ends = self._ends.get(packed, [])
+        ends = self._ends.get(reduce(_pack, recent, 0), [])
         after = bisect_right(ends, anchor)
         around = ends[max(0, after - 1) : after + 1]
         return min(around, key=lambda end: end - anchor if end > anchor else BACKWARDS * (anchor - end), default=None)
 
 
-class Record:
-    """How often guesses came true in this session after runs of about the same length: 0, 1, 2 to 3, 4 to 7, ...
+class HitRates:
+    """Share of right proposals in this sequence, by the length of the run before them: 0, 1, 2 to 3, 4 to 7, ...
 
-    Until it was seen, PRIORS count as much as DOUBTS guesses. They were measured on held-out Python sources of which
-    10 to 30 % of the lines were edited, where the rates were 0.03, 0.5, 0.9, 0.97 and then 0.97 to 0.99; kept lower
-    here, for a prediction may also be of another text altogether.
+    PRIORS count as much as DOUBTS proposals. Measured on held-out Python sources with 10 to 30 % of the lines edited,
+    the rates were 0.03, 0.5, 0.9, 0.97 and then 0.97 to 0.99; the priors are lower, for a prediction may also be of
+    another text altogether.
     """
 
     PRIORS = (0.1, 0.4, 0.75, 0.85, 0.9, 0.95, 0.97)
     DOUBTS = 4.0
     MEMORY = 64.0
-    """Guesses of one class that are remembered: later parts of a text may be edited more than earlier ones."""
+    """Proposals of one class that are remembered: later parts of a text may be edited more than earlier ones."""
 
     def __init__(self) -> None:
         self._hits = [self.DOUBTS * prior for prior in self.PRIORS]
         self._seen = [self.DOUBTS] * len(self.PRIORS)
 
     def rate(self, run: int) -> float:
-        size = self._class(run)
-        return self._hits[size] / self._seen[size]
+        index = self._class(run)
+        return self._hits[index] / self._seen[index]
 
     def add(self, run: int, hit: bool) -> None:
-        size = self._class(run)
-        kept = min(1.0, (self.MEMORY - 1) / self._seen[size])
-        self._hits[size] = kept * self._hits[size] + hit
-        self._seen[size] = kept * self._seen[size] + 1
+        index = self._class(run)
+        kept = min(1.0, (self.MEMORY - 1) / self._seen[index])
+        self._hits[index] = kept * self._hits[index] + hit
+        self._seen[index] = kept * self._seen[index] + 1
 
     def _class(self, run: int) -> int:
         return min(run.bit_length(), len(self.PRIORS) - 1)
 
 
+class Chain(NamedTuple):
+    """The next node of a chain copied from the prediction; the most probable path sorts first."""
+
+    negated: float
+    """Minus the probability of its path."""
+    opening: int
+    """Index in the prediction at which the chain began."""
+    parent: int
+    source: int
+    """Index in the prediction of the node's token."""
+    run: int
+    """Tokens in a row that came as expected, if its parent comes."""
+    probability: float
+
+
 class PredictionText:
-    """One session's output beside its prediction (the `Text` of a `LookupProposer`)."""
+    """The `Text` that follows one sequence's output through its prediction."""
 
     def __init__(self, prediction: Sequence[int], prompt_length: int) -> None:
         self._alignment = Alignment(prediction)
-        self._record = Record()
+        self._rates = HitRates()
         self._prompt_length = prompt_length
         self._output: list[int] = []
         self._places = [Place()]
-        """After each output token, and before the first."""
+        """Before the first output token, and after each."""
 
     def read(self, start: int, tokens: list[int]) -> None:
         first = max(0, start - self._prompt_length)
-        output = tokens[max(0, self._prompt_length - start) :]
-        kept = common_prefix(self._output[first:], output)
-        del self._output[first + kept :], self._places[first + kept + 1 :]
-        for token in output[kept:]:
+        del self._output[first:], self._places[first + 1 :]
+        for token in tokens[max(0, self._prompt_length - start) :]:
             self._commit(token)
 
     def look_up(self, path: list[int], count: int) -> list[FoundNode]:
@@ -165,45 +174,39 @@ class PredictionText:
         for token in path:
             recent.append(token)
             place = self._alignment.follow(place, recent)
-        # Path probability (negated), order of creation, parent, index in the prediction, run, probability.
-        frontier: list[tuple[float, int, int, int, int, float]] = []
+        openings = self._alignment.openings(place)
+        if len(openings) > 1 and len(set(map(self._alignment.token, openings))) == 1:
+            del openings[1:]
+        chains: list[Chain] = []
         left = 1.0
-        guessed: set[int] = set()
-        for index in self._alignment.openings(place):
-            token_here = self._alignment.token(index)
-            if token_here is not None and token_here not in guessed:
-                guessed.add(token_here)
-                share = left * self._record.rate(place.run)
-                heapq.heappush(frontier, (-share, index, 0, index, place.run, share))
+        for index in openings:
+            if self._alignment.token(index) is not None:
+                share = left * self._rates.rate(place.run)
+                heapq.heappush(chains, Chain(-share, index, 0, index, place.run, share))
                 left -= share
-        return self._grow(frontier, count)
+        found: list[FoundNode] = []
+        while chains and len(found) < count:
+            chain = heapq.heappop(chains)
+            if (token_here := self._alignment.token(chain.source)) is not None:
+                found.append(FoundNode(chain.parent, token_here, chain.probability))
+                run, rate = chain.run + 1, self._rates.rate(chain.run + 1)
+                longer = Chain(chain.negated * rate, chain.opening, len(found), chain.source + 1, run, rate)
+                heapq.heappush(chains, longer)
+        return found
 
     def finish(self) -> None:
-        """Nothing outlives a session."""
-
-    def _grow(self, frontier: list[tuple[float, int, int, int, int, float]], count: int) -> list[FoundNode]:
-        """Chains from each opening, most probable path first."""
-        grown: list[FoundNode] = []
-        while frontier and len(grown) < count:
-            negated, order, parent, index, run, share = heapq.heappop(frontier)
-            token = self._alignment.token(index)
-            if token is None:
-                continue
-            grown.append(FoundNode(parent, token, share))
-            rate = self._record.rate(run + 1)
-            heapq.heappush(frontier, (negated * rate, order, len(grown), index + 1, run + 1, rate))
-        return grown
+        """Nothing outlives a sequence."""
 
     def _commit(self, token: int) -> None:
         place = self._places[-1]
         openings = self._alignment.openings(place)
-        if openings and (guess := self._alignment.token(openings[0])) is not None:
-            self._record.add(place.run, guess == token)
+        if openings and (expected := self._alignment.token(openings[0])) is not None:
+            self._rates.add(place.run, expected == token)
         self._output.append(token)
         self._places.append(self._alignment.follow(place, self._output[-GRAM:]))
 
 
-def _packed(gram: int, token: int) -> int:
+def _pack(gram: int, token: int) -> int:
     """The gram of GRAM tokens that ends in `token`, as one integer."""
     return (gram << _BITS | token) & (1 << GRAM * _BITS) - 1
 

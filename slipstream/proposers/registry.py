@@ -33,7 +33,7 @@ class ProposerMethod:
     needs_prediction: bool = False
     """Whether it can propose only for requests that carry a prediction."""
     gives_distribution: bool = False
-    """Whether its tokens can be drawn from a distribution that is sent along, as the rule `rejection` needs."""
+    """Whether it can send the distribution that its tokens were drawn from, as the rule `rejection` needs."""
 
 
 IN_VERIFIER = "verifier:"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream.proposers.base import OpenedProposer, ProposerContext, ProposerSettings, any_vocabulary
 from slipstream.proposers.corpus import REACH, Corpora, Corpus
@@ -17,10 +17,7 @@ LEAST_PROBABILITY = 0.05
 """A path less likely than this is not looked up any further."""
 
 
-@dataclass(frozen=True, slots=True)
-class TreeBounds:
-    """Bounds of the tree that `SuffixText` proposes."""
-
+class TreeBounds(NamedTuple):
     width: int
     """Most nodes below one node."""
     min_probability: float
@@ -31,8 +28,8 @@ class SuffixText:
     """The `Text` of a suffix automaton over the sequence, and over what others wrote where a corpus is shared."""
 
     def __init__(self, corpus: Corpus | None, bounds: TreeBounds, first: int) -> None:
-        """The corpus receives what comes after the first `first` tokens: a prompt is not ours to share, and output that
-        a sequence is opened with was added before."""
+        """`first`: tokens that the corpus does not receive. Prompts are not ours to share, and output that a sequence
+        is opened with was added before."""
         self._corpus = corpus
         self._bounds = bounds
         self._first = self._given = first
@@ -40,18 +37,15 @@ class SuffixText:
         self._automaton = SuffixAutomaton()
 
     def read(self, start: int, tokens: list[int]) -> None:
-        known = self._tokens[start:]
-        if known != tokens[: len(known)]:  # an automaton cannot forget: it is made anew
-            self._tokens = [*self._tokens[:start], *tokens]
+        if start < len(self._tokens):  # an automaton cannot forget: it is made anew
+            del self._tokens[start:]
             self._given = min(self._given, max(self._first, start))
             self._automaton = SuffixAutomaton()
             self._automaton.extend(self._tokens)
-        else:
-            fresh = tokens[len(known) :]
-            self._tokens += fresh
-            self._automaton.extend(fresh)
+        self._tokens += tokens
+        self._automaton.extend(tokens)
         if len(self._tokens) - self._given >= CHUNK:
-            self._add_to_corpus()
+            self.finish()
 
     def look_up(self, path: list[int], count: int) -> list[FoundNode]:
         matchers = [Matcher(self._automaton, self._automaton.tail())]
@@ -63,10 +57,8 @@ class SuffixText:
         return likeliest_tree(matchers, count, self._bounds.width, self._bounds.min_probability)
 
     def finish(self) -> None:
-        self._add_to_corpus()
-
-    def _add_to_corpus(self) -> None:
-        """What was written since the last time, with some of what stands before it so that no match ends there."""
+        """Adds to the corpus what was written since the last time, and what stands just before it, so that no match
+        ends there."""
         if self._corpus is not None and len(self._tokens) > self._given:
             self._corpus.add(self._tokens[max(self._first, self._given - REACH) :])
             self._given = len(self._tokens)
@@ -75,11 +67,11 @@ class SuffixText:
 def continuations(
     automata: Sequence[SuffixAutomaton], matches: Sequence[Match], width: int, enough: float = 0.0
 ) -> list[tuple[int, float]]:
-    """Up to `width` (token, share) after the matches, one for each automaton; those of the longest context first.
+    """Up to `width` (token, share) after the matches, of which each automaton has one; longest contexts first.
 
-    A share is the `confidence` from the longest context that knows the token, times what the longer ones left over: the
-    blending of PPM (Cleary and Witten 1984), over the contexts of all automata; of equally long ones, that of the
-    earlier automaton. All shares together stay below 1. Shares below `enough` are left out.
+    A share is the `confidence` from the longest context that knows the token, times what longer ones left over: the
+    blending of PPM (Cleary and Witten 1984), over all automata; the earlier automaton first among equally long
+    contexts. All shares together stay below 1. Shares below `enough` are left out.
     """
     shares: dict[int, float] = {}
     contexts = list(matches)
@@ -104,11 +96,8 @@ def continuations(
 
 
 def likeliest_tree(matchers: Sequence[Matcher], nodes: int, width: int, min_probability: float) -> list[FoundNode]:
-    """At most `nodes` nodes after what the matchers have read, the most probable path first.
-
-    At most `width` children each, none on a path below `min_probability`. Every node is looked up with all matchers:
-    that of the sequence's own text first, then those of the tenant's corpus. The matchers do not move.
-    """
+    """At most `nodes` nodes after what the matchers have read, the most probable path first, with at most `width`
+    children each, and none on a path below `min_probability`. The matchers do not move."""
     found: list[FoundNode] = []
     automata = [matcher.automaton for matcher in matchers]
     # Path probability (negated, for the smallest comes first), order of creation, the node, its parent's matches.

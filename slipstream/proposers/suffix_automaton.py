@@ -19,8 +19,9 @@ loop of one token every shorter loop is a suffix, and counting them all would ta
 
 
 class Match(NamedTuple):
-    """The last `length` tokens read are a substring, of those that `state` stands for. Kept, it stays right while the
-    automaton grows, which only ever splits a state's shorter strings off to its suffix links.
+    """The longest substring, of `length` tokens, that the tokens read end in; `state` stands for it.
+
+    It stays right while the automaton grows, which only splits a state's shorter strings off to its suffix links.
     """
 
     state: int
@@ -42,24 +43,24 @@ class SuffixAutomaton:
         self._target = array("i", [_NONE])  # and where it leads
         self._others: dict[int, dict[int, int]] = {}
         self._last = ROOT
-        self._tokens = 0
+        self._appended = 0
 
     def __len__(self) -> int:
         """Tokens appended."""
-        return self._tokens
+        return self._appended
 
     @property
     def states(self) -> int:
         return len(self._link)
 
     def begin(self) -> None:
-        """What is appended next is another text."""
+        """Begins another text."""
         self._last = ROOT
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._last = self._append(token)
-            self._tokens += 1
+            self._appended += 1
             state = self._last
             while state != ROOT and self._count[state] < COUNT_LIMIT:
                 self._count[state] += 1
@@ -83,7 +84,7 @@ class SuffixAutomaton:
         return self._settled(Match(target, length + 1)) if target != _NONE else Match(ROOT, 0)
 
     def shorter(self, match: Match) -> Match:
-        """The longest proper suffix of the match that occurs elsewhere too; of no tokens at the root."""
+        """The longest proper suffix of the match that occurs elsewhere too; the empty one at the root."""
         state = self._link[self._settled(match).state]
         return Match(state, self._length[state])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
-from slipstream.speculation.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams, TokenLogprobs
+from slipstream.speculation.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams, TokenLogprobs, current_rule
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import types_pb2
 
@@ -23,10 +23,12 @@ _LOG_PROBS = tuple(-step / _STEPS for step in range(256))
 _RULES = {
     "coupled": types_pb2.ACCEPTANCE_RULE_COUPLED,
     "rejection": types_pb2.ACCEPTANCE_RULE_REJECTION,
-    "block": types_pb2.ACCEPTANCE_RULE_BLOCK,
-    "recursive": types_pb2.ACCEPTANCE_RULE_RECURSIVE,
 }
-_RULE_NAMES = {types_pb2.ACCEPTANCE_RULE_UNSPECIFIED: "coupled"} | {rule: name for name, rule in _RULES.items()}
+_RULE_NAMES = {
+    types_pb2.ACCEPTANCE_RULE_UNSPECIFIED: "coupled",
+    types_pb2.ACCEPTANCE_RULE_BLOCK: "rejection",
+    types_pb2.ACCEPTANCE_RULE_RECURSIVE: "rejection",
+} | {rule: name for name, rule in _RULES.items()}
 
 
 def microseconds(seconds: float) -> int:
@@ -79,9 +81,8 @@ def rule_name(rule: types_pb2.AcceptanceRule) -> str:
 
 
 def rule_number(name: str) -> types_pb2.AcceptanceRule:
-    if name not in _RULES:
-        raise InvalidArgument(f"acceptance rule {name!r} is unknown; choose one of {sorted(_RULES)}.")
-    return _RULES[name]
+    """The number of a rule; a deprecated name has that of `rejection`. Raises InvalidArgument for an unknown name."""
+    return _RULES[current_rule(name)]
 
 
 def structure_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutput | None:

@@ -170,15 +170,15 @@ class CandidateTree:
         return select_likeliest(self._root, budget)
 
     def select_likeliest_chain(self, budget: int) -> Selection:
-        """The likeliest path, for engines that verify chains only."""
+        """The likeliest path, for executors that verify chains only."""
         return select_likeliest_chain(self._root, budget)
 
     def select_chain(self, budget: int) -> Selection:
-        """One chain, chosen without a look at its tokens, as a ratio rule needs it."""
+        """One chain, chosen without a look at its tokens: what the ratio rule takes where only chains are verified."""
         return select_first_children(self._root, budget)
 
     def select_drawn(self, budget: int) -> Selection:
-        """Nodes in the order of drawing, siblings included, as a ratio rule needs them."""
+        """Nodes in the order of drawing, siblings included, as the ratio rule needs them."""
         return select_first_created(self._root, budget)
 
     @property

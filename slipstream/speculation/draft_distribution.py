@@ -2,7 +2,7 @@
 
 The drafter truncates to its top tokens, quantises, and draws from *that*; so both sides compute the same q from
 integers and no float is compared across machines. Drawing from the full q and sending its head instead would bias the
-ratio rules.
+ratio rule `rejection`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Frame(NamedTuple):
     """The drafter's log-probability of each node, given its parent."""
     parents: tuple[int, ...] = ()
     distributions: tuple[DraftDistribution | None, ...] = ()
-    """The distribution that each token was drawn from; only ratio rules need it."""
+    """The distribution that each token was drawn from; only the rule `rejection` needs it."""
     source: int = 0
     """The drafter that sent the frame: a small number given by the receiver, not sent over the network."""
 

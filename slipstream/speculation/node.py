@@ -1,6 +1,6 @@
 """One node of a candidate tree: a candidate token, or a committed one.
 
-A node knows its parent and children, its log-probability and the drafters that sent it. `candidate_tree` links nodes,
+A node holds its parent and children, its log-probability and the drafters that sent it. `candidate_tree` links nodes,
 `selection` reads them.
 """
 

@@ -46,7 +46,7 @@ class Purpose(IntEnum):
     COUPLED = 0
     """Gumbel noise shared by drafter and verifier."""
     DRAFT = 1
-    """A drafter's own draws under the ratio rules."""
+    """A drafter's own draws under the ratio rule."""
     ACCEPT = 2
     """The coin that accepts or rejects a draft token."""
     RESIDUAL = 3

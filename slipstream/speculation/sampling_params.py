@@ -13,8 +13,10 @@ from types import MappingProxyType
 
 from slipstream.errors import InvalidArgument
 
-ACCEPTANCE_RULES = ("coupled", "rejection", "block", "recursive")
-"""`coupled` needs no draft distribution; the others, the ratio rules, are exact iff the drafter's q is honest."""
+ACCEPTANCE_RULES = ("coupled", "rejection")
+"""`coupled` needs no draft distribution; `rejection`, the ratio rule, is exact iff the drafter's q is honest."""
+DEPRECATED_RULES: Mapping[str, str] = MappingProxyType({"block": "rejection", "recursive": "rejection"})
+"""Names of former rules, each with the rule that replaced it: the distribution of the output is the same."""
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_TOP_LOGPROBS = 20
 """Likeliest tokens that a request can ask for at each position."""
@@ -43,6 +45,7 @@ class SamplingParams:
     seed: int = 0
     """64 unsigned bits."""
     acceptance: str = "coupled"
+    """One of ACCEPTANCE_RULES; a name in DEPRECATED_RULES is replaced."""
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, 100.0)
@@ -55,8 +58,7 @@ class SamplingParams:
             raise InvalidArgument(f"top_k is {self.top_k}; send 0 (all tokens) or a positive number.")
         if not 0 <= self.seed < 2**64:
             raise InvalidArgument("seed must fit in 64 unsigned bits.")
-        if self.acceptance not in ACCEPTANCE_RULES:
-            raise InvalidArgument(f"acceptance rule {self.acceptance!r} is unknown; choose one of {ACCEPTANCE_RULES}.")
+        object.__setattr__(self, "acceptance", current_rule(self.acceptance))
         if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
             raise InvalidArgument(f"logit_bias names more than {MAX_LOGIT_BIAS_ENTRIES} tokens; send fewer.")
         for token, bias in self.logit_bias.items():
@@ -86,6 +88,14 @@ class TokenLogprobs:
     """Natural logarithm; -inf for a token that the model itself excludes."""
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability) of the likeliest tokens at this position, best first; equal ones by lowest id."""
+
+
+def current_rule(name: str) -> str:
+    """The acceptance rule of this name, which may be a deprecated one. Raises InvalidArgument for an unknown name."""
+    name = DEPRECATED_RULES.get(name, name)
+    if name not in ACCEPTANCE_RULES:
+        raise InvalidArgument(f"acceptance rule {name!r} is unknown; choose one of {ACCEPTANCE_RULES}.")
+    return name
 
 
 def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -1,6 +1,6 @@
 """What one verifier step takes from a session's candidate tree: a connected piece of it, packed into arrays.
 
-The planner gives each session a budget of nodes, and one of the three rules at the end of this file picks them. The
+The planner gives each session a budget of nodes, and one of the four functions at the end of this file picks them. The
 engine then computes the picked nodes in one pass, and the acceptance rule walks them from the root.
 """
 
@@ -103,7 +103,7 @@ def select_likeliest(root: Node, budget: int) -> Selection:
 
 
 def select_likeliest_chain(root: Node, length: int) -> Selection:
-    """The likeliest child of each node from the root down, for engines that verify chains only."""
+    """The likeliest child of each node from the root down, for executors that verify chains only."""
     picked: list[Node] = []
     node = root
     while len(picked) < length and node.children:
@@ -113,7 +113,7 @@ def select_likeliest_chain(root: Node, length: int) -> Selection:
 
 
 def select_first_children(root: Node, length: int) -> Selection:
-    """A chain of first-created children: this choice does not look at tokens, as ratio rules need it."""
+    """The first child of each node from the root down, for the ratio rule on executors that verify chains only."""
     picked: list[Node] = []
     node = root
     while len(picked) < length and node.children:
@@ -123,7 +123,7 @@ def select_first_children(root: Node, length: int) -> Selection:
 
 
 def select_first_created(root: Node, budget: int) -> Selection:
-    """The `budget` nodes that were created first, as ratio rules over siblings need them.
+    """The `budget` nodes that were created first, as the ratio rule needs them.
 
     In one drafter's tree these are a connected piece with siblings in the order of drawing, cut by count alone. So
     whether a node is selected depends on what was created before it, never on its own token or on later nodes.

@@ -1,1 +1,1 @@
-"""Metrics, logs and traces of the services, for those who run them. Imports `config` and `errors`."""
+"""Metrics, logs and traces of the services, for their operators. Imports `config` and `errors`."""

@@ -16,6 +16,8 @@ Role = Literal["gateway", "verifier", "drafter"]
 ROLES: tuple[Role, ...] = ("gateway", "verifier", "drafter")
 REQUEST = ("model", "workload")
 """Labels of requests; another one is added here and in `gateway.telemetry.request_metrics`."""
+CANDIDATES = ("model", "drafter", "method", "workload")
+"""Labels of candidates."""
 
 # Buckets, in seconds unless they count something.
 _STEPS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -53,6 +55,10 @@ def _verifier(name: str, help: str, *labels: str) -> Metric:
 
 def _drafter(name: str, help: str, *labels: str) -> Metric:
     return Metric(name, _kind(name), help, ("drafter",), labels)
+
+
+def _histogram(name: str, help: str, role: Role, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Metric:
+    return Metric(name, "histogram", help, (role,), labels, buckets)
 
 
 def _kind(name: str) -> Literal["counter", "gauge"]:
@@ -120,26 +126,17 @@ ROUND_VERIFY = _gateway(
 CANDIDATES_VERIFIED = _gateway(
     "slipstream_candidates_verified_total",
     "Candidates verified, by drafter; a candidate from several drafters counts for each.",
-    "model",
-    "drafter",
-    "method",
-    "workload",
+    *CANDIDATES,
 )
 CANDIDATES_ACCEPTED = _gateway(
     "slipstream_candidates_accepted_total",
     "Candidates accepted, by drafter; a candidate from several drafters counts for each.",
-    "model",
-    "drafter",
-    "method",
-    "workload",
+    *CANDIDATES,
 )
 CANDIDATE_ROUNDS = _gateway(
     "slipstream_candidate_rounds_total",
     "Rounds in which candidates of the drafter were verified; a round with several drafters counts for each.",
-    "model",
-    "drafter",
-    "method",
-    "workload",
+    *CANDIDATES,
 )
 
 # Gateway: requests.
@@ -159,37 +156,33 @@ GOOD_REQUESTS = _gateway(
 GOOD_TOKENS = _gateway(
     "slipstream_good_tokens_total", "Output tokens of the requests of slipstream_requests_good_total.", *REQUEST
 )
-TTFT = Metric(
+TTFT = _histogram(
     "slipstream_time_to_first_token_seconds",
-    "histogram",
     "Seconds from a request's arrival to its first committed token.",
-    ("gateway",),
-    REQUEST,
+    "gateway",
     _FIRST,
+    REQUEST,
 )
-TPOT = Metric(
+TPOT = _histogram(
     "slipstream_time_per_output_token_seconds",
-    "histogram",
     "(E2E - TTFT) / (n - 1), for requests that ended with stop or length after n > 1 tokens.",
-    ("gateway",),
-    REQUEST,
+    "gateway",
     _TOKEN,
+    REQUEST,
 )
-GAP = Metric(
+GAP = _histogram(
     "slipstream_inter_token_seconds",
-    "histogram",
     "Seconds between two rounds of a session at the gateway; each round commits one token or several.",
-    ("gateway",),
-    REQUEST,
+    "gateway",
     _TOKEN,
-)
-E2E = Metric(
-    "slipstream_request_seconds",
-    "histogram",
-    "Seconds from a request's arrival to its end, for requests that ended with stop or length.",
-    ("gateway",),
     REQUEST,
+)
+E2E = _histogram(
+    "slipstream_request_seconds",
+    "Seconds from a request's arrival to its end, for requests that ended with stop or length.",
+    "gateway",
     _WHOLE,
+    REQUEST,
 )
 OBJECTIVE = _gateway("slipstream_slo_seconds", "Configured objective for ttft and tpot; 0 for none.", "objective")
 GATEWAY_SESSIONS = _gateway("slipstream_gateway_sessions", "Sessions running on this gateway.")
@@ -210,13 +203,12 @@ COST = _gateway(
     "Configured price of the connected workers (GATEWAY_VERIFIER_PRICE, GATEWAY_DRAFTER_PRICES).",
     "role",
 )
-STORE_SECONDS = Metric(
+STORE_SECONDS = _histogram(
     "slipstream_store_write_seconds",
-    "histogram",
     "Duration of one attempt of an operation on the session store, failed ones included.",
-    ("gateway",),
-    ("operation",),
+    "gateway",
     _WRITE,
+    ("operation",),
 )
 STORE_ERRORS = _gateway(
     "slipstream_store_errors_total", "Attempts that failed or that the session store refused.", "operation", "reason"
@@ -225,20 +217,16 @@ STORE_LAG = _gateway("slipstream_store_lag_seconds", "Age of the oldest write th
 
 # Gateway: vLLM's names of the same numbers, for dashboards and load tools that use those.
 
-VLLM_DRAFTS = _gateway(
-    "vllm:spec_decode_num_drafts_total", "Same as slipstream_rounds_with_drafts_total.", "model_name", "engine"
-)
-VLLM_DRAFTED = _gateway(
-    "vllm:spec_decode_num_draft_tokens_total", "Same as slipstream_drafted_tokens_total.", "model_name", "engine"
-)
+_VLLM = ("model_name", "engine")
+VLLM_DRAFTS = _gateway("vllm:spec_decode_num_drafts_total", "Same as slipstream_rounds_with_drafts_total.", *_VLLM)
+VLLM_DRAFTED = _gateway("vllm:spec_decode_num_draft_tokens_total", "Same as slipstream_drafted_tokens_total.", *_VLLM)
 VLLM_ACCEPTED = _gateway(
-    "vllm:spec_decode_num_accepted_tokens_total", "Same as slipstream_accepted_tokens_total.", "model_name", "engine"
+    "vllm:spec_decode_num_accepted_tokens_total", "Same as slipstream_accepted_tokens_total.", *_VLLM
 )
 VLLM_POSITIONS = _gateway(
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
     "Rounds that accepted a candidate at this position of the path, counted from 0.",
-    "model_name",
-    "engine",
+    *_VLLM,
     "position",
 )
 
@@ -255,24 +243,12 @@ PREFIX_SOUGHT = _verifier(
 PREFIX_FOUND = _verifier(
     "slipstream_prefix_tokens_found_total", "Tokens of those whose KV was found in the prefix cache."
 )
-STEP_SECONDS = Metric(
-    "slipstream_verifier_step_seconds",
-    "histogram",
-    "Duration of a step of the target model.",
-    ("verifier",),
-    (),
-    _STEPS,
+STEP_SECONDS = _histogram(
+    "slipstream_verifier_step_seconds", "Duration of a step of the target model.", "verifier", _STEPS
 )
-STEP_SESSIONS = Metric(
-    "slipstream_verifier_step_sessions", "histogram", "Sessions in a step.", ("verifier",), (), _SESSIONS
-)
-STEP_TOKENS = Metric(
-    "slipstream_verifier_step_tokens",
-    "histogram",
-    "Tokens in a step: pending ones, prompts and candidates.",
-    ("verifier",),
-    (),
-    _TOKENS,
+STEP_SESSIONS = _histogram("slipstream_verifier_step_sessions", "Sessions in a step.", "verifier", _SESSIONS)
+STEP_TOKENS = _histogram(
+    "slipstream_verifier_step_tokens", "Tokens in a step: pending ones, prompts and candidates.", "verifier", _TOKENS
 )
 COMMITTED = _verifier("slipstream_verifier_committed_tokens_total", "Tokens committed.")
 DRAFT_WAIT = _verifier(
@@ -303,18 +279,14 @@ DRAFTER_NEEDED = _drafter(
     "Time of passes, weighted for each session with the probability that its text needs the candidate; the rate is the "
     "number of sessions that need the drafter at a time.",
 )
-PASS_SECONDS = Metric(
-    "slipstream_drafter_pass_seconds", "histogram", "Duration of a pass of the draft model.", ("drafter",), (), _STEPS
+PASS_SECONDS = _histogram(
+    "slipstream_drafter_pass_seconds", "Duration of a pass of the draft model.", "drafter", _STEPS
 )
-PASS_SESSIONS = Metric(
-    "slipstream_drafter_pass_sessions", "histogram", "Sessions in a pass.", ("drafter",), (), _SESSIONS
-)
-PASS_TOKENS = Metric(
+PASS_SESSIONS = _histogram("slipstream_drafter_pass_sessions", "Sessions in a pass.", "drafter", _SESSIONS)
+PASS_TOKENS = _histogram(
     "slipstream_drafter_pass_tokens",
-    "histogram",
     "Tokens in a pass: committed ones to read, and nodes of draft trees.",
-    ("drafter",),
-    (),
+    "drafter",
     _TOKENS,
 )
 GUESSED = _drafter("slipstream_drafter_guessed_tokens_total", "Candidates drafted.")

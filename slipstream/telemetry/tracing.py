@@ -236,6 +236,6 @@ class Trace:
             self.tracing.made += 1
             processor.on_end(made)
 
-    def _named(self, whose: int, epoch: int, length: int) -> SpanContext:
-        digest = blake2b(self._prefix + NAMED.pack(whose, epoch, length), digest_size=8).digest()
+    def _named(self, owner: int, epoch: int, length: int) -> SpanContext:
+        digest = blake2b(self._prefix + NAMED.pack(owner, epoch, length), digest_size=8).digest()
         return SpanContext(self.root.trace_id, int.from_bytes(digest) or 1, is_remote=True, trace_flags=SAMPLED)

@@ -17,10 +17,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from slipstream.client.api_key import digest, new_key
 from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import GatewayEndpoint
+from slipstream.client.gateway_endpoint import GatewayEndpoint, digest, new_key
 from slipstream.errors import NotFound, PermissionDenied, SlipstreamError, Unauthenticated
 from slipstream.rpc.channel import channel, dialer, error_of
 from slipstream.rpc.server import DRAFTER, GATEWAY, VERIFIER

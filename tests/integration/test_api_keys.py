@@ -18,9 +18,8 @@ from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
 from slipstream.cli import app
-from slipstream.client.api_key import digest, new_key
 from slipstream.client.client import complete
-from slipstream.client.gateway_endpoint import GatewayEndpoint
+from slipstream.client.gateway_endpoint import GatewayEndpoint, digest, new_key
 from slipstream.errors import (
     FailedPrecondition,
     InvalidArgument,

@@ -191,7 +191,7 @@ async def test_a_liar_gets_no_session_until_one_may_try_it_again(place: Place) -
     await place.open(server, enemy=enemy.address)
     first = place.run()
     await until(lambda: place.state("enemy") is BreakerState.OPEN)
-    assert place.gateway.router.pair(MODEL, DrafterRequirements()) == []
+    assert place.gateway.router.choose_drafters(MODEL, DrafterRequirements()) == []
     sessions = [first, *(place.run(number) for number in range(10, 16))]
     while len(enemy.kinds("open")) < 4:  # three tries failed, one at a time, ever later
         assert sum(map(len, names_of(server))) <= 1

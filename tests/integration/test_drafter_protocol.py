@@ -362,9 +362,9 @@ async def test_under_a_ratio_rule_each_token_comes_with_what_it_was_drawn_from(s
     await speaker.open(1, sampling=sampling, max_nodes=4)
     await until(lambda: len(speaker.tokens(1)) == 4)
     for candidates in speaker.frames[1]:
-        (distribution,) = candidates.distributions
-        assert candidates.token_ids[0] in distribution.token_ids
-        assert min(distribution.weights) >= 1 and len(distribution.weights) <= 32
+        for token, distribution in zip(candidates.token_ids, candidates.distributions, strict=True):
+            assert token in distribution.token_ids
+            assert min(distribution.weights) >= 1 and len(distribution.weights) <= 32
 
 
 async def test_a_drafter_says_what_it_runs() -> None:

@@ -20,7 +20,7 @@ from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument
-from slipstream.experiments.samples import merge
+from slipstream.experiments.comparison import merge
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 from tests.fleet import drafter, emulated_text, until, verifier

@@ -13,8 +13,8 @@ import pytest
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import OPEN, called_by
 from gateway.config import GatewayConfig
+from gateway.configured_workers import ConfiguredWorkers
 from gateway.request_context import RequestContext
-from gateway.routing.configured_workers import ConfiguredWorkers
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import SessionRegistry
@@ -22,8 +22,8 @@ from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.text.tokenizer import Tokenizer
-from slipstream.client.api_key import digest
 from slipstream.client.completion import TRACE_ID
+from slipstream.client.gateway_endpoint import digest
 from slipstream.errors import Aborted, NotFound, Unauthenticated
 from slipstream.rpc.channel import dialer
 from slipstream.rpc.multiplexed_stream import ByteCounter
@@ -73,9 +73,7 @@ async def registry_of(
         config = GatewayConfig(verifiers=(address,), tokenizer=str(folder))
         tokenizer = Tokenizer(load_tokenizer(str(folder)), config.max_prompt_bytes)
         metrics = RequestMetrics()
-        workers = ConfiguredWorkers(
-            config, tokenizer.fingerprint, lambda role: dialer(role, None), metrics, ByteCounter()
-        )
+        workers = ConfiguredWorkers(config, tokenizer.fingerprint, lambda role: dialer(role, None), ByteCounter())
         router = workers.router(asyncio.get_running_loop().time)
         context = GatewayContext(
             config, router, random.Random(3).getrandbits, observers=GatewayObservers(metrics, tracing)

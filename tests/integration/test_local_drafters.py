@@ -166,7 +166,7 @@ async def test_what_a_session_held_is_released_with_it() -> None:
         sources = [source for source in server.service.sources._local.values() if isinstance(source, LocalSource)]
         await until(lambda: not any(source._sessions or source._closing or source._pending for source in sources))
         lookup = sources[0]._proposer
-        assert isinstance(lookup, LookupProposer) and not lookup._texts
+        assert isinstance(lookup, LookupProposer) and not lookup._readers
 
 
 @pytest.mark.parametrize("entry", ["nothing", "model", "ngram=models/draft"])

@@ -79,7 +79,7 @@ class Gateway:
     def leave(self) -> None:
         """The stream breaks."""
         self.left = True
-        self.peer.leave()
+        self.peer.close()
         self.reading.cancel()
 
 

@@ -20,7 +20,7 @@ from drafter_svc.drafter import open_configured
 from drafter_svc.drafter import running as drafter_running
 from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.cli.serve import check_fit
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.proposers.base import UNLIMITED, Proposal, ProposedNode, ProposerContext
@@ -272,7 +272,7 @@ def test_a_text_that_the_drafter_cannot_read_gets_no_guess(tiny: Path) -> None:
 def test_broken_numbers_cost_the_session_and_are_said(tiny: Path) -> None:
     proposer = tiny_proposer(tiny)
     forward = proposer._engine.forward
-    proposer._engine.forward = lambda segments: torch.full_like(forward(segments), torch.nan)  # type: ignore[method-assign]
+    proposer._engine.forward = lambda segments: ModelOutput(torch.full_like(forward(segments).logits, torch.nan))  # type: ignore[method-assign]
     (answer,) = proposer.propose([context_of(new_session([70, 71]), random.Random(1))])
     assert isinstance(answer, SlipstreamError) and answer.reason == "BROKEN_NUMBERS"
 

@@ -10,11 +10,11 @@ from unittest import mock
 
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RequestValidator
+from gateway.routing.verifier_session import VerifierSession
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.ownership import SessionOwnership
 from gateway.sessions.registry import SessionEntry, SessionRegistry
 from gateway.sessions.run import SessionRun
-from gateway.sessions.verifier_session import VerifierSession
 from gateway.store.memory import MemoryStore
 from gateway.store.session_log import SessionLog
 from slipstream.client.completion import Completion
@@ -81,7 +81,7 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
         _without(Completion, "_extend", _believe),
         _without(OutputStream, "follow", lambda self, offset=0, characters=None, revision=None: _FOLLOW(self)),
     ],
-    "a stream's end ends its sessions": [_without(GatewayStream, "leave", lambda self: None)],
+    "a stream's end ends its sessions": [_without(GatewayStream, "close", lambda self: None)],
     "candidates are checked": [_without(flow_control, "check", lambda frame, vocabulary_size, limits: frame)],
     "a record counts its rollbacks": [_without(RequestValidator, "revise", _revise_uncounted)],
     "a stale text is not resumed": [_without(SessionRegistry, "_is_current", _yes)],

@@ -13,14 +13,13 @@ from typing import Any
 from benchmarks.virtual import VirtualThread, _curve
 from drafter_svc import service as drafter_service
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
+from gateway import configured_workers as gateway_workers
 from gateway.api.grpc_service import GatewayService
 from gateway.config import GatewayConfig
 from gateway.gateway import drain, flush
-from gateway.routing import configured_workers as gateway_workers
 from gateway.sessions.context import GatewayContext
 from gateway.sessions.registry import SessionRegistry
 from gateway.store.session_log import WriteBehindQueue
-from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.text.tokenizer import Tokenizer
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
@@ -94,7 +93,7 @@ class GatewayParty:
     party: Party
     drain: Drain
     sessions: SessionRegistry
-    scribe: WriteBehindQueue | None
+    write_behind: WriteBehindQueue | None
     """None: strict."""
 
 
@@ -119,7 +118,7 @@ def _verifier(network: Network, party: Party) -> VerifierParty:
     party.spawn(drafters.run())
 
     async def drain() -> None:
-        service.leave()
+        service.start_draining()
         await worker.drain(host, GRACE_S)  # type: ignore[arg-type]
 
     return VerifierParty(party, drain, scheduler, service, engine)
@@ -210,25 +209,24 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
         breaker_longest_cool_down_s=5.0,
     )
     client = Client(store, party, f"{bits(64):016x}")
-    meters = RequestMetrics()
 
-    def reach(role: str) -> Dial:
+    def dial_for(role: str) -> Dial:
         return lambda address: Channel(network, address)  # type: ignore[return-value]
 
-    known = gateway_workers.ConfiguredWorkers(config, tokenizer().fingerprint, reach, meters, ByteCounter())
+    known = gateway_workers.ConfiguredWorkers(config, tokenizer().fingerprint, dial_for, ByteCounter())
     router = known.router(network.loop.time)
     context = GatewayContext(config, router, bits, network.loop.time)
-    scribe = WriteBehindQueue() if relaxed else None
-    sessions = SessionRegistry(context, tokenizer(), client, scribe)
+    write_behind = WriteBehindQueue() if relaxed else None
+    sessions = SessionRegistry(context, tokenizer(), client, write_behind)
     host = Host(network, party, party.name, [GatewayService(sessions, router, tokenizer()).register])
     for worker in router.workers:
         party.spawn(worker.run())
     party.spawn(sessions.keep_leases())
-    if scribe is not None:
-        party.spawn(scribe.run())
+    if write_behind is not None:
+        party.spawn(write_behind.run())
 
     async def end() -> None:
         await drain(host, sessions, GRACE_S)  # type: ignore[arg-type]
-        await flush(scribe, config.store_grace_s)
+        await flush(write_behind, config.store_grace_s)
 
-    return GatewayParty(party, end, sessions, scribe)
+    return GatewayParty(party, end, sessions, write_behind)

@@ -161,7 +161,7 @@ def unrest(world: World) -> str:
     left: list[str] = []
     for gateway in gateways:
         left += [f"{gateway.party.name} knows session {name}" for name in gateway.sessions._entries]
-        unwritten = gateway.scribe is not None and gateway.scribe._pending
+        unwritten = gateway.write_behind is not None and gateway.write_behind._pending
         left += [f"{gateway.party.name} has something to write"] * bool(unwritten)
     for verifier in verifiers:
         name, engine = verifier.party.name, verifier.engine

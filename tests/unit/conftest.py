@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 from slipstream.engine.engine import begin_unshared
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.segment import Sequence
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import save_checkpoint
 from tests.packed import Pair, Session, fragment, prompt

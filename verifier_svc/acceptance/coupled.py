@@ -1,9 +1,12 @@
-"""Coupled acceptance, the default: exact for any draft whatsoever. At temperature 0 it is greedy acceptance.
+"""Coupled acceptance, the default rule: the same seed gives the same text, whatever was drafted.
 
-The target chooses y = argmax(log p + g) with noise g keyed by (seed, position); a candidate is accepted iff it is y.
-What is emitted never depends on the tree, so the text is a function of seed and target alone. A drafter that perturbs
-its log q with the same noise is accepted with probability sum_i 1 / sum_j max(p_j/p_i, q_j/q_i) (Daliri, Musco and
-Suresh, "Coupling without communication and drafter-invariant speculative decoding", 2024, arXiv 2408.07978).
+The target picks its token at each position by itself: y = argmax(log p + g), where the noise g is a function of seed,
+position and token id. A candidate is accepted if and only if it is that pick, so candidates decide how many passes the
+text takes and never which text it is. This is why the same text is promised with any drafters, or with none.
+
+At temperature 0 there is no noise and the rule is greedy acceptance. A drafter that perturbs its log q with the same
+noise is accepted with probability sum_i 1 / sum_j max(p_j/p_i, q_j/q_i) (Daliri, Musco and Suresh, "Coupling without
+communication and drafter-invariant speculative decoding", 2024, arXiv 2408.07978).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Runs the rules of all sessions of a step in lockstep: one batched call for each level that some session still
-walks. Greedy sessions need no levels: their choices are known for all rows at once.
+"""Runs the acceptance rules of one step: logits and candidates of all sessions go in, one result for each comes out.
+
+The rules run in lockstep, with one batched call for each level of the trees that some session still visits. Greedy
+sessions without penalties, bias or grammar need no levels: their choices are known for all rows at once.
 """
 
 from __future__ import annotations
@@ -19,9 +21,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import ROOT, Selection
 from slipstream.tokenizer.grammar import Mask
-from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.coupled import coupled
-from verifier_svc.acceptance.recursive import recursive
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers, Choose, FloatArray, Request, Rule
 
@@ -54,8 +54,6 @@ RULES: Mapping[str, Callable[[VerifyInput], Rule]] = MappingProxyType(
     {
         "coupled": lambda case: coupled(case.selection),
         "rejection": lambda case: rejection(case.selection, KeyedRandomness(case.sampling.seed, case.position)),
-        "block": lambda case: block(case.selection, RoundChance(case.sampling.seed, case.position)),
-        "recursive": lambda case: recursive(case.selection, KeyedRandomness(case.sampling.seed, case.position)),
     }
 )
 
@@ -79,9 +77,8 @@ class _Walk:
 
 
 def judge(cases: Sequence[VerifyInput], logits: Tensor) -> list[AcceptanceResult | BrokenNumbers]:
-    """Decides every case. logits: raw float32 [rows, V] of the whole step. Rows that no rule visits have no say; an
-    argmax of theirs may be computed.
-    """
+    """Decides every case. logits: raw float32 [rows, V] of the whole step. Rows that no rule visits do not
+    influence the results; their argmax may be computed."""
     outcomes: list[AcceptanceResult | BrokenNumbers | None] = [None] * len(cases)
     plain = [index for index, case in enumerate(cases) if _plain(case)]
     for index, outcome in zip(plain, _follow([cases[index] for index in plain], logits), strict=True):
@@ -131,8 +128,8 @@ def _walked(selection: Selection, choices: Sequence[int]) -> AcceptanceResult | 
         try:
             request = rule.send(token)
         except StopIteration as stop:
-            verdict: AcceptanceResult = stop.value
-            return verdict
+            result: AcceptanceResult = stop.value
+            return result
     return BrokenNumbers(request.node)
 
 

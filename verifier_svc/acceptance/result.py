@@ -1,8 +1,8 @@
-"""What a rule asks of the target, and what it decides.
+"""The interface between an acceptance rule and the target: what a rule requests, and the result it returns.
 
-A rule is a generator over one selection. It yields a request about one node, is sent the answer, and returns a
-`AcceptanceResult`. So a rule is a pure function that is read from top to bottom, only visited nodes cost anything, and
-`judge` can run the rules of all sessions in lockstep with one batched call per level.
+A rule is a generator over one session's selected candidates. It yields a request about one node, is sent the answer,
+and returns an `AcceptanceResult`. So a rule is a pure function that is read from top to bottom, only visited nodes cost
+anything, and `judge` can run the rules of all sessions in lockstep with one batched call for each level.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class AcceptanceResult:
     dishonest: bool = False
     """A draft token lay outside its own q: the drafter lies or is broken, and must not be believed again."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the accepted tokens and the next one, where the session asked for them; no rule knows of it."""
+    """Log-probabilities of the accepted tokens and the next one, where the session asked for them; added after the
+    rule returned."""
 
 
 @dataclass(frozen=True, slots=True)

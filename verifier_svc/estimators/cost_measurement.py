@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 
 from slipstream.engine.engine import Engine, begin_unshared
-from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 
 SESSIONS = (1, 4, 16, 64)

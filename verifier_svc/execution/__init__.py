@@ -1,1 +1,1 @@
-"""Running a step on an engine."""
+"""The StepExecutor interface and its implementations; imports acceptance rules and the engine, not the scheduler."""

@@ -11,7 +11,8 @@ from itertools import islice
 
 import torch
 
-from slipstream.engine.engine import Engine, ModelInfo
+from slipstream.engine.engine import Engine
+from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
 from slipstream.errors import Internal
@@ -23,7 +24,7 @@ from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, S
 
 
 class EmbeddedExecutor:
-    """Trees of any size, every acceptance rule."""
+    """Verifies trees of any size by every acceptance rule."""
 
     limits = ExecutorLimits()
 
@@ -67,7 +68,7 @@ def _segment(scheduled: ScheduledSequence) -> Segment:
 
 
 def _inputs(step: list[ScheduledSequence], segments: list[Segment]) -> dict[int, VerifyInput]:
-    """What the acceptance rules judge, by index in the step: the sequences that this step decides tokens for."""
+    """Inputs of the acceptance rules by index in the step, for the sequences that the step decides tokens for."""
     inputs: dict[int, VerifyInput] = {}
     row = 0
     for index, (scheduled, segment) in enumerate(zip(step, segments, strict=True)):
@@ -86,8 +87,7 @@ def _with_logprobs(
     results: dict[int, AcceptanceResult | BrokenNumbers],
     logits: torch.Tensor,
 ) -> dict[int, AcceptanceResult]:
-    """The results of sessions that want log-probabilities, with them. Rows that were not accepted cost nothing, nor do
-    other sessions."""
+    """Results with log-probabilities, by index, of the sessions that want them. Only accepted rows are computed."""
     wanted = {
         index: result
         for index, result in results.items()

@@ -1,17 +1,18 @@
 """The seam between scheduling and a model: a step's sequences go in, one outcome for each comes out.
 
-The scheduler, the planner and KV admission know this interface only. What stands behind it runs the target in one
-forward pass over all sequences, decides by the acceptance rules, and keeps the KV of what was accepted: `embedded` on
-the project's own engine, others beside it.
+The scheduler, the planner and KV admission use this interface alone. An implementation runs the target in one forward
+pass over all sequences, decides by the acceptance rules, and keeps the KV of accepted tokens: `embedded` does so on the
+project's own engine, others stand beside it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Tokens
 from typing import NamedTuple, Protocol
 
-from slipstream.engine.engine import ModelInfo
-from slipstream.engine.kvcache.sequence import Sequence
+from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.segment import Sequence
 from slipstream.errors import SlipstreamError
 from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance.result import AcceptanceResult
@@ -20,7 +21,7 @@ from verifier_svc.session import Session
 
 
 class ScheduledSequence(NamedTuple):
-    """One session's part of one step."""
+    """The part of one session in one step."""
 
     session: Session
     base: int
@@ -28,7 +29,7 @@ class ScheduledSequence(NamedTuple):
     computed: int
     """Leading tokens whose KV is right."""
     pending: list[int]
-    """The tokens after those, as many as this step takes."""
+    """The tokens after those that this step computes."""
     complete: bool
     """True when `pending` reaches the last committed token, so that the step decides tokens for the session."""
     selection: Selection
@@ -41,20 +42,19 @@ class ScheduledSequence(NamedTuple):
 
 
 StepOutcome = AcceptanceResult | SlipstreamError | None
-"""None: a prefill that goes on in a later step."""
+"""None for a prefill that continues in a later step."""
 
 
 class ExecutorLimits(NamedTuple):
     """What an executor can verify of one session in one step."""
 
-    max_candidates: int | None = None
-    """Candidates; None is without limit."""
+    max_candidates: int = sys.maxsize
     verifies_trees: bool = True
-    """False: candidates must be a chain, and the planner sends the likeliest path."""
+    """False: candidates must be a chain, so the planner chooses one path of the tree."""
 
 
 class KVBlocks(Protocol):
-    """The KV cache's blocks. Called by the event loop between steps only."""
+    """Blocks of the KV cache. Called on the event loop between steps only."""
 
     @property
     def block_size(self) -> int:
@@ -98,10 +98,10 @@ class StepExecutor(Protocol):
     def kv(self) -> KVBlocks: ...
 
     def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
-        """Runs one step and returns an outcome for each sequence, in order. On the model's own thread; the KV blocks of
-        all sequences are reserved. Raises EngineLost when no step can run any more; any other error fails the step's
-        sessions alone."""
+        """Runs one step, whose KV blocks are reserved; returns an outcome for each sequence, in order. Called on the
+        model's own thread. Raises EngineLost when no step can run any more; any other error fails the step's sessions
+        alone."""
 
     def measure_costs(self, curve: CostCurve, max_tokens: int, limit_s: float) -> None:
-        """Records in `curve` what steps of up to `max_tokens` tokens take, for about `limit_s` seconds. On the model's
-        own thread, before the first step; leaves all KV blocks free."""
+        """Measures steps of up to `max_tokens` tokens for about `limit_s` seconds and records their seconds in `curve`.
+        Called on the model's own thread before the first step; leaves all KV blocks free."""

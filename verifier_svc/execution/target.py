@@ -1,8 +1,10 @@
-"""The target: on this process alone, or on several ranks of which one decides and the others compute along."""
+"""Opens the target: in this process alone, or on several ranks, whose leader schedules and whose others follow."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +13,10 @@ from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.emulated.model import EMULATED
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
+from slipstream.engine.model_thread import ModelThread
 from slipstream.engine.models.quantisation import check_target_quantisation, silence_quantiser_logs
 from slipstream.engine.models.spread import Spread
-from slipstream.engine.tensor_parallel.group import Group, Rank
+from slipstream.engine.tensor_parallel.group import Group, Rank, leading
 from slipstream.errors import InvalidArgument
 from verifier_svc.config import VerifierConfig
 
@@ -21,9 +24,24 @@ if TYPE_CHECKING:
     from slipstream.engine.models.checkpoint import Checkpoint
 
 
+def own_rank() -> Rank:
+    """This process's place among the ranks that `torchrun` started. Raises InvalidArgument."""
+    return Rank.from_environment()
+
+
+@asynccontextmanager
+async def running_engine(
+    opening: Callable[[VerifierConfig], Engine], config: VerifierConfig, thread: ModelThread
+) -> AsyncIterator[Engine]:
+    """The engine that `opening` returns, opened on `thread`. The other ranks, if there are any, end with the block."""
+    engine = await thread.run(opening, config)
+    async with leading(engine, thread, config.group_timeout_s):
+        yield engine
+
+
 def open_target(config: VerifierConfig) -> Engine:
-    """Under `torchrun` it is the leader's: the other ranks `follow`."""
-    place, quantisation = Rank.from_environment(), check_target_quantisation(config.quantisation)
+    """Opens the configured target. Under `torchrun` the leader calls it; the other ranks call `follow`."""
+    place, quantisation = own_rank(), check_target_quantisation(config.quantisation)
     if place.size == 1:
         return open_engine(
             config.model, config.dtype, config.kv_tokens, quantisation, config.lean, _spread(config, place)
@@ -35,8 +53,8 @@ def open_target(config: VerifierConfig) -> Engine:
 
 
 def follow(config: VerifierConfig, place: Rank) -> None:
-    """The life of a rank that does not lead. It ends when its leader says so, or with GroupLost when that is gone:
-    signals that are sent to all ranks are the leader's to answer."""
+    """Runs a rank that does not lead until its leader ends it. Raises GroupLost when the leader is gone. SIGTERM and
+    SIGINT are ignored, because the leader answers them for all ranks."""
     torch.set_num_threads(threads_for(config.threads))
     group, checkpoint = _join(config, place)
     from slipstream.engine.tensor_parallel.parallel import FollowingEngine
@@ -50,17 +68,17 @@ def follow(config: VerifierConfig, place: Rank) -> None:
 def _join(config: VerifierConfig, place: Rank) -> tuple[Group, Checkpoint]:
     if config.model.startswith(EMULATED):
         raise InvalidArgument(f"{config.model} has no weights to cut; start it without torchrun.")
-    silence_quantiser_logs()  # before what loads a model is imported, which takes seconds too
+    silence_quantiser_logs()  # before the imports below, which take seconds
     from slipstream.engine.models.checkpoint import load_checkpoint
     from slipstream.engine.tensor_parallel.parallel import GroupTimeouts, join
 
     quantisation, spread = check_target_quantisation(config.quantisation), _spread(config, place)
-    patience = GroupTimeouts(config.group_start_s, config.group_timeout_s)
+    timeouts = GroupTimeouts(config.group_start_s, config.group_timeout_s)
 
     def load(device: torch.device) -> Checkpoint:
         return load_checkpoint(config.model, config.dtype, str(device), quantisation=quantisation, spread=spread)
 
-    return join(place, patience, load, config.kv_tokens)
+    return join(place, timeouts, load, config.kv_tokens)
 
 
 def _spread(config: VerifierConfig, place: Rank) -> Spread:

@@ -1,1 +1,1 @@
-"""The step loop: which sessions have KV, what the next step verifies, and what it decided."""
+"""The step loop, its planner and KV admission; imports the StepExecutor interface, the wait policy and estimators."""

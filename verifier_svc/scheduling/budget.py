@@ -1,7 +1,7 @@
-"""How the tokens of one step are divided: candidates of all sessions compete for them, prompts get a bounded share.
+"""Divides the tokens of one step: candidates of all sessions compete for them, prompts get a bounded share.
 
-`allot` says how many candidates of each session a step verifies, `prefill_chunks` how much of each prompt it computes;
-both are pure functions. The rest of this text shows that `allot` finds the best division.
+`allot` returns how many candidates of each session a step verifies, `prefill_chunks` how much of each prompt it
+computes; both are pure functions. The rest of this text shows that `allot` finds the best division.
 
 A step over S sessions that decode and n candidate nodes takes t(n) seconds. Session s commits one token of its own and
 every node on its accepted path. Node i of session s is accepted with its path probability p[s][i], so the step commits
@@ -13,7 +13,7 @@ largest sum, and no n of the eligible nodes (the first `cap` of each session) ha
 Best-first order puts a session's probabilities in descending order; with ties given to the earlier node, the n largest
 are therefore a prefix of each session's order. Such a choice is allowed, because a parent stands before its children,
 so that every prefix is connected. The bound is met for each n: the best of the choices for n = 0 .. room is the best of
-all. Nothing was asked of t; it may be convex, concave or have steps. The work is one sort and one pass over it,
+all. Nothing was assumed of t; it may be convex, concave or have steps. The work is one sort and one pass over it,
 O(N log N) for N nodes.
 
 **What follows.** Adaptive draft length: a sure session gets many nodes, an unsure one few. Speculation off under load:
@@ -40,32 +40,32 @@ LEAST_S = 1e-9
 
 
 class Offer(NamedTuple):
-    """What one decoding session brings to the competition."""
+    """Candidates of one decoding session."""
 
     probabilities: Sequence[float]
     """Calibrated path probabilities of its candidates, best first, in [0, 1]. One above its predecessor counts as the
-    predecessor: what is taken must stay a prefix."""
+    predecessor, so that the chosen ones stay a prefix."""
     cap: int
-    """The most nodes this session may get."""
+    """Most nodes that this session may get."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
     counts: list[int]
-    """Nodes of each offer, in its order: the first so many."""
+    """Number of nodes chosen of each offer, from its first on."""
     tokens: float
-    """Expected number of tokens that the step commits."""
+    """Tokens that the step is expected to commit."""
     seconds: float
-    """Expected duration of the step."""
+    """Seconds that the step is expected to take."""
 
 
 def allot(
     offers: Sequence[Offer], seconds: Callable[[range], Sequence[float]], room: int, base: int | None = None
 ) -> Allotment:
-    """Divides the room of one step. Deterministic.
+    """Chooses candidates so that the step's expected tokens over expected seconds are the most. Deterministic.
 
-    `seconds` gives the durations of steps of so many tokens in all, `room` is the number of candidates that fit, and
-    `base` the step's other tokens: one per offer (the default), plus any prefill, which costs time and commits nothing.
+    `seconds` returns the durations of steps with so many tokens, `room` is the number of candidates that fit, and
+    `base` the step's other tokens: one per offer (the default), plus prefill, which costs time and commits nothing.
     """
     base = len(offers) if base is None else base
     if room <= 0 or not any(offer.probabilities for offer in offers):
@@ -97,15 +97,15 @@ def _ranked(offers: Sequence[Offer]) -> tuple[npt.NDArray[np.float64], npt.NDArr
 class Prompt(Protocol):
     @property
     def rank(self) -> Any:
-        """Comparable; the lowest came first."""
+        """Comparable; the lowest is served first."""
 
     @property
     def priority(self) -> int:
-        """The lower, the sooner."""
+        """The lower, the sooner the prompt is served."""
 
     @property
     def pending(self) -> int:
-        """Tokens still to be computed."""
+        """Tokens without KV."""
 
 
 AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)

@@ -1,14 +1,13 @@
-"""Which sessions have KV: they are admitted when what they have fits, grow step by step, and make room for those before
-them.
+"""Decides which sessions have KV: it admits a session when its tokens fit, grows its KV step by step, and preempts it.
 
-Nothing is reserved for what a session may need later, so many more run than their longest texts would have room for.
-Sessions are served in order of `rank`: priority first, then arrival.
+Nothing is reserved for tokens that a session may commit later, so many more sessions run than their longest texts would
+have room for. Sessions are served in order of `rank`: priority first, then arrival.
 
-- **Admit**: the first session without KV is admitted when there is room for all its tokens, which it takes at once, and
-  for one more block of each admitted session, which will grow. While it does not fit, none behind it is admitted
+- **Admit**: the first session without KV is admitted when there is room for all its tokens, which is reserved at once,
+  and for one more block of each admitted session, which will grow. While it does not fit, none behind it is admitted
   either: short prompts do not starve a long one. Sessions of a lower priority make room for one of a higher.
 - **Fit**: a step's blocks are taken in order of rank. A session that finds too few goes without candidates; if that
-  does not help, the last session is preempted: it gives up its KV and waits to be admitted again. What it had is
+  does not help, the last session is preempted: it gives up its KV and waits to be admitted again. Its KV is then
   computed anew, or found in the prefix cache, where released blocks stay until they are needed.
 - Sessions that cannot run (their client does not read) are preempted before all others.
 
@@ -21,9 +20,9 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from slipstream.engine.kvcache.sequence import Sequence as KVSequence
+from slipstream.engine.segment import Sequence as KVSequence
 from slipstream.speculation.selection import Selection
 from verifier_svc.execution.executor import KVBlocks, ScheduledSequence
 from verifier_svc.session import Rank, Session
@@ -37,7 +36,7 @@ class KVAdmission:
         self._admitted: dict[Session, None] = {}
         self._waiting: dict[Session, None] = {}
         self._queue: list[tuple[Rank, Session]] = []
-        """A heap of the waiting sessions, and of some that wait no longer."""
+        """A heap of the waiting sessions, and of some that ended or were admitted."""
         self._resting: dict[Session, None] = {}
         """Sessions without KV that cannot run."""
         self._refusal: _Refusal | None = None
@@ -56,13 +55,13 @@ class KVAdmission:
         heapq.heappush(self._queue, (session.rank, session))
 
     def remove_session(self, session: Session) -> None:
-        """The session ended; no step is running."""
+        """Frees the KV of a session that ended. No step is running."""
         if session.sequence is not None:
             self._kv.close(session.sequence)
             session.sequence = None
         for sessions in (self._admitted, self._waiting, self._resting):
             sessions.pop(session, None)
-        if len(self._queue) > 2 * len(self._waiting) + 64:  # most of it are sessions that ended
+        if len(self._queue) > 2 * len(self._waiting) + 64:  # most entries are of sessions that ended
             self._queue = [(waiting.rank, waiting) for waiting in self._waiting]
             heapq.heapify(self._queue)
 
@@ -127,8 +126,8 @@ class KVAdmission:
         return True
 
     def _first_victims(self, missing: int, victims: Sequence[Session]) -> Sequence[Session] | None:
-        """The victims, first ones first, that must be preempted to admit a session that needs `missing` blocks. None
-        where all are too few: then none is preempted."""
+        """The first of `victims`, as many as must be preempted to admit a session that needs `missing` blocks; None if
+        all are too few."""
         admitted, free = len(self._admitted), self._kv.blocks_free
         for count in range(len(victims) + 1):
             if not admitted or missing + admitted <= free:
@@ -139,7 +138,8 @@ class KVAdmission:
         return None
 
     def _fit(self, scheduled: ScheduledSequence, victims: list[Session]) -> ScheduledSequence | None:
-        """The sequence with or without its candidates; None where no session behind it has KV to give up."""
+        """Reserves KV for the sequence, with its candidates or without; None if no session of lower rank is left to
+        preempt."""
         plain = scheduled._replace(selection=Selection())
         while True:
             for each in (scheduled, plain):
@@ -151,8 +151,8 @@ class KVAdmission:
             self._preempt(victims.pop(0))
 
     def _victims(self, rank: Rank | None = None) -> list[Session]:
-        """Sessions that can be preempted, first ones first: those that cannot run, then the last by rank, of a given
-        `rank` only those behind it."""
+        """Sessions in the order in which they are preempted: those that cannot run, then the others from the last rank
+        up; with `rank`, of the others only those behind it."""
         idle = sorted((each for each in self._admitted if not each.runnable), key=lambda each: each.idle_since)
         running = (each for each in self._admitted if each.runnable and (rank is None or each.rank > rank))
         return [*idle, *sorted(running, key=lambda each: each.rank, reverse=True)]
@@ -171,9 +171,8 @@ class KVAdmission:
         self._kv.grow(_held(scheduled.session), scheduled.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """A session that did not fit, and what it did not fit into."""
+class _Refusal(NamedTuple):
+    """A session that did not fit, and the state of the KV cache at that time."""
 
     session: Session
     tokens: int
@@ -182,9 +181,8 @@ class _Refusal:
     free: int
 
     def repeats(self, last: _Refusal) -> bool:
-        """Whether nothing improved since the last refusal."""
-        same = (last.session, last.tokens, last.admitted, last.victims)
-        return (self.session, self.tokens, self.admitted, self.victims) == same and self.free <= last.free
+        """True when the session cannot fit now either: all is as it was, and no block more is free."""
+        return self[:-1] == last[:-1] and self.free <= last.free
 
 
 def _held(session: Session) -> KVSequence:

@@ -1,8 +1,8 @@
 """Decides what the next step holds: which sessions decode, which of their candidates it verifies, how much it prefills.
 
-It is fed by what was measured: the cost of steps of every size, and how far each drafter's confidence is to be
-believed. `budget` divides the step's tokens among all sessions; `wait_policy` says how long the step may be held back
-for candidates that are on their way.
+It divides a step's tokens by `budget`, from two measurements: the seconds that steps of every size take, and the
+acceptance probabilities that each drafter's confidences turned out to mean. `wait_policy` decides for it how long a
+step is held back for candidates that are on their way.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StepPlan:
 
 
 class Planner:
-    """Reads sessions and changes none, except for its own cache in them (`Session.choice`)."""
+    """Plans steps over sessions and learns from their outcomes. Changes only `choice` of a session, its cache."""
 
     def __init__(
         self,
@@ -101,37 +101,51 @@ class Planner:
 
     def _plan_decoding(self, sessions: list[Session], room: int, prefill: int) -> StepPlan:
         """Chooses candidates of `sessions`, at most `room` in all; `prefill` other tokens share the step."""
-        chosen = dict.fromkeys(sessions, NO_CANDIDATES)
+        chosen: dict[Session, Selection] = {}
+        competing: list[Session] = []
         for session in sessions:
-            # Under a ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions
+            # Under the ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions
             # do not compete: each has its share of the room, set aside before any candidates are looked at.
-            if not session.sampling.coupled:
-                limit = min(session.draft_limit, room // len(sessions))
-                chosen[session] = select_drawn(session, limit, self._limits.executor)
+            if session.sampling.coupled:
+                competing.append(session)
+            else:
+                chosen[session] = self._select(session, min(self._draft_limit(session), room // len(sessions)))
         aside = sum(map(len, chosen.values()))
-        competing = [session for session in sessions if session.sampling.coupled]
-        paths: dict[Session, list[float]] = {}
-        for session in competing:
-            choice = self._choose(session, min(session.draft_limit, room - aside))
-            chosen[session], paths[session] = choice.selection, choice.paths
-        offers = [Offer(paths[session], session.draft_limit) for session in competing]
+        limits = [self._draft_limit(session) for session in competing]
+        choices = [
+            self._choose(session, min(limit, room - aside)) for session, limit in zip(competing, limits, strict=True)
+        ]
+        offers = [Offer(choice.paths, limit) for choice, limit in zip(choices, limits, strict=True)]
         seconds = self._curve.over(max(1, len(sessions)))
         allotment = allot(offers, seconds, room - aside, len(sessions) + aside + prefill)
-        for session, count in zip(competing, allotment.counts, strict=True):
-            chosen[session] = chosen[session].head(count)
-        step = [_schedule(session, 1, selection) for session, selection in chosen.items()]
+        for session, choice, count in zip(competing, choices, allotment.counts, strict=True):
+            chosen[session] = choice.selection.head(count)
+        step = [_schedule(session, 1, chosen[session]) for session in sessions]
+        paths = {session: choice.paths for session, choice in zip(competing, choices, strict=True)}
         return StepPlan(step, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
 
+    def _draft_limit(self, session: Session) -> int:
+        """Most candidates of the session that a step can verify."""
+        return min(session.draft_limit, self._limits.executor.max_candidates)
+
     def _choose(self, session: Session, limit: int) -> CandidateChoice:
-        """The session's best candidates. While a step is held back, it is planned again whenever candidates arrive,
-        and most sessions' trees are as they were."""
+        """A coupled session's best candidates. While a step is held back, it is planned again whenever candidates
+        arrive, and most sessions' trees are as they were."""
         if session.tree.empty:
             return NO_CHOICE
         known, version = session.choice, session.tree.version
         if known is None or known.version != version or known.limit != limit:
-            selection = select_likeliest(session, limit, self._limits.executor)
+            selection = self._select(session, limit)
             known = session.choice = CandidateChoice(version, limit, selection, self._paths(session, selection))
         return known
+
+    def _select(self, session: Session, limit: int) -> Selection:
+        """Candidates of a form that the executor can verify: the likeliest ones, or under the ratio rule the first ones
+        in order of drawing, whatever their tokens are."""
+        tree, trees = session.tree, self._limits.executor.verifies_trees
+        if session.sampling.coupled:
+            return tree.select(limit) if trees else tree.select_likeliest_chain(limit)
+        return tree.select_drawn(limit) if trees else tree.select_chain(limit)
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
         return self._calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
@@ -143,13 +157,13 @@ class Planner:
         if not plan.decoding:
             return 0.0
         now = self._clock()
-        gains = {each.session: self._expected_gain(each, plan) for each in plan.step if each.session.draft_limit}
+        gains = {each.session: self._expected_gain(each, plan) for each in plan.step if self._draft_limit(each.session)}
         return self._wait_policy.pause(plan, gains, lambda session: self._sources.awaited(session, now), waited_s)
 
     def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan) -> ExpectedGain:
         session, chosen = scheduled.session, scheduled.selection
         paths = plan.paths.get(session) or self._paths(session, chosen)
-        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, session.draft_limit)
+        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, self._draft_limit(session))
 
     # Learning and measuring.
 
@@ -194,22 +208,8 @@ class Planner:
         self._calibration.draw_curves()
 
 
-def select_likeliest(session: Session, limit: int, executor: ExecutorLimits) -> Selection:
-    """A coupled session's best candidates that the executor can verify."""
-    limit = limit if executor.max_candidates is None else min(limit, executor.max_candidates)
-    tree = session.tree
-    return tree.select(limit) if executor.verifies_trees else tree.select_likeliest_chain(limit)
-
-
-def select_drawn(session: Session, limit: int, executor: ExecutorLimits) -> Selection:
-    """The candidates that a ratio rule judges: chosen by the order in which they were drawn, not by their tokens."""
-    limit = limit if executor.max_candidates is None else min(limit, executor.max_candidates)
-    tree = session.tree
-    return tree.select_drawn(limit) if executor.verifies_trees else tree.select_chain(limit)
-
-
 def _labels(session: Session, chosen: Selection) -> list[str]:
-    """The name under which each node's confidence is calibrated: of the drafters that sent it."""
+    """Label of the drafters that sent each node; confidences are calibrated by it."""
     return [session.source_label(sources) for sources in chosen.sources]
 
 

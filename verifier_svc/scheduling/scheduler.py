@@ -1,8 +1,8 @@
 """The verifier's loop: plan a step over all sessions, run it on the model's thread, commit what it decided.
 
-Sessions join and leave between steps. What a step decided is committed at once and reported to gateways, drafters and
-observers while the next step runs, so that the model does not wait for it. The loop waits for candidates only as long
-as the wait policy finds it worth it, and never for a gateway.
+Sessions are added and removed between steps. Tokens that a step decided are committed at once, and reported to
+gateways, drafters and observers while the next step runs, so that the model is never idle for it. The loop waits for
+candidates only as long as the wait policy allows, and never for a gateway.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Scheduler:
         self._closing: list[Session] = []
         """Sessions that ended and still have KV."""
         self._ended: list[Session] = []
-        """Sessions without KV whose end the observers have not seen."""
+        """Sessions without KV whose end was not yet reported to the observers."""
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
         self._unreported_step: tuple[StepPlan, StepTiming, list[StepOutcome]] | None = None
@@ -73,7 +73,7 @@ class Scheduler:
             observer.session_opened(session, request)
         try:
             self._sources.attach_session(session, request.drafters)
-        except BaseException:  # half attached, it would be opened again with every link that comes back
+        except BaseException:  # left half attached, it would be opened again on every link that is restored
             self._sources.detach_session(session)
             self._ended.append(session)
             raise
@@ -115,7 +115,7 @@ class Scheduler:
             self._sources.collect()
             plan = self._planner.plan(self.kv_admission.admit())
             if not plan.step:
-                self._waiting_since = None  # the sessions that the wait was for are gone
+                self._waiting_since = None  # the sessions that were waited for have ended
                 self._report()
                 await self._changed.wait()
                 continue
@@ -168,8 +168,8 @@ class Scheduler:
             self._finish(scheduled, outcome, timing)
 
     def _execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
-        """On the model's thread. A step that fails as a whole fails its sessions; only a lost executor ends the
-        verifier, and its sessions go on elsewhere."""
+        """Runs on the model's thread. An error of the whole step fails its sessions; only a lost executor ends the
+        verifier, whose sessions then continue on another one."""
         try:
             return self.executor.execute(step)
         except EngineLost:
@@ -213,7 +213,7 @@ class Scheduler:
             self.end_session(session, reason)
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
-        """Why no candidate was there when the session's previous round ended."""
+        """Cause for which the session's tree was empty when its previous round ended."""
         if not session.miss or not session.max_draft_tokens:
             return verifier_pb2.MISS_CAUSE_UNSPECIFIED
         if not self._sources.wanted:
@@ -223,13 +223,13 @@ class Scheduler:
     # Reporting.
 
     def _report(self) -> None:
-        """Sends what was committed to drafters and gateways, and learns from it. It runs while the next step does, so
-        what is learned counts from the step after that."""
+        """Sends committed tokens to drafters and gateways, and updates the planner's measurements. Runs while the next
+        step does, so new measurements count from the step after that."""
         if self._unreported_step is not None:
             plan, timing, outcomes = self._unreported_step
             self._unreported_step = None
             rejected_s = self._planner.observe_step(plan, timing, outcomes)
-            report = StepReport(self.steps, plan.step, outcomes, timing, rejected_s)
+            report = StepReport(self.steps, plan.step, timing, rejected_s)
             for observer in self.observers:
                 observer.step_ended(report)
         rounds, self._unreported_rounds = self._unreported_rounds, []

@@ -1,1 +1,1 @@
-"""Whether a step waits for candidates, and which candidates are worth sending."""
+"""The rules by which a step waits for candidates and drafters send them; imports nothing else of the verifier."""

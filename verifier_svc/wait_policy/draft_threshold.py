@@ -1,23 +1,23 @@
-"""What a candidate costs, and from it what drafters are told: how likely a path must be for it to be sent at all.
+"""Computes the price of a candidate, and from it the path probability that drafters send candidates above.
 
 One more token in a step of n costs t(n + 1) - t(n) seconds, and before that some microseconds of the verifier's own
-thread, h, to be read, grafted, weighed and dropped; in that time the verifier would commit R tokens a second. So a
+thread, h, to be read, grafted, compared and dropped; in that time the verifier would commit R tokens a second. So a
 candidate pays for its place in a step iff it is accepted with a probability above
 
     price = R * (dt/dn + h),
 
 the marginal form of what `budget` decides node by node, and h, which is spent before that.
 
-Drafters are told less than that. A candidate that is too unlikely for this step may be what the next one begins with:
-a commit divides every path probability by that of what was committed. Being there then is worth the part of a token
-that it brings above its price, about SAVED * (1 - price), and until then it cost h alone. And it is taken then only if
-it is worth the price itself, below something that was worth it too. So it is worth sending above
+Drafters are sent a lower threshold. A candidate that is too unlikely for this step may be near the root of the next
+one: a commit divides every path probability by that of the committed path. A candidate that is there by then saves the
+part of a token above its price, about SAVED * (1 - price), and has cost h alone. It is then taken only if it is worth
+the price itself, below a node that was worth it too. So it is worth sending above
 
     max(R * h / (SAVED * (1 - price)), price^2),
 
 and where no candidate pays (a busy verifier whose passes take time in proportion to their tokens: the price is 1)
-drafters stop altogether, so that speculation that is off costs nothing anywhere. None of this needs candidates to be
-known, so they start again by themselves when the load falls.
+drafters stop altogether, so that speculation that is off costs nothing anywhere. The threshold does not depend on
+candidates, so drafters start again when the load falls.
 """
 
 from __future__ import annotations
@@ -25,38 +25,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 LEVELS = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6)
-"""Path probabilities that drafters are told; below the lowest, bytes on the wire are dearer than what is gained."""
+"""Thresholds that drafters are sent. Below the lowest, bytes on the wire cost more than a candidate gains."""
 PAUSE = 1.0
-"""Instead of a level: no candidate pays."""
+"""Threshold at which drafters stop: no candidate pays."""
 DEAR = 0.8
-"""Above this price nothing pays: hardly any first candidate is surer."""
+"""Price in tokens above which no candidate pays: hardly any first candidate is likelier."""
 HANDLING_S = 25e-6
 """h, measured (`python -m benchmarks.limit`: CPU of a round with and without speculation, by candidates that came)."""
 SAVED = 0.5
 """Tokens that a step gains by a candidate which is there when the step begins."""
 WEIGHT = 0.25
-"""Of a new price in the average: a handful of steps after many sessions came, nobody drafts in vain any more."""
+"""Weight of a new price in the average: after a burst of sessions, drafters stop within a handful of steps."""
 SLACK = 1.25
-"""A price must have fallen below a level by so much before drafters are told a lower one: talk costs too."""
+"""Factor by which the price must fall below a level before drafters are sent a lower one: updates cost too."""
 
 
 class DraftThreshold:
-    """Smoothed, and in steps."""
-
     def __init__(self, floor: float = LEVELS[0]) -> None:
-        self._levels = above(floor)
+        self._levels = [floor, *(level for level in LEVELS if level > floor)]
         self.price = 0.0
-        """In tokens; what one more candidate costs the step that takes it."""
+        """Tokens that one more candidate costs the step that takes it."""
         self._sending = 0.0
         """Path probability above which a candidate is worth sending."""
         self._observed = False
         self._dear = 0.0
         self.threshold = self._levels[0]
-        """Path probability that a candidate must have; PAUSE: none is wanted."""
+        """Path probability that a candidate must have; PAUSE when none is wanted."""
 
     def observe(self, rate: float, seconds: Callable[[int], float], tokens: int) -> bool:
-        """A step of so many tokens, where `rate` tokens are committed a second. Whether the threshold changed."""
-        window = max(4, tokens // 8)  # the curve is linear between buckets: a wider look evens its corners out
+        """Records a step of `tokens` tokens while `rate` tokens are committed a second. `seconds` gives the duration of
+        a step of so many tokens. Returns whether the threshold changed."""
+        window = max(4, tokens // 8)  # the curve is linear between buckets: a wider difference smooths its corners
         price = min(PAUSE, rate * ((seconds(tokens + window) - seconds(tokens)) / window + HANDLING_S))
         weight = WEIGHT if self._observed else 1.0
         self.price += (price - self.price) * weight
@@ -71,15 +70,10 @@ class DraftThreshold:
 
 
 def level(price: float, present: float, levels: Sequence[float]) -> float:
-    """The highest of the ascending `levels` that the price reaches, the lowest if none; but the present one until the
-    price is clearly below it."""
+    """The highest of the ascending `levels` that the price reaches, the lowest if none; `present` until the price is
+    below it by SLACK."""
     reached = _highest(price, levels)
     return present if reached < present <= _highest(price * SLACK, levels) else reached
-
-
-def above(floor: float) -> list[float]:
-    """The levels from `floor` on."""
-    return [floor, *(level for level in LEVELS if level > floor)]
 
 
 def _highest(price: float, levels: Sequence[float]) -> float:

@@ -1,8 +1,8 @@
 """Decides how long a step is held back for candidates, and which candidates are worth sending at all.
 
-It learns three things from steps and rounds: how many tokens a second the verifier commits, what share of candidates
-is accepted, and how much more or less a wait brings than was expected. `wait_time` has the formula; everything here is
-free of I/O and clocks, so that the capacity simulation (`capacity`) waits by the same rules.
+It measures three things over steps and rounds: tokens committed a second, the share of candidates that are accepted,
+and how many tokens a wait brought for each that was expected. `wait_time` has the formula; nothing here does I/O or
+reads a clock, so that the capacity simulation (`capacity`) waits by these very rules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunningAverage:
 
 
 class PlannedStep(Protocol):
-    """A step without prefill."""
+    """A step without prefill, as the planner expects it."""
 
     @property
     def sessions(self) -> int: ...
@@ -56,7 +56,7 @@ class PlannedStep(Protocol):
 
 
 class ExpectedGain(NamedTuple):
-    """What waiting would bring one session."""
+    """Tokens that waiting would bring one session."""
 
     version: int
     """The version of its tree."""
@@ -70,8 +70,8 @@ class ExpectedGain(NamedTuple):
 
 class WaitPolicy(Generic[Key]):
     def __init__(self, threshold: float, max_wait_s: float, seconds: Callable[[int, int], float]) -> None:
-        """`threshold`: the lowest path probability that drafters are sent; `seconds`: duration of a step of so many
-        tokens of so many sessions."""
+        """`threshold`: the lowest threshold that drafters are sent; `seconds` gives the duration of a step from its
+        tokens and sessions."""
         self._max_wait_s = max_wait_s
         self._step_s = seconds
         self._draft_threshold = DraftThreshold(threshold)
@@ -130,8 +130,8 @@ class WaitPolicy(Generic[Key]):
         return ExpectedGain(version, sum(paths[:count]), gain, cost)
 
     def _rate(self, step: PlannedStep) -> float:
-        """Tokens committed a second lately, waiting included; before the first step, this one's. No less than without
-        any candidates: a verifier that waits in vain must not take its slowness for what its time is worth."""
+        """Tokens committed a second lately, waiting included; before the first step, the rate of `step`. Never below
+        the rate without candidates: else waits in vain would lower the rate and so justify further waits."""
         lately = (self._tokens.value or step.tokens) / max(self._seconds.value or step.seconds, 1e-9)
         return max(lately, step.sessions / max(self._step_s(step.sessions, step.sessions), 1e-9))
 
@@ -139,9 +139,9 @@ class WaitPolicy(Generic[Key]):
 class GainRatio(Generic[Key]):
     """Tokens that arrive during a wait for each token expected of one more candidate.
 
-    The expectation is that of one candidate below the likeliest leaf. A frame may hold several, on many branches of a
-    tree, or none that the step has room for. So each wait is looked at again when candidates came: what the step's
-    candidates are worth now, less what they were worth before, over the sessions whose tree changed.
+    The expectation is for one candidate below the likeliest leaf. A frame may hold several, on many branches of a tree,
+    or none that the step has room for. So a wait is measured once candidates came: worth of the step's candidates
+    now less their worth before, over the sessions whose tree changed.
     """
 
     def __init__(self) -> None:
@@ -153,11 +153,11 @@ class GainRatio(Generic[Key]):
         return max(MIN_GAIN_RATIO, self._ratio.value or 0.0)
 
     def start_wait(self, expected: Mapping[Key, ExpectedGain]) -> None:
-        """A step is held back; this is what its sessions expect."""
+        """Called when a step is held back, with the expectations of its sessions."""
         self._expected = expected
 
     def observe(self, expected: Mapping[Key, ExpectedGain]) -> None:
-        """The step is planned again; this is what its sessions expect now."""
+        """Called when the step is planned again, with the new expectations of its sessions."""
         arrived = [
             (now.worth - before.worth, before.gain)
             for key, now in expected.items()
@@ -172,8 +172,8 @@ class GainRatio(Generic[Key]):
 def _grouped(
     gains: Mapping[Key, float], awaited: Callable[[Key], tuple[DelayDistribution, float] | None], most_s: float
 ) -> list[Awaited]:
-    """The awaited answers; sessions that await the same for as long are one group, because a step's sessions are mostly
-    sent to their drafter at once."""
+    """Groups the sessions that have awaited answers of one distribution for equally long: most sessions of a step have,
+    because their commits are sent to the drafter at once."""
     groups: dict[tuple[DelayDistribution, int], tuple[float, list[float]]] = {}
     for key, gain in gains.items():
         if each := awaited(key):

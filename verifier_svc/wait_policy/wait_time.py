@@ -1,4 +1,4 @@
-"""When a step should wait for candidates that are on their way. One function, one formula.
+"""Computes when a step should wait for candidates that are on their way: one function, one formula.
 
 A step that starts now commits N tokens in expectation. If it is held back until t, or until all that is awaited has
 come, it commits G(t) more and starts D(t) seconds later, both in expectation. With F_i(u) the probability that answer i
@@ -6,8 +6,8 @@ has come by u, and g_i what it is worth,
 
     G(t) = sum of g_i * F_i(t),     D(t) = integral from 0 to t of 1 - product of F_i(u) du.
 
-Whatever comes after comes so much later too, and a verifier that commits R tokens a second in the long run commits
-R * D fewer in that time. So waiting pays iff G(t) > R * D(t) for some t, and the best t has the largest difference.
+All later steps start D later too, and a verifier that commits R tokens a second in the long run commits R * D fewer in
+that time. So waiting pays iff G(t) > R * D(t) for some t, and the best t has the largest difference.
 
 This is the renewal-reward argument: a policy whose long-run ratio of tokens to seconds is the largest possible, R,
 takes in every state what maximises tokens - R * seconds (Dinkelbach, "On nonlinear fractional programming", 1967). To

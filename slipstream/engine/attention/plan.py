@@ -17,15 +17,6 @@ from slipstream.engine.segment import Segment
 HIDDEN = float("-inf")
 
 
-def depths(segment: Segment) -> list[int]:
-    """Positions of pending tokens and nodes, counted from the sequence's length."""
-    last = len(segment.pending) - 1
-    found = list(range(last + 1))
-    for parent in segment.parents:
-        found.append(1 + found[last + 1 + parent])
-    return found
-
-
 def inside_mask(segment: Segment) -> torch.Tensor:
     """[n, n] fp32: a row sees itself and its ancestors; 0 visible, -inf hidden."""
     pending, n = len(segment.pending), segment.tokens
@@ -80,7 +71,7 @@ class AttentionPlan:
         self._segments = segments
         self._store = store
         self._counts = [segment.tokens for segment in segments]
-        self._depths = [depths(segment) for segment in segments]
+        self._depths = [segment.depths() for segment in segments]
         self._rows: dict[torch.device, torch.Tensor] = {}
         self._reads: dict[_Kind, list[Read]] = {}
         self._inside: dict[int, torch.Tensor] = {}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from slipstream.engine.models.attention_layers import AttentionLayer
+from slipstream.engine.kvcache.store import AttentionLayer
 
 BLOCK_SIZE = 64
 """KV rows of a block on a GPU: the kernel's own tile."""

@@ -22,7 +22,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from slipstream.engine.attention.plan import depths
 from slipstream.engine.devices import overwrite
 from slipstream.engine.segment import Segment
 
@@ -152,7 +151,7 @@ class Inputs:
         token = chunk = wanted = offset = 0
         for segment in segments:
             table = self._listed(segment)
-            depth = np.array(depths(segment), np.int64)
+            depth = np.array(segment.depths(), np.int64)
             self._tokens(segment, token, depth)
             self._chunks(segment, (token, chunk, offset), depth)
             if segment.want_logits:

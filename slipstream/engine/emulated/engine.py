@@ -15,9 +15,10 @@ import numpy.typing as npt
 import torch
 
 from slipstream.engine.emulated.model import ALTERNATIVES, EmulatedModel
-from slipstream.engine.engine import HiddenRequest, ModelInfo, ModelOutput
+from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.noise import GOLDEN, mix, mix_all
@@ -131,8 +132,5 @@ def first_token(segment: Segment) -> int:
 
 def predicted_positions(segment: Segment) -> list[int]:
     """Per logits row the position of the token it predicts."""
-    root = segment.sequence.length + len(segment.pending)
-    depths: list[int] = []
-    for parent in segment.parents:
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    return [root, *(root + depth for depth in depths)]
+    base = segment.sequence.length + 1
+    return [base + depth for depth in segment.depths()[len(segment.pending) - 1 :]]

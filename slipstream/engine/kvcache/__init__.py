@@ -1,1 +1,1 @@
-"""Paged KV: the block pool, sequences, prefixes found again, and the tensors behind them."""
+"""Paged KV: the block pool, its manager, prefixes found again, and the tensors behind them."""

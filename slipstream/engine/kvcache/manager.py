@@ -6,8 +6,7 @@ from collections.abc import Sequence as Tokens
 
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.prefix_cache import PrefixCache, salt_digest
-from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from slipstream.engine.devices import upload
-from slipstream.engine.models.attention_layers import AttentionLayer
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    index: int
+    """The module's `layer_idx`."""
+    source: int
+    """The layer whose rows it reads: itself, but for models that share KV between layers (Gemma 3n and 4)."""
+    heads: int
+    """Key and value heads, on this shard."""
+    key_dim: int
+    value_dim: int
+    window: int | None
+    dtype: torch.dtype
+    device: torch.device
+    group: int = 1
+    """Query heads that share a KV head."""
+
 
 _Shape = tuple[int, int, torch.dtype, torch.device]
 

@@ -6,31 +6,13 @@ tensor-parallel shards included. A model that asks for something we do not compu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.errors import FailedPrecondition
 
 # Keywords some families give their attention function that change its result and that we do not compute.
 _REFUSED = ("position_bias", "indices", "block_indices", "sinks", "is_cross_attention")
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionLayer:
-    index: int
-    """The module's `layer_idx`."""
-    source: int
-    """The layer whose rows it reads: itself, but for models that share KV between layers (Gemma 3n and 4)."""
-    heads: int
-    """Key and value heads, on this shard."""
-    key_dim: int
-    value_dim: int
-    window: int | None
-    dtype: torch.dtype
-    device: torch.device
-    group: int = 1
-    """Query heads that share a KV head."""
 
 
 class Probe:

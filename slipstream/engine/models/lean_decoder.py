@@ -25,9 +25,10 @@ class Linear:
     """x [T, in] -> [T, out], out being that of all `parts` side by side.
 
     It takes the parts' weights: they have none afterwards. On a CPU they are packed as oneDNN wants them, which takes a
-    half to a third of the time of `torch.nn.functional.linear` where weights do not fit in the caches. A row's numbers
-    do not depend on the other rows then, but for a lone row, which the kernels add up in another order: it is computed
-    twice instead, at the same price.
+    half to a third of the time of `torch.nn.functional.linear` where weights do not fit in the caches. In fp32 a row's
+    numbers do not depend on the other rows then, but for a lone row, which the kernels add up in another order: it is
+    computed twice instead, at the same price. In bf16 the kernels for AMX choose by the number of rows how they split
+    the sum: all passes of up to 32 rows agree bit for bit, longer ones may differ from them in the last bit.
     """
 
     def __init__(self, parts: Sequence[torch.nn.Linear], *, keep: bool = False) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from slipstream.engine.kvcache.sequence import Sequence as KV
 from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Sequence as KV
 from slipstream.errors import Internal, SlipstreamError
 
 MAGIC = 0x51_1D_01

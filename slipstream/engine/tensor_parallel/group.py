@@ -48,6 +48,10 @@ class Rank:
     local_rank: int = 0
     local_size: int = 1
 
+    @property
+    def leads(self) -> bool:
+        return self.rank == LEADER
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Rank:
         """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them the process is alone. Raises

@@ -1,1 +1,1 @@
-"""A draft model that guesses for a target with another tokenizer; imports the engine and its sibling draft model."""
+"""A draft model that proposes for a target with another tokenizer; imports the engine and its siblings above."""

@@ -1,10 +1,10 @@
-"""What a draft model says may come next at one place, string by string, as log q over the target's tokens.
+"""A draft model's distribution over the next strings, as log q over the target's tokens.
 
 A text that ends inside of what the drafter would have spelled with one token misleads it. So the last draft tokens are
-taken back: what may come next is the sum over all draft tokens that spell the taken-back bytes and more (token healing;
-the covers of a prefix of Vieira et al. 2024, arXiv 2412.03719, along one spelling). And a draft token may be only the
+taken back, and the distribution sums over all draft tokens that spell the taken-back bytes and more (token healing; the
+covers of a prefix of Vieira et al. 2024, arXiv 2412.03719, along one spelling). A draft token may also be only the
 beginning of a target token: such strings are drafted on (string-level drafting, Timor et al. 2025, arXiv 2502.05202)
-until the target's own tokenizer says which token they begin with.
+until the target's tokenizer determines the token that they begin with.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ import numpy.typing as npt
 from slipstream.proposers.cross_vocabulary.translation import Translation
 
 Logs = npt.NDArray[np.float32]
-"""[rows, draft tokens]: log q after each row of a session's pass."""
+"""[rows, draft tokens]: log q after each row of a sequence's pass."""
 
 LIKELY = 256
-"""Draft tokens after the whole text that count at all."""
+"""Draft tokens after the whole text that are considered."""
 PRECISE = 32
-"""Strings whose target token is asked of the target's tokenizer; the others' is looked up."""
+"""Strings that the target's tokenizer encodes; the others' target token comes from a table."""
 BRANCHED = 8
-"""Draft tokens that a string is drafted on with."""
+"""Draft tokens appended to a string that is drafted on."""
 BRANCHES = 4
 """Strings that are drafted on in one pass."""
 LEAST_SHARE = 0.02
-"""Of the likeliest string's probability: less likely ones are not drafted on."""
+"""Least probability, as a share of the likeliest string's, of a string that is drafted on."""
 
 
 @dataclass(frozen=True, slots=True)
 class String:
-    """Bytes that may come next. `row` and `token` name its last draft token in the session's pass."""
+    """Bytes that may come next."""
 
     weight: float
     """log q up to a constant."""
     data: bytes
     row: int
+    """Row of the sequence's pass after which its last draft token stands."""
     token: int
     open: bool
-    """Whether it may be the beginning of a longer target token."""
+    """True for what may be the beginning of a longer target token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The last draft tokens of a place: `tokens` after `rows[0]`, `rows[1]`, ...; the last row is after all of them."""
+    """The last draft tokens of a place, each after one of `rows`; the last row is after all of them."""
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
 
 
 class Continuations:
-    """`last`: what the last target token spells."""
-
     def __init__(self, translation: Translation, last: bytes, ending: Ending) -> None:
+        """`last`: bytes of the last target token."""
         self._translation = translation
         self._last = last
         self._ending = ending
         self._strings: list[String] = []
         self._rest: list[tuple[float, int]] = []
-        """(weight, target token) of what is not looked at string by string."""
+        """(weight, target token) of strings that are not kept."""
         self._grown: list[String] = []
 
     def begin(self, logs: Logs) -> None:
@@ -89,7 +89,7 @@ class Continuations:
                 self._rest.append((weight, int(self._translation.first[index])))
 
     def unfinished(self) -> list[String]:
-        """The likeliest strings that should be drafted on; `grow` wants the rows after them."""
+        """The likeliest strings to draft on; `grow` takes the rows after them."""
         best = sorted(self._strings, key=lambda string: -string.weight)
         least = (best[0].weight if best else 0.0) + math.log(LEAST_SHARE)
         likely = (string for string in best if string.open and string.weight >= least and self._token(string) >= 0)
@@ -97,7 +97,7 @@ class Continuations:
         return self._grown
 
     def grow(self, logs: Logs, rows: Sequence[int]) -> None:
-        """Puts what follows them in the place of the strings that `unfinished` named."""
+        """Replaces the strings of `unfinished` by their continuations."""
         for string, row in zip(self._grown, rows, strict=True):
             self._strings.remove(string)
             left = 1.0
@@ -113,13 +113,12 @@ class Continuations:
         self._grown = []
 
     def log_q(self) -> npt.NDArray[np.float32]:
-        """[target tokens] float32, up to a constant; -inf for what the drafter has no word for."""
+        """[target tokens] float32, up to a constant; -inf for a token that no string begins with."""
         weighed = [(string.weight, self._token(string)) for string in self._strings] + self._rest
         weighed = [(weight, token) for weight, token in weighed if token >= 0]
         row = np.full(self._translation.target.size, -np.inf, dtype=np.float32)
         if weighed:
-            weights = np.array([weight for weight, _ in weighed])
-            tokens = np.array([token for _, token in weighed])
+            weights, tokens = (np.array(column) for column in zip(*weighed, strict=True))
             top = weights.max()
             masses = np.bincount(tokens, np.exp(weights - top), minlength=len(row))
             row[tokens] = np.log(np.maximum(masses[tokens], 1e-300))

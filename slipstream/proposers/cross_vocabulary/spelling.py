@@ -1,7 +1,7 @@
-"""A tokenizer seen as spelling: the bytes that each token stands for, and the tokens that spell some bytes.
+"""The bytes that each token of a tokenizer stands for, and the tokens that spell given bytes.
 
-Bytes and not characters, because a token may hold half a character. All spellings are those in the middle of a text:
-what a tokenizer does to the beginning of a text (a space before it, a special token) is known apart.
+Bytes and not characters, because a token may hold half a character. Spellings are those in the middle of a text: the
+beginning of a text (a space before it, a special token) is treated apart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Spelling:
         added = tokenizer.get_added_tokens_decoder()
         self.special = {token.content: index for index, token in added.items() if token.special}
         self.words = list(self._words(known, {index: token.content for index, token in added.items()}))
-        """By id; None for a token without text of its own: special, unknown, or not decodable by itself."""
+        """Bytes of each token; None for one without text: special, unknown, or not decodable by itself."""
         self._bytes = _byte_tokens(self.words)
         self.opening = self._opening()
         self._middle = MidTextEncoder(self._encode, self.joined)
@@ -47,7 +47,7 @@ class Spelling:
     def encode(self, data: bytes, inside: bool = True) -> list[int]:
         """The tokens that spell `data` in the middle of a text, or at its beginning. Never raises.
 
-        What the tokenizer has no tokens for is left out or is its unknown token: compare `joined` where that matters.
+        Text without tokens is left out or becomes the unknown token: compare `joined` where that matters.
         """
         try:
             tokens = self._middle.encode(data.decode()) if inside else self._encode(data.decode())
@@ -73,7 +73,7 @@ class Spelling:
         return ids
 
     def _opening(self) -> tuple[int, ...]:
-        """What the tokenizer puts before every text, such as a token for its beginning."""
+        """Tokens that the tokenizer puts before every text, such as one for its beginning."""
         encoding = self._tokenizer.encode("b", add_special_tokens=True)
         first = next((i for i, special in enumerate(encoding.special_tokens_mask) if not special), 0)
         return tuple(token for token in encoding.ids[:first] if token < self.size)
@@ -115,5 +115,5 @@ def _clean(text: str) -> bytes | None:
 
 
 def _byte_tokens(words: list[bytes | None]) -> dict[int, int]:
-    """The token of each single byte; of two that spell the same either will do: only broken UTF-8 asks for them."""
+    """The token of each single byte, for broken UTF-8; any of several that spell it."""
     return {word[0]: token for token, word in enumerate(words) if word is not None and len(word) == 1}

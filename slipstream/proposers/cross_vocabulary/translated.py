@@ -1,8 +1,7 @@
 """Propose with a small language model that has another tokenizer than the target.
 
 The model reads the target's text in its own tokens (`translation`), its distribution over the next strings becomes
-log q over the target's tokens (`continuations`), and from there on `ModelProposer` does what it always does: it
-processes the row, and ranks with the target's noise or draws.
+log q over the target's tokens (`continuations`), and `ModelProposer` does the rest.
 """
 
 from __future__ import annotations
@@ -15,28 +14,19 @@ import numpy.typing as npt
 import torch
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.segment import Segment
-from slipstream.errors import ResourceExhausted, SlipstreamError
+from slipstream.engine.segment import Segment, Sequence
+from slipstream.errors import ResourceExhausted
 from slipstream.proposers.base import Proposal, ProposerContext
 from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending, Logs
 from slipstream.proposers.cross_vocabulary.translation import DraftText, Translation
 from slipstream.proposers.draft_model import ModelProposer, Place
+from slipstream.proposers.lookup import TextReader
 from slipstream.tokenizer.vocabulary import common_prefix
 
 HEALED = 2
-"""Last draft tokens of a place that may turn out to be spelled otherwise."""
+"""Last draft tokens before a proposed token that may be spelled otherwise."""
 LOOKAHEAD = 1
 """More passes for strings that are only the beginning of a target token."""
-
-
-@dataclass(slots=True)
-class TranslatedText:
-    """A sequence's committed text in draft tokens."""
-
-    text: DraftText
-    tokens: list[int]
-    """The context's list of target tokens that was read last."""
 
 
 @dataclass(slots=True)
@@ -98,51 +88,31 @@ class TranslatedProposer(ModelProposer):
     ) -> None:
         super().__init__(engine, width=width, proposal_tokens=proposal_tokens, sharpness=sharpness)
         self._translation = translation
-        self._texts: dict[Hashable, TranslatedText] = {}
-
-    @torch.inference_mode()
-    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
-        self._sequences.begin_step()
-        answers: list[Proposal | SlipstreamError] = []
-        passes: list[Pass] = []
-        for index, context in enumerate(contexts):
-            try:
-                answers.append(self._prepare_pass(index, context, passes))
-            except SlipstreamError as error:
-                answers.append(error)
-        left = passes
-        for _ in range(1 + LOOKAHEAD):
-            if left:
-                self._forward(left)
-                left = [one for one in left if self._extend(one)]
-        self._answer(passes, answers)
-        return answers
+        self._readers: dict[Hashable, TextReader[DraftText]] = {}
 
     def close_sequence(self, handle: Hashable) -> None:
         super().close_sequence(handle)
-        self._texts.pop(handle, None)
+        self._readers.pop(handle, None)
 
-    def _prepare_pass(self, index: int, context: ProposerContext, passes: list[Pass]) -> Proposal:
-        """Adds the sequence's pass, if there is anything to compute, and returns the proposal that it will fill.
-
-        Raises ResourceExhausted for a text that is longer than the draft model's or the cache's.
-        """
-        text = self._read(context)
-        ids, closed = text.ids, len(text.closed)
-        whole = len(text) == context.length
-        expand = context.expand if whole else []
+    def _prepare(self, index: int, context: ProposerContext, parts: list[Pass]) -> Proposal:
+        """Raises ResourceExhausted for a text that is longer than the draft model's or the cache's."""
+        reader = self._readers.setdefault(context.handle, TextReader(DraftText(self._translation)))
+        text = reader.read_context(context)
+        closed, ids = len(text.closed), text.ids
+        expand = context.expand if len(text) == context.length else []
         paths = [context.path(node) for node in expand]
         tails = [text.tail(path) for path in paths]
         lengths = [min(common_prefix(ids[closed:], tail), len(tail) - HEALED) + closed for tail in tails]
         base = max(1, min([len(ids) - HEALED, *lengths]))
         if not ids:
             return Proposal([], len(text))
-        self._check_length(base)
+        longest = self._engine.model.max_length
+        if base > longest:
+            raise ResourceExhausted(f"the draft model holds {longest} tokens; decode without it.")
         sequence = self._sequences.hold(context.handle, ids, base, context.cache_salt)
-        start = sequence.length
-        if start == base - 1 and not tails:
+        if sequence.length == base - 1 and not tails:
             return Proposal([], len(text))
-        one = Pass(sequence, start, ids[start:base])
+        one = Pass(sequence, sequence.length, ids[sequence.length : base])
         for number, (path, tail) in enumerate(zip(paths, tails, strict=True)):
             if not closed and tail[:1] != ids[:1]:
                 continue  # so short a text that not even its first token stays
@@ -154,32 +124,33 @@ class TranslatedProposer(ModelProposer):
             one.continuations.append(Continuations(self._translation, text.spelled(path), ending))
         if not self._make_room(one):
             return Proposal([], min(len(text), context.length - 1), no_room=True)
-        passes.append(one)
+        parts.append(one)
         return Proposal([], len(text))
 
-    def _read(self, context: ProposerContext) -> DraftText:
-        """The sequence's text, after reading what the budget allows."""
-        known = self._texts.get(context.handle)
-        if known is None:
-            known = self._texts[context.handle] = TranslatedText(DraftText(self._translation), context.tokens)
-        start = len(known.text)
-        if known.tokens is not context.tokens:
-            start = common_prefix(known.tokens[:start], context.tokens[: context.length])
-            known.tokens = context.tokens
-        known.text.read(start, context.tokens[start : min(context.length, start + context.max_read_tokens)])
-        return known.text
-
-    def _check_length(self, length: int) -> None:
-        longest = self._engine.model.max_length
-        if length > longest:
-            raise ResourceExhausted(f"the draft model holds {longest} tokens; decode without it.")
+    def _compute(self, parts: list[Pass]) -> tuple[list[Place], torch.Tensor | None]:
+        unfinished = parts
+        for _ in range(1 + LOOKAHEAD):
+            if unfinished:
+                self._forward(unfinished)
+                unfinished = [one for one in unfinished if self._extend(one)]
+        places: list[Place] = []
+        rows: list[npt.NDArray[np.float32]] = []
+        for one in parts:
+            for place, continuations in zip(one.places, one.continuations, strict=True):
+                row = continuations.log_q()
+                if one.broken:
+                    row.fill(np.nan)
+                if one.broken or np.isfinite(row).any():  # else no target token spells what it would propose
+                    places.append(place)
+                    rows.append(row)
+        return places, torch.from_numpy(np.stack(rows)) if rows else None
 
     def _make_room(self, one: Pass) -> bool:
         self._sequences.roll_back(one.sequence, one.start)
         return self._sequences.grow(one.sequence, len(one.pending) + len(one.nodes))
 
     def _extend(self, one: Pass) -> bool:
-        """Whether there is another pass to make for strings that are only a beginning, and room for it."""
+        """Adds the strings to draft on; False where there are none, or no room for them."""
         try:
             return one.extend() and self._make_room(one)
         except ResourceExhausted:
@@ -193,17 +164,3 @@ class TranslatedProposer(ModelProposer):
             self._engine.keep(segment, [])
             one.read(output[row : row + segment.logit_rows].log_softmax(dim=-1).cpu().numpy())
             row += segment.logit_rows
-
-    def _answer(self, passes: list[Pass], answers: list[Proposal | SlipstreamError]) -> None:
-        places: list[Place] = []
-        rows: list[npt.NDArray[np.float32]] = []
-        for one in passes:
-            for place, continuations in zip(one.places, one.continuations, strict=True):
-                row = continuations.log_q()
-                if one.broken:
-                    row.fill(np.nan)
-                if one.broken or np.isfinite(row).any():  # else no token of the target spells what it would propose
-                    places.append(place)
-                    rows.append(row)
-        if places:
-            self._choose(places, torch.from_numpy(np.stack(rows)), answers)

@@ -1,7 +1,7 @@
-"""Between the vocabularies of target and drafter: which tokens spell the same, and the target's text as draft tokens.
+"""Translation between the vocabularies of target and drafter, token by token over bytes.
 
-Everything goes over bytes. A target token is a piece: its bytes, or the one draft token that means the same where both
-have a special token for something. What neither holds for (a chat mark that the drafter never saw) is nothing.
+A target token is a piece: its bytes, or its twin, the draft token that means the same where both vocabularies have such
+a special token. A special token without a twin is no piece of the draft text.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from slipstream.proposers.cross_vocabulary.spelling import Spelling
 
 Ids = npt.NDArray[np.int64]
 Piece = bytes | int
-"""What a target token is in a drafter's text: bytes, or a draft token."""
+"""A target token in a drafter's text: bytes, or a draft token."""
 
 CUT_FROM = 48
-"""Bytes. Shorter chunks are never closed at a word."""
+"""Bytes of the shortest chunk that is closed at a word."""
 CUT_AT = 256
-"""Bytes. Longer chunks are closed anywhere: what is encoded again for each new token is bounded by this."""
+"""Bytes of the longest chunk: it is encoded again for each new token."""
 _WORD = re.compile(rb"(?<=[^\s]) (?=[A-Za-z\xc3-\xf4])")
-"""Where text may be cut without a trace: no usual tokenizer has tokens across the space before a word."""
+"""Places at which text may be cut: no usual tokenizer has tokens across the space before a word."""
 _CACHED = 1 << 14
 
 
 class Translation:
-    """`ends`: the end-of-text ids of target and drafter, which mean the same whatever they are called."""
+    """`ends`: the end-of-text ids of target and drafter, which are twins."""
 
     def __init__(self, target: Spelling, draft: Spelling, ends: tuple[Sequence[int], Sequence[int]] = ((), ())) -> None:
         self.target = target
@@ -41,15 +41,15 @@ class Translation:
             twins = dict.fromkeys(ends[0], ends[1][0]) | twins
         self.pieces: list[Piece] = [twins.get(index, word or b"") for index, word in enumerate(target.words)]
         self.first = self._first({theirs: mine for mine, theirs in reversed(twins.items())})
-        """[draft tokens] int64: the first target token of what each spells; -1 for none."""
+        """[draft tokens] int64: first target token of the bytes that each spells; -1 for none."""
         self.begins = self._begins()
-        """[draft tokens] bool: whether the drafter spells a longer target token with this one and others after it."""
+        """[draft tokens] bool: true for the first of several draft tokens that spell one target token."""
         order = sorted((word, index) for index, word in enumerate(draft.words[: draft.size]) if word)
         self._order = [word for word, _ in order]
         self._order_ids = np.array([index for _, index in order], dtype=np.int64)
         self._targets = sorted({word for word in target.words if word})
         self.follow = lru_cache(_CACHED)(self._follow)
-        """(what the last target token spells, what comes next) -> the next target token, or -1."""
+        """(bytes of the last target token, the bytes after it) -> the next target token, or -1."""
         self._alone = lru_cache(_CACHED)(self._find_alone)
         self.encode = lru_cache(_CACHED)(self._encode)
         """(bytes, inside) -> draft tokens."""
@@ -70,9 +70,9 @@ class Translation:
         return place < len(self._targets) and self._targets[place].startswith(data)
 
     def _follow(self, last: bytes, rest: bytes) -> int:
-        """-1 where the target would not have ended a token there if `rest` came next: then `rest` does not come.
+        """-1 where the target, before `rest`, would not have ended a token after `last`: then `rest` does not follow.
 
-        A text can tell that only of a last token that its own tokenizer makes of it.
+        This is known only of a last token that the target's tokenizer makes of the same bytes.
         """
         alone = self._alone(last)
         if alone < 0:
@@ -114,17 +114,18 @@ class Translation:
 
 
 class Chunk(NamedTuple):
-    """Text that is not cut yet. `inside`: text stands before it."""
+    """Text that is not cut yet."""
 
     data: bytes
     inside: bool
+    """Text stands before it."""
 
 
 class DraftText:
-    """A session's committed target tokens as draft tokens.
+    """A sequence's committed target tokens as draft tokens.
 
-    `ids` is a function of the target tokens alone, however they came. The text is cut into chunks by a rule that looks
-    only back, and each chunk is encoded by itself: more text changes the tokens of the last, open chunk only.
+    `ids` is a function of the target tokens alone, however they arrived. The text is cut into chunks by a rule that
+    looks only back, and each chunk is encoded by itself: more text changes the tokens of the last, open chunk only.
     """
 
     def __init__(self, translation: Translation) -> None:
@@ -142,18 +143,14 @@ class DraftText:
     def ids(self) -> list[int]:
         return self.closed + self.tail()
 
-    def read(self, start: int, tokens: Sequence[int]) -> bool:
-        """The target tokens from index `start` on are these. False when tokens read before were others."""
-        known = self._tokens[start:]
-        same = len(known) <= len(tokens) and known == list(tokens[: len(known)])
-        if not same:
+    def read(self, start: int, tokens: list[int]) -> None:
+        """Appends `tokens` after the first `start` target tokens; what was read beyond those before is forgotten."""
+        if start < len(self._tokens):
             tokens = [*self._tokens[:start], *tokens]
-            self._tokens, known = [], []
+            self._tokens = []
             self.closed, self._open = list(self._translation.draft.opening), Chunk(b"", False)
-        fresh = tokens[len(known) :]
-        self._tokens += fresh
-        self._open = self._extend(self.closed, self._open, fresh)
-        return same
+        self._tokens += tokens
+        self._open = self._extend(self.closed, self._open, tokens)
 
     def tail(self, path: Sequence[int] = ()) -> list[int]:
         """The draft tokens after the closed ones, with the target tokens of `path` behind the committed ones."""
@@ -162,13 +159,13 @@ class DraftText:
         return tokens + list(self._translation.encode(last.data, last.inside))
 
     def spelled(self, path: Sequence[int] = ()) -> bytes:
-        """What the last target token spells; nothing for one that is no text."""
+        """Bytes of the last target token; none for a token that is no text."""
         last = path[-1] if path else self._tokens[-1] if self._tokens else -1
         piece = self._translation.piece(last) if last >= 0 else b""
         return piece if isinstance(piece, bytes) else b""
 
     def _extend(self, closed: list[int], chunk: Chunk, tokens: Sequence[int]) -> Chunk:
-        """Appends the tokens of chunks that end to `closed`; the chunk that is open then."""
+        """Appends the tokens of chunks that end to `closed`; returns the open chunk."""
         translation = self._translation
         data, inside = chunk.data, chunk.inside
         for token in tokens:
@@ -188,7 +185,7 @@ class DraftText:
 
 
 def _cut(data: bytes) -> int | None:
-    """Where the chunk that `data` begins with ends, if that can be told yet; whatever follows, the answer stays."""
+    """End of the chunk that `data` begins with; None while more bytes could move it."""
     word = _WORD.search(data, CUT_FROM, CUT_AT + 2)
     if word is not None:
         return word.start()

@@ -185,7 +185,7 @@ Values = list[tuple[list[int], list[float]]]
 
 def drawn(shape: list[tuple[int, int]], values: Values, probability: float) -> list[tuple[int, int]]:
     """(number, parent's number) of all that was told, in order."""
-    session = new_session(8, probability, "recursive")
+    session = new_session(8, probability, "rejection")
     places = [session.tree.root]
     record: list[tuple[int, int]] = []
     for (pick, count), (drawn_tokens, shares) in zip(shape, values, strict=False):

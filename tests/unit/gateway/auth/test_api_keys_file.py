@@ -10,7 +10,7 @@ import pytest
 
 from gateway.auth.api_keys import ApiKeys
 from gateway.request_context import RequestContext
-from slipstream.client.api_key import digest
+from slipstream.client.gateway_endpoint import digest
 from slipstream.errors import InvalidArgument, Unauthenticated
 
 

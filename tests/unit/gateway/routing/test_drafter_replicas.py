@@ -10,9 +10,9 @@ from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.breaker import BreakerState
 from gateway.routing.drafters import DrafterWorker, replica
 from gateway.routing.router import DrafterRequirements, Router
+from gateway.routing.verifier_session import Received
 from gateway.sessions.drafter_assignment import LOOK_S, DrafterAssignment
 from gateway.sessions.request_stats import RequestStats
-from gateway.sessions.verifier_session import Received
 from slipstream.errors import NotFound, PermissionDenied
 from slipstream.v1 import types_pb2, verifier_pb2, worker_pb2
 
@@ -38,7 +38,7 @@ class Fleet:
         return drafter
 
     def pair(self, *names: str, need_trust: bool = False) -> list[DrafterWorker]:
-        return self.router.pair(TARGET, DrafterRequirements(names, need_trust))
+        return self.router.choose_drafters(TARGET, DrafterRequirements(names, need_trust))
 
     def assign(self, *names: str) -> DrafterAssignment:
         drafters = tuple(drafter.as_address() for drafter in self.pair(*names))
@@ -93,7 +93,9 @@ def test_one_with_another_vocabulary_is_passed_over(fleet: Fleet) -> None:
     odd, good = fleet.add(1), fleet.add(2, sessions=9)
     odd._watch.model = types_pb2.ModelInfo(name="odd", vocabulary_fingerprint="other")
     assert fleet.pair("model") == [good]
-    served = {one.name: one.mismatch for one in (fleet.router._served(name, TARGET) for name in fleet.router.pools)}
+    served = {
+        one.name: one.mismatch for one in (fleet.router._describe_drafter(name, TARGET) for name in fleet.router.pools)
+    }
     assert list(served) == ["model", "ngram", "later"] and "not been reached" in served["later"]
 
 

@@ -61,5 +61,5 @@ def test_the_verifier_that_knows_the_text_is_preferred_unless_it_is_much_busier(
     router, least, names = Router(), Place(4), prefix_hashes(TURN, "")
     router.verifiers = [least, known]  # type: ignore[list-item]
     router.affinity.note(names, known)  # type: ignore[arg-type]
-    assert (router.place("m", (), names) is known) == chosen
-    assert router.place("m", (known,), names) is least  # type: ignore[arg-type]
+    assert (router.choose_verifier("m", (), names) is known) == chosen
+    assert router.choose_verifier("m", (known,), names) is least  # type: ignore[arg-type]

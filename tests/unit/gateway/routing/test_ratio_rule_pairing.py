@@ -28,13 +28,13 @@ def router(**methods: str) -> Router:
 
 
 def paired(known: Router, *names: str) -> list[str]:
-    return [drafter.name for drafter in known.pair(TARGET, DrafterRequirements(names, need_trust=True))]
+    return [drafter.name for drafter in known.choose_drafters(TARGET, DrafterRequirements(names, need_trust=True))]
 
 
 def test_the_least_loaded_trusted_model_alone_is_chosen() -> None:
     known = router(ngram="ngram", stranger="model*", first="model", second="model", suffix="suffix")
     assert paired(known) == ["first"]
-    assert len(known.pair(TARGET, DrafterRequirements())) == 3
+    assert len(known.choose_drafters(TARGET, DrafterRequirements())) == 3
 
 
 def test_one_may_be_named() -> None:

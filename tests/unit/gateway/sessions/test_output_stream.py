@@ -61,7 +61,7 @@ class Client:
     async def follow(self, stream: OutputStream, *, counted: bool = True) -> None:
         async with aclosing(stream.follow(len(self.tokens), len(self.text) if counted else None)) as said:
             async for event in said:
-                self.hear(event)
+                self.receive_event(event)
 
     async def visit(self, stream: OutputStream) -> None:
         """Hears what there is, then hangs up."""
@@ -69,9 +69,9 @@ class Client:
         async with aclosing(stream.follow(len(self.tokens), len(self.text))) as said:
             await anext(said)
             if missing and not stream.transcript.stop:
-                self.hear(await anext(said))
+                self.receive_event(await anext(said))
 
-    def hear(self, event: Event) -> None:
+    def receive_event(self, event: Event) -> None:
         if isinstance(event, gateway_pb2.Delta):
             assert event.offset == len(self.tokens)
             self.tokens += event.token_ids
@@ -178,7 +178,7 @@ async def test_the_fastest_of_several_clients_sets_the_pace_and_the_last_one_is_
     stream.append_tokens([0] * 4)
     slow, fast = Client(), Client()
     async with aclosing(stream.follow()) as events:
-        slow.hear(await anext(events))
+        slow.receive_event(await anext(events))
         follower = asyncio.create_task(fast.follow(stream))
         while len(fast.tokens) < 4:
             await asyncio.sleep(0)

@@ -62,29 +62,29 @@ async def test_strict_gives_up_after_its_grace_and_then_waits_no_more() -> None:
 
 
 async def test_relaxed_writes_wait_for_the_store_in_order() -> None:
-    there, scribe = store(), WriteBehindQueue()
+    there, write_behind = store(), WriteBehindQueue()
     async with asyncio.TaskGroup() as tasks:
-        loop = tasks.create_task(scribe.run())
+        loop = tasks.create_task(write_behind.run())
         there.down = True
-        await write(SessionLog(there, RECORD, write_behind=scribe, grace_s=5))
+        await write(SessionLog(there, RECORD, write_behind=write_behind, grace_s=5))
         assert (await there.read("s")).tokens == (1, 2)
         there.down = False
-        await scribe.written(5)
+        await write_behind.written(5)
         loop.cancel()
     read = await there.read("s")
     assert (read.tokens, read.epoch, read.outcome) == ((1, 2, 3, 4, 7), 3, b"done")
 
 
 async def test_a_relaxed_session_hears_that_it_was_fenced() -> None:
-    memory, scribe = MemoryBackend(), WriteBehindQueue()
+    memory, write_behind = MemoryBackend(), WriteBehindQueue()
     mine = MemoryStore(memory, owner="me", ttl_s=60, lease_s=0)
-    log = SessionLog(mine, RECORD, write_behind=scribe, grace_s=5)
+    log = SessionLog(mine, RECORD, write_behind=write_behind, grace_s=5)
     await log.create()
     await MemoryStore(memory, owner="other", ttl_s=60, lease_s=60).takeover("s")
     async with asyncio.TaskGroup() as tasks:
-        loop = tasks.create_task(scribe.run())
+        loop = tasks.create_task(write_behind.run())
         await log.append([3])
-        await scribe.written(5)
+        await write_behind.written(5)
         loop.cancel()
     with pytest.raises(Aborted):
         await log.append([4])
@@ -96,10 +96,10 @@ async def test_without_a_store_no_session_begins_whatever_the_durability() -> No
         async def create(self, record: SessionRecord) -> None:
             raise Unavailable("away")
 
-    for scribe in (None, WriteBehindQueue()):
+    for write_behind in (None, WriteBehindQueue()):
         down = Down(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
         with pytest.raises(Unavailable):
-            await SessionLog(down, RECORD, write_behind=scribe, grace_s=5).create()
+            await SessionLog(down, RECORD, write_behind=write_behind, grace_s=5).create()
 
 
 class Watched(MemoryStore):
@@ -136,11 +136,11 @@ async def test_a_lease_is_renewed_and_an_outage_is_told() -> None:
     assert there.renewals == 3
 
 
-@pytest.mark.parametrize("scribe", [None, WriteBehindQueue()], ids=["strict", "relaxed"])
-async def test_a_renewal_hears_that_another_owner_has_the_session(scribe: WriteBehindQueue | None) -> None:
+@pytest.mark.parametrize("write_behind", [None, WriteBehindQueue()], ids=["strict", "relaxed"])
+async def test_a_renewal_receives_that_another_owner_has_the_session(write_behind: WriteBehindQueue | None) -> None:
     memory = MemoryBackend()
     there = Watched(memory)
-    log = SessionLog(there, RECORD, write_behind=scribe, grace_s=5)
+    log = SessionLog(there, RECORD, write_behind=write_behind, grace_s=5)
     await log.create()
     taken = await MemoryStore(memory, owner="other", ttl_s=60, lease_s=60).takeover("s", force=True)
     with pytest.raises(Aborted):

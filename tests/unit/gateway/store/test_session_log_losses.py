@@ -160,8 +160,8 @@ async def test_a_former_owner_cannot_raise_the_epoch_of_the_one_that_came_after_
 @pytest.mark.parametrize("lost", range(1, 9))
 @pytest.mark.parametrize("relaxed", [False, True])
 async def test_the_end_of_a_session_puts_back_what_was_lost_before_it(relaxed: bool, lost: int) -> None:
-    memory, scribe = Forgetful(), WriteBehindQueue() if relaxed else None
-    log = SessionLog(memory.store("a"), RECORD, write_behind=scribe, grace_s=1)
+    memory, write_behind = Forgetful(), WriteBehindQueue() if relaxed else None
+    log = SessionLog(memory.store("a"), RECORD, write_behind=write_behind, grace_s=1)
 
     async def written() -> None:
         assert await log.catch_up()
@@ -190,9 +190,9 @@ async def test_the_end_of_a_session_puts_back_what_was_lost_before_it(relaxed: b
     assert (read.outcome, read.leased) == (b"done", False)
 
 
-async def test_what_waits_for_the_scribe_follows_what_was_lost() -> None:
-    memory, scribe = Forgetful(), WriteBehindQueue()
-    log = SessionLog(memory.store("a"), RECORD, write_behind=scribe, grace_s=1)
+async def test_what_waits_in_the_queue_follows_what_was_lost() -> None:
+    memory, write_behind = Forgetful(), WriteBehindQueue()
+    log = SessionLog(memory.store("a"), RECORD, write_behind=write_behind, grace_s=1)
     await log.create()
     await log.append([3, 4])
     assert await log.catch_up()

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.routing.configured_workers import ConfiguredWorkers
+from gateway.configured_workers import ConfiguredWorkers
 from gateway.sessions.request_stats import RequestStats
 from gateway.sessions.run import outcome_of
 from gateway.store.measured import MeasuredStore
@@ -242,7 +242,7 @@ async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() 
         drafter_prices=("model=1.5",),
     )
     metrics, traffic = RequestMetrics(), ByteCounter()
-    router = ConfiguredWorkers(config, "fingerprint", lambda role: MagicMock(), metrics, traffic).router(time.monotonic)
+    router = ConfiguredWorkers(config, "fingerprint", lambda role: MagicMock(), traffic).router(time.monotonic)
     parts = MetricsParts(config, metrics, router, MagicMock(), None, traffic, MagicMock())
     told = {metric.name: source for metric, source in _workers(parts).items()}
     names = {("verifier", "dns:///v:1"), ("verifier", "w:1"), ("drafter", "model"), ("drafter", "ngram")}

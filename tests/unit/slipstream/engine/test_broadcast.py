@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.tensor_parallel.broadcast import (
     MAGIC,
     BroadcastStep,

@@ -17,7 +17,7 @@ from slipstream.engine.cuda_graphs.graphs import Acceleration, accelerate
 from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.cuda_graphs.paged import PagedPlan
 from slipstream.engine.engine import HiddenRequest, ModelOutput, begin_unshared
-from slipstream.engine.models.attention_layers import AttentionLayer
+from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.models.forward import ForwardStep
 from slipstream.engine.torch_engine import TorchEngine

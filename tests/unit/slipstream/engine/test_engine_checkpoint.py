@@ -12,9 +12,8 @@ import torch
 import transformers
 
 from slipstream.engine.engine import begin_unshared
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer

@@ -11,10 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
-from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.kvcache.store import KVStore
-from slipstream.engine.models.attention_layers import AttentionLayer
-from slipstream.engine.segment import Segment
+from slipstream.engine.kvcache.store import AttentionLayer, KVStore
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, OutOfRange, ResourceExhausted
 
 BLOCKS, SIZE = 12, 4

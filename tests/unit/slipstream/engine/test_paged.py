@@ -20,9 +20,8 @@ from slipstream.engine.cuda_graphs.graphs import Acceleration
 from slipstream.engine.cuda_graphs.inputs import Bucket, Buckets, Inputs, Pool, walk
 from slipstream.engine.cuda_graphs.paged import PagedPlan
 from slipstream.engine.engine import begin_unshared
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import FAMILIES, WINDOW
 from tests.packed import (

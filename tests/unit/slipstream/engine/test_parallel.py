@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from slipstream.engine.engine import HiddenRequest, ModelOutput, begin_unshared
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.tensor_parallel.broadcast import Kind, kind_of
 from slipstream.engine.tensor_parallel.group import GroupLost
 from slipstream.engine.tensor_parallel.parallel import FollowingEngine, LeadingEngine

@@ -14,8 +14,7 @@ from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import MAX_CACHED_SHARE, BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.prefix_cache import PrefixCache, salt_digest
-from slipstream.engine.kvcache.sequence import Sequence
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import ResourceExhausted
 
 BLOCKS, SIZE = 10, 4

@@ -63,16 +63,16 @@ def lines(found: list[ComparedLine]) -> dict[str, ComparedLine]:
 
 def test_a_better_arm_is_called_so_by_every_metric_in_which_it_is() -> None:
     found = lines(compare([arm("old", 200, 0.5, 0.020, 1), arm("new", 100, 0.6, 0.015, 2)], PRICES)["new"])
-    assert found["acceptance rate"].verdict("new").startswith("new is better by 0.0")
+    assert found["acceptance rate"].conclusion("new").startswith("new is better by 0.0")
     assert found["acceptance length"].difference.value == pytest.approx(0.4, abs=0.05)
     assert found["tokens a round"].second.value == pytest.approx(1 + 4 * 0.6, abs=0.05)
     for name in ("TPOT mean", "TPOT p50", "TPOT p95"):
-        assert found[name].verdict("new").startswith("new is better by 4") or "by 5" in found[name].verdict("new")
+        assert found[name].conclusion("new").startswith("new is better by 4") or "by 5" in found[name].conclusion("new")
         assert found[name].difference.high < 0.0
-    assert found["TTFT mean"].verdict("new") == "no difference shown (0 to 0)"
-    assert found["cost of 1M tokens"].verdict("new").startswith("no difference shown")
+    assert found["TTFT mean"].conclusion("new") == "no difference shown (0 to 0)"
+    assert found["cost of 1M tokens"].conclusion("new").startswith("no difference shown")
     worse = lines(compare([arm("new", 100, 0.6, 0.015, 2), arm("old", 200, 0.5, 0.020, 1)])["old"])
-    assert worse["TPOT mean"].verdict("old").startswith("old is worse by")
+    assert worse["TPOT mean"].conclusion("old").startswith("old is worse by")
 
 
 def test_costs_are_seconds_times_prices() -> None:
@@ -87,7 +87,7 @@ def test_costs_are_seconds_times_prices() -> None:
 def test_arms_that_are_alike_are_seldom_called_different() -> None:
     """Over 14 metrics of 30 experiments; metrics go together, so the share varies more than it would alone."""
     verdicts = [
-        line.verdict("b")
+        line.conclusion("b")
         for seed in range(30)
         for line in compare([arm("a", 80, 0.5, 0.02, seed), arm("b", 60, 0.5, 0.02, 1000 + seed)])["b"]
     ]
@@ -97,8 +97,10 @@ def test_arms_that_are_alike_are_seldom_called_different() -> None:
 
 def test_a_few_sessions_are_too_few() -> None:
     found = lines(compare([arm("old", 9, 0.5, 0.02, 1), arm("new", 30, 0.9, 0.01, 2)])["new"])
-    assert {found[name].verdict("new") for name in ("acceptance rate", "TPOT mean", "TPOT p95")} == {"too few sessions"}
-    assert compare([arm("old", 0, 0.5, 0.02, 1)])["old"][0].verdict("old") == "too few sessions"
+    assert {found[name].conclusion("new") for name in ("acceptance rate", "TPOT mean", "TPOT p95")} == {
+        "too few sessions"
+    }
+    assert compare([arm("old", 0, 0.5, 0.02, 1)])["old"][0].conclusion("old") == "too few sessions"
 
 
 def test_a_shadow_is_compared_with_who_served_the_same_sessions() -> None:
@@ -106,7 +108,7 @@ def test_a_shadow_is_compared_with_who_served_the_same_sessions() -> None:
     watched.samples.extend(arm("old", 500, 0.99, 0.02, 5).samples)  # sessions that it did not see
     found = lines(shadows(watched)["new"])
     assert found["acceptance rate"].first.value == pytest.approx(0.5, abs=0.01)
-    assert found["acceptance rate"].verdict("new").startswith("new is better by 0.0")
+    assert found["acceptance rate"].conclusion("new").startswith("new is better by 0.0")
     assert set(found) == {"acceptance rate", "acceptance length", "tokens a round"}
     assert reached(watched.samples[:60], "new") == [0.5, 0.2]
 
@@ -128,4 +130,4 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
 def test_a_difference_whose_interval_touches_zero_is_not_shown() -> None:
     metric: Any = compare([arm("old", 20, 0.5, 0.02, 1)])["old"][0].metric
     line = ComparedLine(metric, Interval(1.0, 0.9, 1.1), Interval(1.1, 1.0, 1.2), Interval(0.1, 0.0, 0.2))
-    assert line.verdict("new") == "no difference shown (0 to 0.200)"
+    assert line.conclusion("new") == "no difference shown (0 to 0.200)"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.proposers.lookup import LookupProposer
-from slipstream.proposers.predicted_output import GRAM, WINDOW, Alignment, Place, PredictionText, Record
+from slipstream.proposers.predicted_output import GRAM, WINDOW, Alignment, HitRates, Place, PredictionText
 from tests.unit.slipstream.proposers.test_lookup import Drafting, chain, session
 
 PROMPT = [7, 8, 9]
@@ -174,11 +174,11 @@ def test_the_work_for_a_token_does_not_depend_on_the_predictions_length(period: 
 
 @given(st.floats(0, 1), st.integers(0, 40), SEEDS)
 def test_a_sessions_own_experience_corrects_what_is_believed(rate: float, run: int, seed: int) -> None:
-    record, chance = Record(), random.Random(seed)
+    rates, chance = HitRates(), random.Random(seed)
     for _ in range(400):
-        record.add(run, chance.random() < rate)
-    assert record.rate(run) == pytest.approx(rate, abs=0.25)
-    assert 0 < record.rate(run) < 1
+        rates.add(run, chance.random() < rate)
+    assert rates.rate(run) == pytest.approx(rate, abs=0.25)
+    assert 0 < rates.rate(run) < 1
 
 
 async def test_a_session_brings_its_prediction_and_drafts_ahead_of_commits() -> None:

@@ -39,6 +39,22 @@ def test_the_table_is_read_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_a_drafter_without_a_model_runs_without_torch() -> None:
+    program = """
+import asyncio, sys
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafter import running
+
+async def main():
+    async with running(DrafterConfig(method="ngram", listen="127.0.0.1:0", grace_s=0.0)):
+        pass
+
+asyncio.run(main())
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_an_unknown_method_is_refused_by_name_and_has_no_properties() -> None:
     with pytest.raises(InvalidArgument, match="choose model, ngram"):
         find_method("psychic")

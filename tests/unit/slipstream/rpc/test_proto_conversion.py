@@ -67,6 +67,15 @@ def test_rules_have_one_number_each(rule: str) -> None:
     assert proto_conversion.rule_name(proto_conversion.rule_number(rule)) == rule
 
 
+@pytest.mark.parametrize("name", ["block", "recursive"])
+def test_former_rules_are_other_names_of_rejection(name: str) -> None:
+    former = types_pb2.AcceptanceRule.Value(f"ACCEPTANCE_RULE_{name.upper()}")
+    assert proto_conversion.rule_name(former) == "rejection" == SamplingParams(acceptance=name).acceptance
+    assert proto_conversion.rule_number(name) == types_pb2.ACCEPTANCE_RULE_REJECTION
+    message = types_pb2.Sampling(temperature=1.0, top_p=1.0, repetition_penalty=1.0, acceptance=former)
+    assert proto_conversion.sampling_from_proto(message) == SamplingParams(acceptance="rejection")
+
+
 @pytest.mark.parametrize("kind", SlipstreamError.__subclasses__())
 def test_failures_keep_their_type_sentence_and_reason(kind: type[SlipstreamError]) -> None:
     back = proto_conversion.failure_from_proto(proto_conversion.failure_to_proto(kind("Try again.", reason="WORD")))

@@ -152,7 +152,7 @@ def test_a_selection_prefers_likely_paths_and_a_chain_only_the_first_born() -> N
     assert tree.select(9).head(2) == tree.select(2)
     assert tree.select_chain(9).token_ids == (1, 3)
     assert tree.select_chain(1).token_ids == (1,)
-    assert tree.select(0) == Selection() == tree.select_chain(0)
+    assert tree.select(0) == Selection() == tree.select_chain(0) == tree.select_drawn(0)
 
 
 def test_a_drawn_selection_takes_the_first_created_whatever_they_are() -> None:
@@ -180,7 +180,7 @@ def test_a_chain_survives_being_accepted_token_by_token() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(chain(3, *range(6)))
     for token in range(6):
-        assert tree.select_chain(1).token_ids == (token,)
+        assert tree.select_drawn(1).token_ids == (token,)
         tree.commit([token])
     assert tree.empty
 

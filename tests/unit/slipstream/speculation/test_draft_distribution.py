@@ -14,9 +14,8 @@ from scipy import stats
 from drafter_svc.send_policy import join
 from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.engine import ModelOutput
-from slipstream.engine.kvcache.sequence import Sequence
 from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import Proposal
 from slipstream.proposers.draft_model import ModelProposer
@@ -132,7 +131,7 @@ def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] =
 def test_each_node_says_what_it_was_drawn_from_given_its_earlier_siblings(rule: str) -> None:
     session = grown(rule, 1.0, 3)
     nodes = list(session.tree.nodes())
-    assert len(nodes) == (9 if rule == "recursive" else 3)
+    assert len(nodes) == 9
     for parent in (session.tree.root, *nodes):
         before: list[int] = []
         for child in parent.children.values():
@@ -147,11 +146,12 @@ def test_each_node_says_what_it_was_drawn_from_given_its_earlier_siblings(rule: 
 def test_draws_have_noise_of_their_own_at_every_node_and_in_every_generation_and_opening() -> None:
     """With the q of all places the same, only noise makes draws differ."""
     many = tuple(0.0 for _ in range(30))
-    session = grown("block", 1.0, 6, logits=many)
-    chain = [node.token for node in session.tree.nodes()]
-    assert len(set(chain)) > 4
+    session = grown("rejection", 1.0, 4, logits=many)
+    assert len({node.token for node in session.tree.nodes()}) > 4  # four families of three
+    first = next(iter(session.tree.root.children.values()))
+    elsewhere = next(token for token in range(30) if token not in first.children)
     streams = {session.stream}
-    session.commit(2, [chain[0], (chain[1] + 1) % 30])
+    session.commit(2, [first.token, elsewhere])
     streams.add(session.stream)
     session.number = 8
     streams.add(session.stream)

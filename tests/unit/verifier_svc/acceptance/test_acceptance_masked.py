@@ -29,15 +29,11 @@ from tests.unit.verifier_svc.acceptance.test_acceptance_coupled import (
     tokens_of,
     tree_of,
 )
-from verifier_svc.acceptance.block import RoundChance, block
 from verifier_svc.acceptance.judge import VerifyInput, judge
-from verifier_svc.acceptance.recursive import recursive
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.session import Session
-
-RATIO = {"rejection": rejection, "block": block, "recursive": recursive}
 
 
 def choices(path: Path, vocabulary: int) -> list[int]:
@@ -105,7 +101,7 @@ def test_any_trees_emit_what_plain_decoding_inside_the_grammar_emits(
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.sampled_from(sorted(RATIO)), st.sampled_from(SAMPLINGS), PATHS, st.integers(0, 10**6))
+@given(st.sampled_from(["rejection", "recursive"]), st.sampled_from(SAMPLINGS), PATHS, st.integers(0, 10**6))
 def test_a_ratio_rule_is_told_the_masked_distribution_at_every_node(
     rule: str, sampling: SamplingParams, paths: set[Path], seed: int
 ) -> None:
@@ -115,8 +111,7 @@ def test_a_ratio_rule_is_told_the_masked_distribution_at_every_node(
     assert isinstance(verdict, AcceptanceResult)
     output = tokens_of(tree, verdict)
     assert all(token in choices(tuple(output[:index]), VOCABULARY) for index, token in enumerate(output))
-    chance = (RoundChance if rule == "block" else KeyedRandomness)(seed, len(PREFIX))
-    walk = RATIO[rule](tree, chance)
+    walk = rejection(tree, KeyedRandomness(seed, len(PREFIX)))
     request = next(walk)
     with pytest.raises(StopIteration) as stop:
         while True:
@@ -175,13 +170,12 @@ def masked(seed: int, vocabulary: int) -> Target:
     return target
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("support", [0, 1, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_drafts_outside_the_grammar_leave_the_masked_law_as_it_is(rule: str, support: int, seed: int) -> None:
+def test_drafts_outside_the_grammar_leave_the_masked_law_as_it_is(support: int, seed: int) -> None:
     target, draft = masked(seed, 3), draft_of(seed + 1, 3, support)
-    assert bias(RATIO[rule], target, draft, 3) < 1e-12
-    assert bias(RATIO[rule], target, inside(target, draft), 3) < 1e-12
+    assert bias(rejection, target, draft, 3) < 1e-12
+    assert bias(rejection, target, inside(target, draft), 3) < 1e-12
 
 
 def inside(target: Target, draft: Draft) -> Draft:
@@ -211,7 +205,7 @@ class Cursors:
         return token in choices(tuple(output), self._vocabulary)
 
 
-def through_rounds(rule: str, seed: int, *, drawn: bool) -> float:
+def through_rounds(seed: int, *, drawn: bool) -> float:
     """The law of the text over several rounds with the real trees, candidates looked at as they come."""
     vocabulary = 3
     target = masked(seed, vocabulary)
@@ -222,16 +216,14 @@ def through_rounds(rule: str, seed: int, *, drawn: bool) -> float:
 
     drafts = [draft_of(seed + number, vocabulary, vocabulary) for number in (1, 2)]
     rounds = Round(passes=2, budget=2), Round(passes=1, budget=3)
-    world = World(rule, target, drafts, rounds, 2, max_nodes=3, expand=1, admits=admits)  # type: ignore[arg-type]
+    world = World("rejection", target, drafts, rounds, 2, max_nodes=3, expand=1, admits=admits)  # type: ignore[arg-type]
     return error(target, law(world), 2)
 
 
-@pytest.mark.parametrize("rule", sorted(RATIO))
 @pytest.mark.parametrize("seed", [3, 4])
-def test_what_is_not_admitted_changes_no_law(rule: str, seed: int) -> None:
-    assert through_rounds(rule, seed, drawn=True) < 1e-12
+def test_what_is_not_admitted_changes_no_law(seed: int) -> None:
+    assert through_rounds(seed, drawn=True) < 1e-12
 
 
-@pytest.mark.parametrize("rule", sorted(RATIO))
-def test_what_was_drawn_must_be_judged_even_where_it_is_forbidden(rule: str) -> None:
-    assert through_rounds(rule, 3, drawn=False) > 1e-3
+def test_what_was_drawn_must_be_judged_even_where_it_is_forbidden() -> None:
+    assert through_rounds(3, drawn=False) > 1e-3

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from slipstream.speculation.draft_distribution import DraftDistribution
-from slipstream.speculation.selection import Selection
 from tests.enumeration import bias, chain, dense, draft_of, outcomes, run, target_of
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection, residual
 
@@ -61,14 +60,6 @@ def test_a_token_outside_its_own_q_is_reported_and_replaced_by_a_draw_from_p() -
         assert verdict.dishonest and verdict.path == ()
         law[verdict.next_token] += weight
     assert np.abs(law - target(())).max() < 1e-12
-
-
-def test_only_first_children_are_judged() -> None:
-    proposal = DraftDistribution((0, 1, 2), (1, 1, 1))
-    selection = Selection((0, 1), (-1, -1), (1, 1), (0.0, 0.0), (0.0, 0.0), (proposal, proposal))
-    one_hot = np.array([0.0, 1.0, 0.0])
-    for verdict, _ in outcomes(rejection, selection, lambda path: one_hot):
-        assert verdict.path == () and verdict.next_token == 1
 
 
 @pytest.mark.parametrize("proposal", [DraftDistribution((0, 1, 2), (1, 1, 2)), None])

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from benchmarks.virtual import VirtualLoop, run
-from gateway.sessions.verifier_session import SessionEnded, VerifierSession, stream_lost
+from gateway.routing.verifier_session import SessionEnded, VerifierSession, stream_lost
 from slipstream.errors import Internal, ResourceExhausted, Unavailable
 from slipstream.v1 import types_pb2, verifier_pb2
 

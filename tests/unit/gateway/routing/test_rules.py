@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.rules import COMPARISONS, LENGTHS, NO_RULE, Rule, RuleBound, RuleInput, choose, parse
+from gateway.routing.rules import COMPARISONS, LENGTHS, NO_RULE, Rule, RuleBound, RuleInput, choose, parse
 from slipstream.errors import InvalidArgument
 
 KNOWN = ("model", "ngram", "suffix", "far-away.2")

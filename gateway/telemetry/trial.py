@@ -1,4 +1,4 @@
-"""What the running experiment measured on this gateway: a bounded sample of each arm's sessions.
+"""Measurements of the running experiment on this gateway: a bounded sample of each arm's sessions.
 
 An arm keeps its `KEPT` finished sessions of lowest priority, which is a hash of the session's id. That is a simple
 random sample, without a bias to late or early sessions, and samples of several gateways can be merged: the lowest of
@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from gateway.experiments.experiment import Arm, Experiment
 from gateway.routing.drafters import pool_of
+from gateway.routing.experiment import Arm, Experiment
 from gateway.sessions.observer import SessionObserver
 from slipstream.v1 import gateway_pb2, verifier_pb2
 

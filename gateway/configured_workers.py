@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.config import GatewayConfig
-from gateway.experiments.experiment import Experiment
 from gateway.routing.breaker import BreakerSettings
 from gateway.routing.discovery import Discovery, by_name
 from gateway.routing.drafters import DrafterWorker, pool_of, replica
+from gateway.routing.experiment import Experiment
 from gateway.routing.router import Router
-from gateway.routing.verifiers import VerifierWorker
-from gateway.telemetry.request_metrics import RequestMetrics
+from gateway.routing.verifiers import DrafterFailed, VerifierWorker
 from slipstream.proposers.registry import method_in_verifier
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter
@@ -22,15 +21,15 @@ from slipstream.rpc.server import DRAFTER, VERIFIER
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredWorkers:
-    """Those at an address are there from the beginning, those behind a name as soon as they are found."""
+    """A worker at an address is in the router from the beginning, one behind a DNS name as soon as it is found."""
 
     config: GatewayConfig
     fingerprint: str
-    """Of the gateway's tokenizer."""
-    reach: Callable[[str], Dial]
+    """Fingerprint of the gateway's tokenizer."""
+    dial_for: Callable[[str], Dial]
     """How to dial the workers of a role."""
-    meters: RequestMetrics
     traffic: ByteCounter
+    drafter_failed: DrafterFailed = lambda drafter, reason, sessions: None
     experiment: Experiment | None = None
 
     def router(self, clock: Callable[[], float]) -> Router:
@@ -40,11 +39,12 @@ class ConfiguredWorkers:
         return router
 
     def _add_verifiers(self, router: Router) -> None:
-        dial = self.reach(VERIFIER)
+        dial = self.dial_for(VERIFIER)
 
         def made(address: str) -> VerifierWorker:
-            failed = self.meters.drafter_failed
-            return VerifierWorker(address, dial, self.fingerprint, router.changes.notify_all, self.traffic, failed)
+            return VerifierWorker(
+                address, dial, self.fingerprint, router.changes.notify_all, self.traffic, self.drafter_failed
+            )
 
         for target in self.config.verifiers:
             if by_name(target):
@@ -53,7 +53,7 @@ class ConfiguredWorkers:
                 router.verifiers.append(made(target))
 
     def _add_drafters(self, router: Router) -> None:
-        dial, config = self.reach(DRAFTER), self.config
+        dial, config = self.dial_for(DRAFTER), self.config
         tolerance = BreakerSettings(
             config.breaker_window_s, config.breaker_cool_down_s, config.breaker_longest_cool_down_s
         )

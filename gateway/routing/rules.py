@@ -1,4 +1,5 @@
-"""The operator's rules of routing: which requests speculate, with whom, and how far. The first that fits counts.
+"""The operator's rules of routing: which requests speculate, with which drafters, and how
+far. The first rule that fits a request counts.
 
     RULES      = RULE (";" RULE)*
     RULE       = CONDITIONS ":" ACTIONS
@@ -40,12 +41,12 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class RuleInput:
-    """What of a request the rules look at."""
+    """The properties of a request that conditions are checked against."""
 
     workload: str
     salt: str
     max_tokens: int
-    """Output tokens that it may have, the default and the model's length considered."""
+    """Most output tokens, after the default and the model's length are applied."""
     prompt_tokens: int
 
     def length(self, name: str) -> int:
@@ -60,8 +61,8 @@ class RuleBound:
     sign: str
     value: int
 
-    def holds(self, case: RuleInput) -> bool:
-        return COMPARISONS[self.sign](case.length(self.name), self.value)
+    def holds(self, request: RuleInput) -> bool:
+        return COMPARISONS[self.sign](request.length(self.name), self.value)
 
     def __str__(self) -> str:
         return f"{self.name}{self.sign}{self.value}"
@@ -75,15 +76,15 @@ class Rule:
     off: bool = False
     """No speculation."""
     drafters: tuple[str, ...] = ()
-    """Whom to choose from; empty: from all."""
+    """Drafters to choose from; empty: all."""
     max_draft_tokens: int | None = None
     """Never more than the gateway's own limit."""
 
-    def fits(self, case: RuleInput) -> bool:
+    def fits(self, request: RuleInput) -> bool:
         return (
-            self.workload in (None, case.workload)
-            and self.salt in (None, case.salt)
-            and all(bound.holds(case) for bound in self.bounds)
+            self.workload in (None, request.workload)
+            and self.salt in (None, request.salt)
+            and all(bound.holds(request) for bound in self.bounds)
         )
 
     def __str__(self) -> str:
@@ -101,13 +102,13 @@ class Rule:
 NO_RULE = Rule()
 
 
-def choose(rules: Sequence[Rule], case: RuleInput) -> Rule:
-    """The first rule that fits, or one that says nothing."""
-    return next((rule for rule in rules if rule.fits(case)), NO_RULE)
+def choose(rules: Sequence[Rule], request: RuleInput) -> Rule:
+    """The first rule that fits, or NO_RULE."""
+    return next((rule for rule in rules if rule.fits(request)), NO_RULE)
 
 
 def parse(text: str, known: Collection[str]) -> tuple[Rule, ...]:
-    """The rules, of drafters named in `known` alone. Raises InvalidArgument that names the rule and what is wrong."""
+    """Parse the rules; they may name only drafters in `known`. Raises InvalidArgument with the rule and its error."""
     rules = []
     for number, part in enumerate((part.strip() for part in text.split(";")), 1):
         if not part:
@@ -151,7 +152,7 @@ def _conditions(words: list[str]) -> tuple[dict[str, str], tuple[RuleBound, ...]
 
 
 def read_actions(words: list[str], known: Collection[str]) -> tuple[bool, tuple[str, ...], int | None]:
-    """Whether it says `off`, the drafters and the most draft tokens. Raises ValueError with a sentence."""
+    """Returns (off, drafters, most draft tokens). Raises ValueError with a sentence."""
     if words == [OFF]:
         return True, (), None
     given: dict[str, str] = {}
@@ -175,7 +176,7 @@ def read_actions(words: list[str], known: Collection[str]) -> tuple[bool, tuple[
 def check_known(drafters: Iterable[str], known: Collection[str]) -> None:
     """Raises ValueError for a drafter that the gateway does not have."""
     if unknown := [name for name in drafters if name not in known]:
-        raise ValueError(f"GATEWAY_DRAFTERS has no {unknown[0]!r}; it names {', '.join(sorted(known)) or 'nobody'}.")
+        raise ValueError(f"GATEWAY_DRAFTERS has no {unknown[0]!r}; it names {', '.join(sorted(known)) or 'none'}.")
 
 
 def _part(word: str) -> tuple[str, str, str]:

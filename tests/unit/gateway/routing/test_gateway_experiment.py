@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.experiments.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
-from gateway.experiments.trial import DEPTHS, KEPT, Trial
-from gateway.requests.rules import Rule
+from gateway.routing.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
+from gateway.routing.rules import Rule
+from gateway.telemetry.trial import DEPTHS, KEPT, Trial
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.experiments.samples import merge
+from slipstream.experiments.comparison import merge
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
@@ -74,7 +74,7 @@ def test_what_is_written_is_read_as_it_was(arms: list[Arm]) -> None:
         ("old: 1 drafters=nobody", "has no 'nobody'"),
         ("old: 1 shadow=nobody", "has no 'nobody'"),
         ("old: 1 drafters=model shadow=model", "model serves in this arm"),
-        ("old: 1 off shadow=model", "nobody drafts without speculation"),
+        ("old: 1 off shadow=model", "no drafter proposes without speculation"),
         ("old: 1 shadow=model shadow=new", "give shadow=A+B once"),
         ("old: 1 shadow=new+new", "give shadow=A+B once"),
         ("old: 1 off drafters=model", "'off' cannot be read"),
@@ -160,7 +160,7 @@ def measured(names: list[str]) -> gateway_pb2.GetExperimentResponse:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.experiments.trial.KEPT", 5)
+    monkeypatch.setattr("gateway.telemetry.trial.KEPT", 5)
 
 
 @pytest.mark.usefixtures("few")

@@ -1,8 +1,8 @@
-"""An experiment on live traffic: which arm a session belongs to, and what is done otherwise in it.
+"""An experiment on live traffic: which arm a session belongs to, and which drafters the arm uses.
 
     EXPERIMENT = ARM (";" ARM)*
     ARM        = NAME ":" WEIGHT (ACTIONS | SHADOWS | ACTIONS SHADOWS)?
-    ACTIONS    = as in `gateway.requests.rules`: "off", or drafters=A+B and max_draft_tokens=N
+    ACTIONS    = as in `gateway.routing.rules`: "off", or drafters=A+B and max_draft_tokens=N
     SHADOWS    = "shadow=" NAME ("+" NAME)*           they draft without serving; not with "off"
 
 For example: `old: 80 drafters=model; new: 15 drafters=suffix; plain: 5 off`, or `rest: 95; watched: 5 shadow=suffix`.
@@ -18,13 +18,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
 
-from gateway.requests.rules import NO_RULE, Rule, check_known, read_actions
+from gateway.routing.rules import NO_RULE, Rule, check_known, read_actions
 from slipstream.errors import InvalidArgument
 
 SETTING = "GATEWAY_EXPERIMENT"
 MAX_ARMS = 8
 MAX_SHADOWS = 2
-"""Of one arm: each costs the verifier what a drafter's frames cost."""
+"""Most shadows of one arm: each costs the verifier as much receiving as a drafter does."""
 MAX_WEIGHT = 1_000_000
 NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 SHADOW = "shadow="
@@ -36,19 +36,19 @@ class Arm:
     name: str
     weight: int
     rule: Rule = NO_RULE
-    """What is done; its conditions hold for every session."""
+    """The actions of the arm; the rule has no conditions."""
     shadows: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """In the grammar above; parsing it gives an equal arm."""
-        done = str(self.rule).partition(": ")[2]
-        watched = f"{SHADOW}{'+'.join(self.shadows)}" if self.shadows else ""
-        return " ".join(filter(None, [f"{self.name}: {self.weight}", done, watched]))
+        actions = str(self.rule).partition(": ")[2]
+        shadows = f"{SHADOW}{'+'.join(self.shadows)}" if self.shadows else ""
+        return " ".join(filter(None, [f"{self.name}: {self.weight}", actions, shadows]))
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Another name deals the sessions anew."""
+    """Sessions are assigned to arms by a hash of `name` and the session's id."""
 
     name: str
     arms: tuple[Arm, ...]
@@ -58,7 +58,7 @@ class Experiment:
 
     @property
     def reserved(self) -> frozenset[str]:
-        """Drafters that are shadows and serve in no arm: they serve nobody who does not name them."""
+        """Drafters that are shadows and serve in no arm: they serve only sessions that name them."""
         serving = {name for arm in self.arms for name in arm.rule.drafters}
         return frozenset(name for arm in self.arms for name in arm.shadows) - serving
 
@@ -69,7 +69,7 @@ class Experiment:
         return self.arms[bisect_right(weights, self._draw(session)[0] * weights[-1] // _SPAN)]
 
     def priority(self, session: str) -> int:
-        """64 random bits of the session, which say nothing of its arm: samples are cut by them."""
+        """64 random bits of the session, independent of its arm: samples are chosen by them."""
         return self._draw(session)[1]
 
     def _draw(self, session: str) -> tuple[int, int]:
@@ -107,12 +107,12 @@ def _arm(text: str, known: Collection[str]) -> Arm:
     weight, *words = rest.split() or [""]
     if not re.fullmatch("[0-9]{1,7}", weight) or not 0 < int(weight) <= MAX_WEIGHT:
         raise ValueError(f"its weight is {weight!r}; give a whole number from 1 to {MAX_WEIGHT} after the colon.")
-    watching = [word for word in words if word.startswith(SHADOW)]
-    doing = [word for word in words if not word.startswith(SHADOW)]
-    off, drafters, most = read_actions(doing, known) if doing else (False, (), None)
-    shadows = _shadows(watching, known)
+    shadow_words = [word for word in words if word.startswith(SHADOW)]
+    action_words = [word for word in words if not word.startswith(SHADOW)]
+    off, drafters, most = read_actions(action_words, known) if action_words else (False, (), None)
+    shadows = _shadows(shadow_words, known)
     if off and shadows:
-        raise ValueError("nobody drafts without speculation; take the shadow to an arm that speculates.")
+        raise ValueError("no drafter proposes without speculation; take the shadow to an arm that speculates.")
     if both := sorted(set(shadows) & set(drafters)):
         raise ValueError(f"{both[0]} serves in this arm; it cannot be its shadow too.")
     return Arm(name, int(weight), Rule(off=off, drafters=drafters, max_draft_tokens=most), shadows)

@@ -28,7 +28,7 @@ class SessionEnded:
 
 @dataclass(slots=True)
 class Received:
-    """What the verifier sent since the last `take_received`; rounds are contiguous."""
+    """Messages of the verifier since the last `take_received`; rounds are contiguous."""
 
     rounds: list[verifier_pb2.Round] = field(default_factory=list)
     events: list[verifier_pb2.DrafterEvent] = field(default_factory=list)

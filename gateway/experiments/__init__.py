@@ -1,1 +1,0 @@
-"""Traffic that is split between drafters, and what each arm showed."""

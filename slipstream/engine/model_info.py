@@ -1,0 +1,22 @@
+"""The description of a model that its worker reports; imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    name: str
+    """The folder's name or the hub id."""
+    revision: str
+    """The hub commit, or `local-` and a digest over configuration and weight files' names and sizes."""
+    vocabulary_size: int
+    """Columns of the logits; padded models have more than their tokenizer has tokens."""
+    fingerprint: str
+    """The tokenizer's (`slipstream.tokenizer.vocabulary`); models with equal fingerprints share token ids."""
+    max_length: int
+    """Tokens of prompt and output together."""
+    dtype: str
+    parameters: int
+    eos_token_ids: tuple[int, ...]
