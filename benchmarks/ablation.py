@@ -106,16 +106,16 @@ async def main(count: int, tokens: int) -> None:
                         request(prompt, tokens, speculate=True, temperature=temperature, seed=seed)
                         for seed, prompt in enumerate(prompts)
                     ]
-                    told = (await run_load(server, requests, 1)).report()
+                    report = (await run_load(server, requests, 1)).report()
                     rows.append(
                         {
                             "variant": variant,
                             "nodes": nodes,
                             "T": temperature,
-                            "tokens / pass": told["tokens_per_round"],
-                            "hit rate": told["hit_rate"],
-                            "acceptance length": told["acceptance_length"],
-                            "tok/s": told["tokens_per_s"],
+                            "tokens / pass": report["tokens_per_round"],
+                            "hit rate": report["hit_rate"],
+                            "acceptance length": report["acceptance_length"],
+                            "tok/s": report["tokens_per_s"],
                         }
                     )
                     print(rows[-1], flush=True)

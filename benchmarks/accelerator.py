@@ -52,7 +52,7 @@ class Setting:
     chain: int = 4
     """Guesses of a speculative round."""
     tokens: int = 64
-    """Of a text that is written."""
+    """Output tokens of one text."""
     copied: int = 1 << 28
     """Bytes that are copied to learn the device's bandwidth."""
 
@@ -152,10 +152,10 @@ class Writer:
         while len(text) < len(prompt) + tokens:
             guesses = self._guess(draft, text)
             segment = Segment(target, text[target.length :], guesses, list(range(-1, len(guesses) - 1)))
-            said = coupled_sampling.likeliest(self.target.forward([segment]).logits)
-            right = next((at for at, guess in enumerate(guesses) if said[at] != guess), len(guesses))
+            target_tokens = coupled_sampling.likeliest(self.target.forward([segment]).logits)
+            right = next((at for at, guess in enumerate(guesses) if target_tokens[at] != guess), len(guesses))
             self.target.keep(segment, list(range(right)))
-            text += said[: right + 1]
+            text += target_tokens[: right + 1]
         taken = time.perf_counter() - begun
         self.target.close(target)
         self.draft.close(draft)

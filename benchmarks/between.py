@@ -152,7 +152,7 @@ async def measure(sessions: int, nodes: int) -> Row:
 
 
 async def calls(sessions: int, nodes: int, steps: int = 50) -> float:
-    """Function calls of a step; neither clock nor thread has a say in it."""
+    """Function calls of a step; independent of clock and threads."""
     between = Between(InlineThread(), sessions, nodes, 0.0)
     profile = cProfile.Profile()
     forward = between.forward

@@ -1,4 +1,4 @@
-"""What a plan says about the example scenarios, as tables and plots for docs/capacity.md. Nothing here is measured.
+"""Plans of the example scenarios, as tables and plots for docs/capacity.md. Nothing here is measured.
 
 usage: python -m benchmarks.capacity_plots load|ratio|delay|draft|world [SCENARIO.toml]
 

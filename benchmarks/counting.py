@@ -106,9 +106,9 @@ def scrape() -> tuple[Case, Case]:
     router = SimpleNamespace(verifiers=[], drafters=[], pools=(), clock=time.monotonic)
     store = MeasuredStore(MemoryStore(MemoryBackend(), owner="me", ttl_s=60.0, lease_s=10.0))
     server = SimpleNamespace(errors={})
-    told = metrics_collector(MetricsParts(config, meters, router, store, None, ByteCounter(), server))  # type: ignore[arg-type]
-    told.read()
-    return told.read, lambda: generate_latest(told.registry)
+    collector = metrics_collector(MetricsParts(config, meters, router, store, None, ByteCounter(), server))  # type: ignore[arg-type]
+    collector.read()
+    return collector.read, lambda: generate_latest(collector.registry)
 
 
 def main() -> None:

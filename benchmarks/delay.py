@@ -40,7 +40,7 @@ class Setting:
     prompts: list[list[int]]
     tokens: int
     chains: tuple[int, ...]
-    """Of ask-then-verify."""
+    """Draft lengths k of ask-then-verify."""
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def requests(self, nodes: int) -> list[gateway_pb2.GenerateRequest]:
@@ -93,7 +93,7 @@ def row(mode: str, delay_ms: float, loads: list[LoadResult]) -> Row:
 
 
 def emulated() -> Setting:
-    # An emulated drafter says honestly how sure it is.
+    # An emulated drafter reports calibrated probabilities.
     prompts = [[seed, 1, 2, 3] for seed in range(2)]
     return Setting(*EMULATED, prompts=prompts, tokens=200, chains=(4, 8), settings={"DRAFTER_SHARPNESS": "1"})
 

@@ -49,7 +49,7 @@ TEXTS, LENGTH, TOGETHER = 32, 64, 8
 MODELS_HERE = {"draft, 1 M": MODELS / "draft", "target, 11 M": MODELS / "target", "inflated, 300 M": INFLATED}
 DTYPES = ("bfloat16", "float32")
 Pass = Callable[[int], None]
-"""Of so many tokens."""
+"""A pass over this number of tokens."""
 
 
 def engine_pass(engine: TorchEngine, scattered: bool = False) -> Pass:
@@ -117,7 +117,7 @@ def ways(folder: Path, dtype: str) -> dict[str, Pass]:
 @torch.inference_mode()
 def compare(name: str, folder: Path, dtype: str, clock: Callable[[], float]) -> list[Row]:
     passes = ways(folder, dtype)
-    order = random.Random(0)  # who comes after whom finds other things in the caches
+    order = random.Random(0)  # the one before decides what is in the caches
     rows: list[Row] = []
     for tokens in SIZES:
         taken: dict[str, list[float]] = {way: [] for way in passes}

@@ -35,7 +35,7 @@ async def compare(server: str, at_once: int, tokens: int, repeats: int) -> Row:
             some.append(await run_load(server, requests(at_once, tokens, speculate=speculate), at_once))
     off, on = ([load.tokens_per_s for load in some] for some in loads.values())
     ratios = sorted(b / a for a, b in zip(off, on, strict=True))
-    told = loads[True][-1].report()
+    report = loads[True][-1].report()
     return {
         "at once": at_once,
         "off tok/s": statistics.median(off),
@@ -43,8 +43,8 @@ async def compare(server: str, at_once: int, tokens: int, repeats: int) -> Row:
         "on / off": statistics.median(ratios),
         "least": ratios[0],
         "most": ratios[-1],
-        "tokens / round": told["tokens_per_round"],
-        "hit rate": told["hit_rate"],
+        "tokens / round": report["tokens_per_round"],
+        "hit rate": report["hit_rate"],
         "bubble ms / round": loads[True][-1].total("bubble_s") / loads[True][-1].total("rounds") * 1e3,
     }
 

@@ -1,4 +1,4 @@
-"""Ten times more requests than a system can serve: what those notice that it does serve, and what the others are told.
+"""Ten times more requests than a system can serve: latency of the served ones, and the answers to the refused ones.
 
 usage: python -m benchmarks.overload [SECONDS] [--gateways N]
 
@@ -47,7 +47,7 @@ class Part:
     served: list[Completion] = field(default_factory=list)
     refused_s: list[float] = field(default_factory=list)
     advised: int = 0
-    """Refusals that said when to come back."""
+    """Refusals with a time after which to retry."""
 
 
 @dataclass
@@ -99,8 +99,8 @@ async def system(gateways: int) -> AsyncIterator[System]:
 
 
 async def steady(running: System, part: Part, number: int, until: float) -> float:
-    """A client that always wants something; refused, it comes back as it was told. The seconds after `until` at which
-    it is served."""
+    """A client that always wants something; refused, it retries after the time in the refusal. Returns the seconds
+    after `until` at which it is served."""
     while True:
         served = await running.ask(part, number)
         now = time.perf_counter()

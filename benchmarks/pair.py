@@ -32,11 +32,11 @@ async def compare(server: str, prompts: list[str], temperature: float, concurren
             loads.append(await run_load(server, requests, concurrency))
     off, on = ([load.tokens_per_s for load in loads] for loads in runs.values())
     ratios = sorted(b / a for a, b in zip(off, on, strict=True))
-    told = runs[True][0]
-    drafted, accepted = told.total("drafted"), told.total("accepted")
+    load = runs[True][0]
+    drafted, accepted = load.total("drafted"), load.total("accepted")
     print(
         f"| {temperature} | {concurrency} | {accepted / max(1, drafted):.2f} "
-        f"| {1 + accepted / max(1, told.total('rounds_with_drafts')):.2f} | {told.tokens / told.total('rounds'):.2f} "
+        f"| {1 + accepted / max(1, load.total('rounds_with_drafts')):.2f} | {load.tokens / load.total('rounds'):.2f} "
         f"| {statistics.median(off):.1f} | {statistics.median(on):.1f} "
         f"| {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}) |",
         flush=True,

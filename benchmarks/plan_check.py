@@ -40,7 +40,7 @@ DRAFT_MODEL = (
     f"emulated:vocabulary={VOCABULARY}&base_ms={1e3 * DRAFT.base_s:g}&acceptance={ACCEPTANCE.by_depth[0]}"
     f"&fanout={ACCEPTANCE.fanout}"
 )
-"""The same as real processes know it."""
+"""Model settings of real processes with the simulated costs."""
 NODES = 6
 OUTPUT = 80
 SEEDS = 8
@@ -49,8 +49,8 @@ CLIENT_S = 0.001
 """One way between a client and the verifier."""
 HOST_S = {False: (0.00135, 0.00005), True: (0.00215, 0.00015)}
 DRAFT_HOST_S = (0.0016, 0.00009)
-"""Of this machine, without and with speculation (`python -m benchmarks.host`): what a step of the verifier and a pass
-of the drafter take besides the pass, and more for each session. Processes alone have them."""
+"""Costs of this machine, without and with speculation (`python -m benchmarks.host`): seconds that a step of the
+verifier and a pass of the drafter take besides the pass, and more for each session. Processes alone have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ LOADS = [
 
 @dataclass
 class Seen:
-    """Of one run. Seconds."""
+    """Latencies of one run, in seconds."""
 
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
@@ -210,7 +210,7 @@ def _open(number: int, load: Load, drafter: verifier_pb2.DrafterAddress) -> veri
 
 
 def request(number: int, load: Load, tokens: int = OUTPUT) -> gateway_pb2.GenerateRequest:
-    """The same of a gateway."""
+    """The request to a gateway for that session."""
     asked = gateway_pb2.GenerateRequest(
         max_tokens=tokens,
         ignore_eos=True,

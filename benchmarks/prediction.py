@@ -1,4 +1,4 @@
-"""What a prediction is worth: tokens for each pass and acceptance, by how much of it is right and who else drafts.
+"""What a prediction is worth: tokens for each pass and acceptance, by how much of it is right and which drafters help.
 
 usage: python -m benchmarks.prediction [PROMPTS]
 
@@ -84,10 +84,10 @@ async def measure(server: str, prompts: list[str], temperature: float) -> list[R
     rows = []
     for drafters, share, predictions in cases:
         load = await run(server, prompts, temperature, drafters, predictions)
-        told = row(temperature, drafters, share, load)
+        measured = row(temperature, drafters, share, load)
         different = sum(a.token_ids != b.token_ids for a, b in zip(plain.completions, load.completions, strict=True))
-        told["same text"] = "yes" if not different else f"{different} of {len(prompts)} differ"
-        rows.append(told)
+        measured["same text"] = "yes" if not different else f"{different} of {len(prompts)} differ"
+        rows.append(measured)
     return rows
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "models"
 ANYWHERE = "127.0.0.1:0"
 EMULATED_DRAFTER = {"DRAFTER_SHARPNESS": "1", "DRAFTER_KV_TOKENS": str(1 << 20)}
-"""An emulated drafter says honestly how sure it is; KV without a model costs nothing."""
+"""An emulated drafter reports calibrated probabilities; KV without a model costs nothing."""
 INFLATED = ROOT / ".cache" / "target-300m"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -70,7 +70,7 @@ class Far:
     verifier: str = "verifier_svc"
     """The module that runs the verifier."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Of any role: VERIFIER_*, DRAFTER_*, GATEWAY_*."""
+    """Settings of any role: VERIFIER_*, DRAFTER_*, GATEWAY_*."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:

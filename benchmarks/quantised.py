@@ -9,7 +9,7 @@ by the argmax, sampled text (T = 1) by the coupled rule's own noise. Times are C
 on the cores is not in them) after 128 tokens of context: medians, all quantisers in turn.
 
 An inflated draft computes the function of the shipped one among random numbers that cancel; its acceptance when
-quantised says nothing about a trained model of its size. Its times and bytes do.
+quantised shows nothing about a trained model of its size. Its times and bytes do.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Text:
 
 
 def write_texts(engine: TorchEngine, prompts: list[list[int]], greedy: bool) -> list[Text]:
-    """What the target says after each prompt, all of them in one step."""
+    """The target's next tokens after each prompt, all prompts in one step."""
     sequences = [begin_unshared(engine, len(prompt) + TOKENS) for prompt in prompts]
     pending, texts = prompts, [Text(prompt, [], greedy, seed) for seed, prompt in enumerate(prompts)]
     for _ in range(TOKENS):
@@ -141,8 +141,8 @@ class Scale:
 
 
 def stored_bytes(folder: str, quantisation: str, dtype: str) -> int:
-    """Of all weights, tied ones once, scales of quantisers included. Loaded for this alone: on a CPU with AVX512-BF16,
-    bitsandbytes 0.50.2 unpacks its weights for this, and leaves their scales transposed.
+    """Bytes of all weights, tied ones once, scales of quantisers included. Loaded for this alone: on a CPU with
+    AVX512-BF16, bitsandbytes 0.50.2 unpacks its weights for this, and leaves their scales transposed.
     """
     forward = load_checkpoint(folder, dtype, quantisation=quantisation, lean=False).forward
     assert isinstance(forward, LibraryForward)
@@ -171,7 +171,7 @@ def compare(name: str, folder: str, texts: list[Text]) -> list[Row]:
 
 
 def share(left: list[list[int]], right: list[list[int]], places: list[int]) -> float:
-    """Of the tokens at which the two say the same."""
+    """Share of the tokens at these places that are equal."""
     pairs = [pair for place in places for pair in zip(left[place], right[place], strict=True)]
     return sum(a == b for a, b in pairs) / len(pairs)
 

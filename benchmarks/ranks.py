@@ -1,4 +1,4 @@
-"""What a step costs on one rank and on two, and what it costs to tell the other rank of it.
+"""What a step costs on one rank and on two, and what its broadcast to the other rank costs.
 
 usage: python -m torch.distributed.run --standalone --nproc-per-node 2 -m benchmarks.ranks [FOLDER]
 
@@ -64,9 +64,9 @@ def row(name: str, alone: list[Segment], cut: list[Segment], engines: tuple[Torc
     one, two, line = engines
     step = BroadcastStep([], cut)
     words = encode_step(step)
-    beat = [MAGIC, Kind.BEAT, *words[2:]]  # as long, and nobody computes anything
+    beat = [MAGIC, Kind.BEAT, *words[2:]]  # as long, without any computation
     steps = seconds(lambda: one.forward(alone), lambda: two.forward(cut))
-    told = seconds(lambda: encode_step(step), lambda: line.send(beat))
+    durations = seconds(lambda: encode_step(step), lambda: line.send(beat))
     for engine, segments in ((one, alone), (two, cut)):
         for segment in segments:
             engine.close(segment.sequence)
@@ -75,8 +75,8 @@ def row(name: str, alone: list[Segment], cut: list[Segment], engines: tuple[Torc
         "1 rank, ms": steps[0] * 1e3,
         "2 ranks, ms": steps[1] * 1e3,
         "message, bytes": 8 * len(words),
-        "encode, us": told[0] * 1e6,
-        "broadcast, us": told[1] * 1e6,
+        "encode, us": durations[0] * 1e6,
+        "broadcast, us": durations[1] * 1e6,
     }
 
 

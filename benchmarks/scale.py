@@ -69,7 +69,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 async def steps(verifiers: Sequence[str]) -> list[tuple[int, float]]:
-    """Of each verifier: steps until now, and when that was."""
+    """Steps of each verifier until now, and the monotonic second of the count."""
     found = []
     for address in verifiers:
         async with channel(address) as line:
@@ -91,13 +91,13 @@ def request(number: int, tokens: int) -> gateway_pb2.GenerateRequest:
 
 
 def text(target: EmulatedEngine, number: int, tokens: int) -> list[int]:
-    """What the target alone says to a request."""
+    """The target's own output for a request."""
     prompt = request(number, tokens).prompt_token_ids.token_ids
     return target.text(prompt, tokens)
 
 
 async def shares(verifiers: Sequence[str], sessions: list[asyncio.Task[Completion]]) -> list[float]:
-    """Of each verifier how much of the time its model was busy, from when all are busy until the first session ends."""
+    """Share of the time in which each verifier's model was busy, from when all are until the first session ends."""
     await asyncio.sleep(4 * PASS_S)
     before = await steps(verifiers)
     await asyncio.wait(sessions, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +141,7 @@ async def main(sessions: int, tokens: int) -> None:
     target = open_engine(TARGET)
     assert isinstance(target, EmulatedEngine)
     for number, completion in enumerate(completions):
-        assert completion.token_ids == text(target, number, tokens), f"session {number} says something else"
+        assert completion.token_ids == text(target, number, tokens), f"session {number} has another text"
     write("scale", f"python -m benchmarks.scale {sessions} {tokens}", [row])
 
 

@@ -5,7 +5,7 @@ usage: python -m benchmarks.simulation [--prompts N] [--tokens M] [--target FOLD
 In every round exactly n candidates are verified: the n best that the drafters would have found with unlimited time on
 the true prefix, by the system's own choice. No network, and nothing ever comes late: what the live system gives at the
 same n lies below by what latency costs it. Prompts by the rule of `benchmarks.prompts`, fp32. Texts, trees, choice and
-acceptance come from the system's own code; `simulation_texts`, `_trees` and `_choice` say how.
+acceptance come from the system's own code; `simulation_texts`, `_trees` and `_choice` explain how.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CALIBRATED = (
     (("model", "suffix"), False),
     (("model", "suffix"), True),
 )
-"""Drafters, and whether nodes are told apart by who sent them."""
+"""Drafters, and whether nodes are calibrated by drafter."""
 
 
 class Simulation:
@@ -93,7 +93,7 @@ class Simulation:
                 yield Row(" + ".join(drafters), temperature, row)
 
     def choices(self) -> Iterable[Row]:
-        """The same guesses, chosen by other scores."""
+        """Candidates of all drafters, selected by other scores."""
         scorings = {"as claimed": claimed, "by rank": ranked} | {
             f"to the power {p}": sharpened(p) for p in (1.2, 1.5, 2)
         }
@@ -122,9 +122,9 @@ class Simulation:
             seen: dict[tuple[int, bool], list[tuple[float, bool]]] = {}
             for text in texts:
                 _observe(text, choose, seen)
-            for (depth, first), told in sorted(seen.items()):
-                count = len(told)
-                confidence, right = sum(c for c, _ in told) / count, sum(r for _, r in told) / count
+            for (depth, first), seen_there in sorted(seen.items()):
+                count = len(seen_there)
+                confidence, right = sum(c for c, _ in seen_there) / count, sum(r for _, r in seen_there) / count
                 yield Belief(temperature, depth, first, count, confidence, right)
 
     def check(self, temperature: float) -> int:

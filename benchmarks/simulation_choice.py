@@ -39,7 +39,7 @@ class Forest:
     """By drafter, by text."""
 
     def tree(self, text: Text, position: int, drafters: Sequence[str], scoring: Scoring) -> CandidateTree:
-        """What a verifier that heard these drafters would hold. Sources are the drafters' numbers."""
+        """Candidates that a verifier with these drafters would hold. Sources are the drafters' numbers."""
         base = text.rounds.start + position
         tree = CandidateTree(text.tokens[base - 1 : base], _ROOM)
         for source, drafter in enumerate(drafters):
@@ -57,7 +57,7 @@ def claimed(tree: Grown) -> Grown:
 
 
 def ranked(tree: Grown) -> Grown:
-    """Every first guess is worth the same, every second one too, whatever the drafter says of it."""
+    """Every first guess is worth the same, every second one too, whatever its reported probability."""
     last = len(_PRIORS) - 1
     return replace(tree, log_probs=tuple(_PRIORS[min(rank, last)] for rank in tree.ranks))
 
@@ -98,7 +98,7 @@ def kept(allowed: Kept) -> Scoring:
 
 def calibrated(forest: Forest, drafters: Sequence[str], texts: Sequence[Text], merged: bool, taught: int) -> Chooser:
     """Chooses by path probabilities corrected as the verifier corrects them: by what became of the likeliest `taught`
-    candidates of every round of the other half of the texts, at this temperature. `merged`: nodes are told apart by the
+    candidates of every round of the other half of the texts, at this temperature. `merged`: nodes are separated by the
     set of drafters that sent them."""
 
     def names(chosen: Selection) -> list[str]:
@@ -156,8 +156,8 @@ def accepted(text: Text, position: int, chosen: Selection) -> tuple[int, ...]:
         try:
             request = rule.send(text.tokens[base + chosen.depth(request.node)])
         except StopIteration as stop:
-            verdict: AcceptanceResult = stop.value
-            return verdict.path
+            outcome: AcceptanceResult = stop.value
+            return outcome.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,9 @@ class Yield:
     mean: float
     """All tokens over all passes."""
     lowest: float
-    """Of one text."""
+    """Lowest mean of one text."""
     highest: float
-    """Of one text."""
+    """Highest mean of one text."""
 
 
 def tokens_per_pass(texts: Sequence[Text], choose: Chooser, sizes: Sequence[int]) -> list[Yield]:
@@ -185,7 +185,7 @@ def tokens_per_pass(texts: Sequence[Text], choose: Chooser, sizes: Sequence[int]
 
 
 def _depths(text: Text, choose: Chooser, sizes: Sequence[int]) -> list[list[int]]:
-    """Of each position and size how many candidates would be accepted there."""
+    """Number of candidates that would be accepted, for each position and size."""
     depths: list[list[int]] = []
     for position in range(len(text.rounds)):
         path = accepted(text, position, choose(text, position))

@@ -1,4 +1,4 @@
-"""What the target says: the texts that a simulation walks.
+"""The target's texts that a simulation replays.
 
 Under the coupled rule (greedy is its T = 0) a text is a function of target and seed alone, whatever was drafted. So it
 is generated once, plainly, and afterwards "verify these candidates" means "walk down them along the text".
@@ -26,7 +26,7 @@ BATCH = 16
 """Prompts tried at once."""
 NOTHING = Selection()
 Key = tuple[float, int]
-"""Of a text: temperature and prompt."""
+"""Temperature and prompt of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,15 @@ class Walk:
             segments.append(Segment(sequence, pending, list(chosen.token_ids), list(chosen.parents)))
             cases.append(VerifyInput(chosen, row, self._samplings[number], len(tokens)))
             row += segments[-1].logit_rows
-        verdicts: list[AcceptanceResult] = []
+        outcomes: list[AcceptanceResult] = []
         for outcome in judge(cases, self._engine.forward(segments).logits):
             if isinstance(outcome, BrokenNumbers):
                 raise RuntimeError("the target's numbers are broken; use a sound checkpoint.")
-            verdicts.append(outcome)
-        for segment, chosen, verdict, tokens in zip(segments, selections, verdicts, self.tokens, strict=True):
-            self._engine.keep(segment, list(verdict.path))
-            tokens += [*(chosen.token_ids[node] for node in verdict.path), verdict.next_token]
-        return verdicts
+            outcomes.append(outcome)
+        for segment, chosen, outcome, tokens in zip(segments, selections, outcomes, self.tokens, strict=True):
+            self._engine.keep(segment, list(outcome.path))
+            tokens += [*(chosen.token_ids[node] for node in outcome.path), outcome.next_token]
+        return outcomes
 
 
 def natural(engine: Engine, model: str, count: int, tokens: int) -> list[Text]:
@@ -103,7 +103,7 @@ def natural(engine: Engine, model: str, count: int, tokens: int) -> list[Text]:
 
 
 def sampled(engine: Engine, texts: list[Text], temperature: float) -> list[Text]:
-    """The same prompts, drawn at this temperature with the prompt's number as seed."""
+    """Texts of these prompts, drawn at this temperature with the prompt's number as seed."""
     prompts = [text.tokens[: text.prompt_length] for text in texts]
     samplings = [SamplingParams(temperature=temperature, seed=text.prompt) for text in texts]
     return _write(engine, prompts, samplings, len(texts[0].rounds))

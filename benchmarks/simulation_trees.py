@@ -42,7 +42,7 @@ class Grown:
 
 
 def grow(proposer: Proposer, texts: list[Text], enough: int, expand: int) -> dict[Key, list[Grown]]:
-    """Of each text the trees at all its `rounds`. `expand` nodes of each tree are guessed on in one pass."""
+    """Trees of each text at all its `rounds`. `expand` nodes of each tree are guessed on in one pass."""
     sessions = [_session(text) for text in texts]
     trees: list[list[Grown]] = [[] for _ in texts]
     for step in range(max(len(text.rounds) for text in texts)):

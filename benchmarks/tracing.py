@@ -53,11 +53,11 @@ AIMS = {"off": 0.005, "1 %": 0.01, "100 %": 0.05}
 """Most that a step may become longer, as a share of its pass."""
 
 MEDIAN_ERROR = 1.2533 / 1.349
-"""Of many values that are nearly normal the median's standard error, as a share of their middle half over the root of
+"""Standard error of the median of many nearly normal values, as a share of their interquartile range over the root of
 their number."""
 
 Block = dict[str, float]
-"""Of one way: `gap` in ms (the median), `loop` and `beside` in ms of CPU a step."""
+"""Measured values of one mode: `gap` in ms (the median), `loop` and `beside` in ms of CPU a step."""
 
 
 class Drafted(Between):

@@ -3,7 +3,7 @@
 usage: python -m benchmarks.tracing_roles [TURNS]
 
 One emulated pair (20 ms a pass, candidates from a drafter of 1 ms), spans sent over OTLP to a collector in a process of
-its own. In every turn the same requests run twice, in changing order: once nobody traces them, once their client wants
+its own. In every turn the same requests run twice, in changing order: once without traces, once their client wants
 all of them traced. What a turn's two runs differ by is given as the median over the turns, with the middle half; CPU
 is all of a process's threads, the exporter's included.
 """
@@ -32,12 +32,12 @@ SESSIONS, TOKENS, TURNS = 8, 240, 15
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Of one run of all requests."""
+    """Costs of one run of all requests."""
 
     cpu_ms: dict[str, float]
     """By role, for each round of a session."""
     tpot_ms: float
-    """Of the median session."""
+    """TPOT of the median session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A prompt and what the target says after it."""
+    """A prompt and the target's text after it."""
 
     tokens: list[int]
     prompt_length: int
@@ -145,7 +145,7 @@ def main(drafts: Sequence[str]) -> None:
     torch.set_num_threads(1)
     prompts = held_out(PROMPTS, seed=5)
     target = open_engine(TARGET, "float32")
-    said = {temperature: runs(target, prompts, temperature, TOKENS) for temperature in TEMPERATURES}
+    target_runs = {temperature: runs(target, prompts, temperature, TOKENS) for temperature in TEMPERATURES}
     with tempfile.TemporaryDirectory() as scratch:
         shuffled = str(permuted(MODELS / "draft", Path(scratch) / "permuted"))
         named = {"shipped": str(MODELS / "draft"), "permuted": shuffled} | {Path(d).name: d for d in drafts}
@@ -153,17 +153,17 @@ def main(drafts: Sequence[str]) -> None:
         for name, folder in named.items():
             for kind in ("translated", "intersection") if name != "shipped" else ("same vocabulary",):
                 for temperature in TEMPERATURES:
-                    rows.append(_row(name, folder, kind, said[temperature], temperature))
+                    rows.append(_row(name, folder, kind, target_runs[temperature], temperature))
     names = " ".join(Path(draft).name for draft in drafts)
     records.write("translation", f"python -m benchmarks.translation {names}".rstrip(), rows)
 
 
-def _row(name: str, folder: str, kind: str, said: Sequence[Run], temperature: float) -> records.Row:
+def _row(name: str, folder: str, kind: str, target_runs: Sequence[Run], temperature: float) -> records.Row:
     with intersection() if kind == "intersection" else nullcontext():
         proposer = opened(folder)
         started = time.process_time()
-        first, anywhere = agreement(proposer, said)
-        turns = sum(len(run.tokens) - run.prompt_length for run in said)
+        first, anywhere = agreement(proposer, target_runs)
+        turns = sum(len(run.tokens) - run.prompt_length for run in target_runs)
         row: records.Row = {"draft": name, "read by": kind, "T": temperature, "first": first, "any of 4": anywhere}
         row["ms a turn"] = (time.process_time() - started) * 1e3 / turns
     return row

@@ -75,7 +75,7 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 class VirtualThread:
-    """A model thread that is busy for as long as its engine says. For `ModelThread`."""
+    """A model thread that is busy for as long as its engine's cost model gives. For `ModelThread`."""
 
     def __init__(self) -> None:
         self.engine_s = 0.0
@@ -135,7 +135,7 @@ class Outcome:
 
 
 class VirtualLink:
-    """For `links.Link`: what the verifier says arrives at one drafter's stream, and the other way round, late."""
+    """For `links.Link`: the verifier's messages arrive at one drafter's stream, and the other way round, late."""
 
     def __init__(self, peer: drafter_service.VerifierStream, listener: DrafterLink, delay_s: float) -> None:
         self.up = True

@@ -2,7 +2,7 @@
 
 The target is the shipped trained one, inflated on the fly to about 300 M parameters: a function-identical bigger model,
 so that acceptance is that of the trained pair and the price of a pass is that of a big model. Then the shipped target
-as it is, where a pass costs hardly more than a guess and speculation cannot pay much: we say so.
+as it is, where a pass costs hardly more than a guess and speculation cannot pay much: the demo reports that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ QUIET = {f"{role}_LOG_LEVEL": "error" for role in ("VERIFIER", "DRAFTER", "GATEW
 async def serving(target: Path) -> AsyncIterator[str]:
     """The gateway's address, while every role runs as its own process."""
     command = [sys.executable, "-m", "slipstream", "serve", "--target", str(target), "--listen", "127.0.0.1:0"]
-    command += ["--dtype", "float32"]  # in which both ways say the same, to the token
+    command += ["--dtype", "float32"]  # in which both ways give the same tokens
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=QUIET | os.environ, stdout=asyncio.subprocess.PIPE
     )
@@ -70,7 +70,7 @@ def request(speculate: bool) -> gateway_pb2.GenerateRequest:
 
 
 def tokens_per_s(completion: Completion) -> float:
-    """Of decoding: the first token, which waits for the prompt, is not counted."""
+    """Decoding speed: the first token, which waits for the prompt, is not counted."""
     return 1.0 / (completion.tpot_s or float("inf"))
 
 
@@ -89,13 +89,13 @@ async def show(server: str) -> None:
 
 
 def report(shown: Completion, plain: list[Completion], speculative: list[Completion]) -> None:
-    told, tokens = shown.finished.statistics, len(shown.token_ids)
+    stats, tokens = shown.finished.statistics, len(shown.token_ids)
     off, on = (statistics.median(map(tokens_per_s, runs)) for runs in (plain, speculative))
     same = all(run.token_ids == plain[0].token_ids for run in [*plain, *speculative])
     print(
-        f"{tokens} tokens in {told.rounds} rounds: {tokens / told.rounds:.2f} a target pass\n"
-        f"acceptance rate {told.accepted / max(1, told.drafted):.2f} ({told.accepted} of {told.drafted} drafted)"
-        f", acceptance length {1 + told.accepted / max(1, told.rounds_with_drafts):.2f}\n"
+        f"{tokens} tokens in {stats.rounds} rounds: {tokens / stats.rounds:.2f} a target pass\n"
+        f"acceptance rate {stats.accepted / max(1, stats.drafted):.2f} ({stats.accepted} of {stats.drafted} drafted)"
+        f", acceptance length {1 + stats.accepted / max(1, stats.rounds_with_drafts):.2f}\n"
         f"speculation off {off:6.1f} tokens/s   on {on:6.1f} tokens/s   ratio {on / off:.2f}"
         f"   (median of {REPEATS}, in turn)\n"
         f"the text with and without speculation is {'the same' if same else 'NOT THE SAME: that is a bug'}"

@@ -22,16 +22,16 @@ def store(memory: MemoryBackend, owner: str, lease_s: float = 60.0) -> MemorySto
 async def begun(front: Front, tokens: int = 9, **request: Any) -> tuple[Any, Answer]:
     """A call of which so many tokens have come."""
     call = front.call(**request)
-    return call, await heard(call, tokens)
+    return call, await read_tokens(call, tokens)
 
 
 async def following(front: Front, session: str, tokens: int = 9) -> tuple[Any, Answer]:
-    """The same for a client that follows a session."""
+    """A client that follows a session, and its tokens."""
     call = front.stub.Resume(gateway_pb2.ResumeRequest(session_id=session))
-    return call, await heard(call, tokens)
+    return call, await read_tokens(call, tokens)
 
 
-async def heard(call: Any, tokens: int) -> Answer:
+async def read_tokens(call: Any, tokens: int) -> Answer:
     answer = Answer()
     while len(answer.tokens) < tokens:
         answer.add(await call.read())
@@ -48,7 +48,7 @@ class Shared:
     call: Any
     answer: Answer
     follower: Any
-    heard: Answer
+    follower_answer: Answer
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class Shared:
 
     @property
     def text(self) -> list[int]:
-        """What the session says."""
+        """The session's whole text."""
         return self.front.verifiers[0].script[:40]
 
     def go_on(self) -> None:

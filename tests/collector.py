@@ -71,9 +71,9 @@ def read(attributes: Any) -> dict[str, Any]:
     return {each.key: _value(each.value) for each in attributes}
 
 
-def _value(told: Any) -> Any:
-    kind = told.WhichOneof("value")
-    return [_value(each) for each in told.array_value.values] if kind == "array_value" else getattr(told, kind)
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return [_value(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -91,7 +91,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def tracing(self, role: str, clocks: Clocks | None = None) -> Tracing:
-        """Of a service that sends its spans here."""
+        """Tracing of a service that sends its spans here."""
         exporter = OTLPSpanExporter(endpoint=self.address, insecure=True, timeout=60)
         tracing = Tracing(f"slipstream-{role}", [BatchSpanProcessor(exporter)], clocks)
         self._tracings.append(tracing)

@@ -1,4 +1,4 @@
-"""A second device on a machine that has none: tensors that say they are elsewhere, and compute on the CPU.
+"""A second device on a machine that has none: tensors that claim another device, and compute on the CPU.
 
 Whoever brings one together with a tensor on the CPU gets an error, as on a GPU, and what crosses over is noted: what is
 sent there, and what the host has to wait for. The device's name is `meta`, which any build of torch knows; unlike its

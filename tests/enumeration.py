@@ -54,15 +54,15 @@ AnyRule = Callable[..., Generator[Distribution, FloatArray, AcceptanceResult]]
 
 
 def run(rule: AnyRule, selection: Selection, chance: object, target: Target) -> AcceptanceResult:
-    """The rule's verdict; a request is answered with an array of its own, as by the judge."""
+    """The rule's result; a request is answered with an array of its own, as by the judge."""
     walk = rule(selection, chance)
     request = next(walk)
     while True:
         try:
             request = walk.send(target(selection.path(request.node)).copy())
         except StopIteration as stop:
-            verdict: AcceptanceResult = stop.value
-            return verdict
+            outcome: AcceptanceResult = stop.value
+            return outcome
 
 
 def outcomes(rule: AnyRule, selection: Selection, target: Target) -> Iterator[tuple[AcceptanceResult, float]]:
@@ -74,7 +74,7 @@ def outcomes(rule: AnyRule, selection: Selection, target: Target) -> Iterator[tu
 
 
 def tree(nodes: list[tuple[Path, DraftDistribution | None]]) -> Selection:
-    """Of (tokens from the root down to the node, what its token was drawn from), parents first."""
+    """A selection of (tokens from the root down to the node, distribution of its token), parents first."""
     index = {path: number for number, (path, _) in enumerate(nodes)}
     assert len(index) == len(nodes)
     zeros = (0.0,) * len(nodes)
@@ -113,9 +113,9 @@ def chains(draft: Draft, length: int, vocabulary: int) -> Iterator[tuple[Path, f
 def law_of(found: Iterator[tuple[Selection, AcceptanceResult, float]], target: Target, length: int) -> Law:
     """Joint law of the first `length` tokens, where what a round leaves open is drawn from the target."""
     law: Law = defaultdict(float)
-    for selection, verdict, weight in found:
-        accepted = selection.path(verdict.path[-1]) if verdict.path else ()
-        for path, rest in continuations((*accepted, verdict.next_token), length, target):
+    for selection, outcome, weight in found:
+        accepted = selection.path(outcome.path[-1]) if outcome.path else ()
+        for path, rest in continuations((*accepted, outcome.next_token), length, target):
             law[path] += weight * rest
     return law
 
@@ -166,8 +166,8 @@ def rounds(
     """Every round there can be. `drawn` is what draft tokens are really drawn from, if the drafter lies."""
     for tokens, weight in chains(drawn, length, len(target(()))):
         selection = chain(tokens, draft)
-        for verdict, probability in outcomes(rule, selection, target):
-            yield selection, verdict, weight * probability
+        for outcome, probability in outcomes(rule, selection, target):
+            yield selection, outcome, weight * probability
 
 
 def bias(rule: AnyRule, target: Target, draft: Draft, length: int, drawn: Draft | None = None) -> float:
@@ -176,4 +176,4 @@ def bias(rule: AnyRule, target: Target, draft: Draft, length: int, drawn: Draft 
 
 def accepted(rule: AnyRule, target: Target, draft: Draft, length: int) -> float:
     """Expected number of accepted tokens."""
-    return sum(weight * len(verdict.path) for _, verdict, weight in rounds(rule, target, draft, length, draft))
+    return sum(weight * len(outcome.path) for _, outcome, weight in rounds(rule, target, draft, length, draft))

@@ -83,7 +83,7 @@ def slowed(engine: Engine, seconds: float = 0.03) -> Engine:
 
 
 def emulated_text(prompt: list[int], tokens: int, vocabulary: int = 256) -> list[int]:
-    """What the emulated target says after a prompt, without any server."""
+    """The emulated target's text after a prompt, without any server."""
     engine = open_engine(f"emulated:vocabulary={vocabulary}")
     assert isinstance(engine, EmulatedEngine)
     return engine.text(prompt, tokens)
@@ -106,7 +106,7 @@ async def in_time(attempt: Callable[[], Awaitable[bool]], tries: int = 5) -> boo
 
 @dataclass
 class Decoded:
-    """What a session's stream said."""
+    """Events of a session's stream."""
 
     token_ids: list[int] = field(default_factory=list)
     rounds: list[verifier_pb2.Round] = field(default_factory=list)

@@ -10,7 +10,7 @@ from tests.fleet import emulated_text
 
 
 class Follower:
-    """Of a greedy text of an emulated target."""
+    """A client that follows a greedy text of an emulated target."""
 
     def __init__(self, stub: Any, prompt: list[int], max_tokens: int, **speculation: Any) -> None:
         self.tokens: list[int] = []
@@ -38,7 +38,7 @@ class Follower:
         return int(record.statistics.drafted)
 
     async def end(self) -> None:
-        """Ends it: every token is what the target alone would have said."""
+        """Ends it: every token is the target's own."""
         await self._stub.Cancel(gateway_pb2.CancelRequest(session_id=self.session_id))
         await self.reading
         assert self.tokens == emulated_text(self.prompt, len(self.tokens))

@@ -72,7 +72,7 @@ class Front:
         return answer
 
     async def resume(self, session: str, answer: Answer | None = None, **more: Any) -> Answer:
-        """What a client hears that has `answer` already."""
+        """Events that a client receives that has `answer` already."""
         answer = answer or Answer()
         request = gateway_pb2.ResumeRequest(session_id=session, offset=len(answer.tokens), **more)
         try:

@@ -1,4 +1,4 @@
-"""A drafter that says whatever a test wants, over real gRPC."""
+"""A drafter that sends whatever a test wants, over real gRPC."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class HostileDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.streams = 0
         self.address = ""
         self.steps = 0
-        """What its WorkerService says, where it has one."""
+        """Steps that its WorkerService reports, where it has one."""
         self.steps_on = False
-        """Whether it has taken a step whenever it is asked."""
+        """Adds a step to each report of its load."""
         self.ends: Callable[[Any], None] | None = None
         """Set: called with the context of each stream, which then ends without a word."""
 
@@ -57,7 +57,7 @@ class HostileDrafter(drafter_pb2_grpc.DrafterServiceServicer):
 
 @asynccontextmanager
 async def hostile(answer: Answer, model: types_pb2.ModelInfo | None = None) -> AsyncIterator[HostileDrafter]:
-    """With a `model` it says of itself that it is a drafter, so that gateways take it for one."""
+    """With a `model` it reports the role of a drafter, so that gateways take it for one."""
     drafter = HostileDrafter(answer)
     server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)

@@ -20,7 +20,7 @@ from verifier_svc.acceptance.result import FloatArray
 
 
 class Noise(Outcomes):
-    """One uniform number for each key, of which is known what its uses have told so far."""
+    """One uniform number for each key, with the interval that its uses have narrowed down so far."""
 
     def __init__(self, script: Path) -> None:
         super().__init__(script)

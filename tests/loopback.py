@@ -1,4 +1,4 @@
-"""An address of this machine on which nobody else takes a port: whoever dials does so from 127.0.0.1. So a server finds
+"""An address of this machine on which no other process takes a port: clients dial from 127.0.0.1. So a server finds
 its port free when it starts again."""
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ ESTABLISHED = "01"
 
 
 class Network:
-    """Who dials is told by the process that holds the other end of the connection, so that parties which know a server
-    by one address still have ways of their own."""
+    """Identifies the dialling party by the process that holds the other end of the connection, so that parties
+    which know a server by one address still have ways of their own."""
 
     def __init__(self, parties: Callable[[], Mapping[str, int]]) -> None:
         """`parties`: the process of each party that is there now."""
@@ -82,7 +82,7 @@ def _sockets(pid: int) -> set[str]:
 
 
 def _inode(port: int) -> str:
-    """Of the connection that has this port at the dialling end."""
+    """Inode of the connection that has this port at the dialling end."""
     for table in ("tcp", "tcp6"):  # gRPC has IPv6 sockets for IPv4 addresses
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()

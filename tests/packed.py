@@ -1,4 +1,4 @@
-"""Sessions on an engine, and what the library's own plain forward pass says of their texts."""
+"""Sessions on an engine, and the library's own plain forward pass over their texts."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def promtool(*arguments: str) -> str:
-    """What it says; fails the test where it finds a fault."""
+    """Its output; fails the test where it finds a fault."""
     environment = os.environ | {"PROMTOOL_REQUIRED": "3"}
     done = subprocess.run(
         ["sh", str(ROOT / "tools" / "promtool"), *arguments], capture_output=True, text=True, env=environment, cwd=ROOT

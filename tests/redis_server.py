@@ -30,7 +30,7 @@ class RedisServer:
     """One process, which a test may kill, freeze and start again on the same port and folder."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        """With `--requirepass WORD` among the options it answers nobody else."""
+        """With `--requirepass WORD` among the options it answers no client without the password."""
         self.port = free_port()
         password = options[options.index("--requirepass") + 1] if "--requirepass" in options else ""
         self.url = f"redis://{password and f':{password}@'}{HOST}:{self.port}/0"
@@ -63,12 +63,12 @@ class RedisServer:
             return dict(client.info("replication"))
 
     def covers(self) -> bool:
-        """As a cluster's node: whether it knows who holds every slot."""
+        """As a cluster's node: whether it has an owner for every slot."""
         with self._client() as client:
             return bool(client.cluster("INFO")["cluster_state"] == "ok")
 
     def leases(self) -> int:
-        """Sessions that somebody owns."""
+        """Sessions with an owner."""
         with self._client() as client:
             seconds, microseconds = client.time()
             now = 1000 * seconds + microseconds // 1000
@@ -90,7 +90,7 @@ class RedisServer:
 
 @contextmanager
 def redis_process(folder: Path, *options: str) -> Iterator[RedisServer]:
-    """A server that keeps nothing on disk unless the options say so, ended with the block."""
+    """A server that keeps nothing on disk unless the options enable that, ended with the block."""
     at_once = ("--repl-diskless-sync-delay", "0")
     server = RedisServer(folder, "--save", "", "--appendonly", "no", *at_once, *options)
     try:

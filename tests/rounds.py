@@ -56,12 +56,12 @@ class Round:
     """What happens from one commit to the next; nothing of it looks at tokens that are not yet there."""
 
     passes: int = 2
-    """Of the drafter, before the step is planned."""
+    """Passes of the drafter before the step is planned."""
     meanwhile: int = 0
     """Passes while the verifier judges."""
     budget: int = 2
     late_commits: bool = False
-    """The drafter hears of the commits before only after its passes."""
+    """The drafter receives the commits before only after its passes."""
     crossing: bool = False
     """They reach it while its last pass runs."""
     late_frames: bool = False
@@ -79,7 +79,7 @@ class World:
     rule: str
     target: Target
     drafts: Sequence[Draft]
-    """Of the drafters, one after the other."""
+    """Distributions of the drafters, in order."""
     rounds: Sequence[Round]
     tokens: int
     """Output tokens that are looked at."""
@@ -202,7 +202,7 @@ class Run:
             self._open()
 
     def _judge(self, chosen: Selection) -> None:
-        """The round's end: a verdict, and the commit."""
+        """The round's end: its acceptance result, and the commit."""
         base = len(self.session.tokens)
         walk = RULES[self.session.sampling.acceptance](VerifyInput(chosen, 0, self.session.sampling, base))
         request = next(walk)
@@ -212,10 +212,10 @@ class Run:
                 p = self._world.target(output + chosen.path(request.node)).copy()
                 request = walk.send(self._chosen(p, request, base, chosen) if isinstance(request, Choose) else p)
             except StopIteration as stop:
-                verdict: AcceptanceResult = stop.value
+                outcome: AcceptanceResult = stop.value
                 break
-        assert not verdict.dishonest
-        tokens = [*(chosen.token_ids[node] for node in verdict.path), verdict.next_token]
+        assert not outcome.dishonest
+        tokens = [*(chosen.token_ids[node] for node in outcome.path), outcome.next_token]
         self.session.commit(tokens, base)
         self._say(commit=drafter_pb2.DraftCommit(base_length=base, token_ids=tokens))
 
@@ -267,7 +267,7 @@ class Run:
 
 
 def law(world: World) -> Law:
-    """Of the first output tokens."""
+    """Distribution of the first output tokens."""
     found: Law = defaultdict(float)
     waiting: list[Path] = [()]
     while waiting:

@@ -1,4 +1,4 @@
-"""A verifier without a model: a real gRPC server whose sessions all say the same scripted tokens."""
+"""A verifier without a model: a real gRPC server whose sessions all return the same scripted tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     frozen: bool = False
     """Takes no steps, but stays connected."""
     mute: bool = False
-    """Ends sessions without saying so."""
+    """Ends sessions without sending their end."""
     refuse: SlipstreamError | None = None
     """Answers every Open."""
     mangle: Callable[[verifier_pb2.Round], list[verifier_pb2.Round]] = field(default=lambda done: [done])
@@ -181,7 +181,7 @@ async def served(verifier: ScriptedVerifier, listen: str = ANY) -> AsyncIterator
 
 @asynccontextmanager
 async def served_drafter(model: types_pb2.ModelInfo, method: str = "model") -> AsyncIterator[str]:
-    """The address of a worker that says it is a drafter."""
+    """The address of a worker that reports the role of a drafter."""
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, method), worker_pb2.WatchResponse)
     server = Server([worker.register])
     try:

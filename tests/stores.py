@@ -1,4 +1,4 @@
-"""Both kinds of store as one world for several owners, whose time passes when a test says so."""
+"""Both kinds of store as one world for several owners, whose time passes when a test advances it."""
 
 from __future__ import annotations
 

@@ -86,5 +86,5 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 def _memory(tensor: Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
-    except NotImplementedError:  # packed weights have no storage that anybody could look at
+    except NotImplementedError:  # packed weights have no readable storage
         return id(tensor)

@@ -24,7 +24,7 @@ def toy_tokenizer(folder: Path) -> Path:
 
 
 def toy_model(folder: Path) -> types_pb2.ModelInfo:
-    """What a verifier with this tokenizer says of itself."""
+    """Model information of a verifier with this tokenizer."""
     tokenizer = load_tokenizer(str(folder))
     return types_pb2.ModelInfo(
         name="toy",

@@ -80,9 +80,9 @@ class System:
         self.stub = gateway_pb2_grpc.GatewayServiceStub(line)
 
     async def start(self) -> None:
-        """Returns once the drafter's candidates come, which requests that are not sampled tell."""
+        """Returns once the drafter's candidates come, which requests that are not sampled show."""
         await self.open([await self.verifier()], [await self.drafter()])
-        while not (await heard(self.call(20, parent=UNSAMPLED)))[-1].finished.statistics.drafted:
+        while not (await read_events(self.call(20, parent=UNSAMPLED)))[-1].finished.statistics.drafted:
             pass
 
     def call(self, tokens: int, prompt: int = 7, parent: tuple[str, str] | None = PARENT, **asked: Any) -> Any:
@@ -112,7 +112,7 @@ def check(collected: list[Collected]) -> None:
             assert set(attributes) <= spans.EVENTS[name], each
 
 
-async def heard(call: Any) -> list[Any]:
+async def read_events(call: Any) -> list[Any]:
     events = []
     while (event := await call.read()) is not grpc.aio.EOF:
         events.append(event)

@@ -41,7 +41,7 @@ class Lane:
             await self._open.wait()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """All that the reader has, until its end. Raises ConnectionError where nobody takes it."""
+        """All that the reader has, until its end. Raises ConnectionError where no peer takes it."""
         line = asyncio.Queue[tuple[float, bytes]](MOST_CHUNKS)
         async with asyncio.TaskGroup() as ends:
             ends.create_task(self._send(reader, line))
@@ -63,7 +63,7 @@ class Lane:
             await asyncio.sleep(max(due - clock(), len(chunk) / self.bytes_per_s))
             await self.passable(max(1, len(chunk)))
             if not chunk:
-                with suppress(OSError):  # nobody is left who could hear of it
+                with suppress(OSError):  # no peer is left
                     writer.write_eof()
                 return
             writer.write(chunk)

@@ -20,10 +20,10 @@ HEAD = "# What images are built of: the versions that were tested. Made by `pyth
 
 
 def wanted(project: Path = PROJECT) -> list[Requirement]:
-    """Of the roles, as pyproject.toml has it."""
-    told = tomllib.loads(project.read_text("utf-8"))["project"]
-    extra = [line for name in EXTRAS for line in told["optional-dependencies"][name]]
-    return [Requirement(line) for line in [*told["dependencies"], *extra]]
+    """Requirements of the roles in pyproject.toml."""
+    declared = tomllib.loads(project.read_text("utf-8"))["project"]
+    extra = [line for name in EXTRAS for line in declared["optional-dependencies"][name]]
+    return [Requirement(line) for line in [*declared["dependencies"], *extra]]
 
 
 def closure(requirements: Iterable[Requirement]) -> dict[str, Version]:

@@ -138,7 +138,7 @@ ACCEPTANCE = Dashboard(
                 "Guesses",
                 (
                     Query(rate("slipstream_drafter_guessed_tokens_total"), "guessed"),
-                    Query(rate("slipstream_drafter_told_tokens_total"), "told"),
+                    Query(rate("slipstream_drafter_told_tokens_total"), "sent"),
                     Query(rate("slipstream_drafted_tokens_total"), "verified"),
                     Query(rate("slipstream_accepted_tokens_total"), "accepted"),
                     Query(rate("slipstream_rolled_back_tokens_total"), "rolled back"),

@@ -66,12 +66,12 @@ FLEET = Dashboard(
             Panel(
                 "KV memory",
                 (Query("slipstream:kv_used:ratio", "{{instance}}"),),
-                "Blocks in use. Full is no fault while nobody waits or gives way.",
+                "Blocks in use. Full is no fault while no session waits or is preempted.",
                 "percentunit",
                 most=1,
             ),
             Panel(
-                "Sessions and who waits",
+                "Open and waiting sessions",
                 (
                     Query("slipstream_verifier_sessions", "{{instance}}"),
                     Query("slipstream_verifier_waiting_sessions", "{{instance}} waiting"),

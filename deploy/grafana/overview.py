@@ -83,7 +83,7 @@ OVERVIEW = Dashboard(
                 "Sessions that wait for a place.",
             ),
             Panel(
-                "Errors told, by reason",
+                "Errors returned, by reason",
                 (Query(rate("slipstream_rpc_errors_total", "reason"), "{{reason}}"),),
                 "Of all roles and calls.",
                 "reqps",

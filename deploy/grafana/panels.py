@@ -27,7 +27,7 @@ class Panel:
     unit: str = "short"
     kind: Literal["timeseries", "stat", "bargauge", "heatmap"] = "timeseries"
     most: float | None = None
-    """Of the axis, where it has an end."""
+    """Upper end of the axis; None for an open one."""
 
     def json(self, number: int, place: Json) -> Json:
         instant = self.kind in ("stat", "bargauge")
@@ -52,7 +52,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Chosen at the top of a dashboard: values of a metric's label, all of them unless somebody chooses."""
+    """A selector at the top of a dashboard: values of a metric's label, by default all."""
 
     name: str
     metric: str

@@ -84,7 +84,7 @@ async def accepting(
     expected: list[list[int]],
     enough: Callable[[LoadResult], bool] = lambda load: load.total("accepted") > 0,
 ) -> LoadResult:
-    """The expected texts, said with candidates: again until enough of those were accepted."""
+    """The expected texts, generated with candidates: again until enough of those were accepted."""
     for _ in range(MOST_TRIES):
         load = await run_load(server, requests, 4)
         assert tokens(load) == expected

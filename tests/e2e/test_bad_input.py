@@ -1,4 +1,4 @@
-"""Bad input gets a typed status and a sentence that says what to do; nobody else notices."""
+"""Bad input gets a typed status and a sentence that explains what to do; no other session notices."""
 
 from __future__ import annotations
 

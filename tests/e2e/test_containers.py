@@ -72,7 +72,7 @@ class Container:
         engine("kill", "--signal", name, self.name)
 
     def status(self) -> int:
-        """Of the process, once it has ended."""
+        """Exit status of the process, once it has ended."""
         return int(engine("wait", self.name))
 
     def remove(self) -> None:
@@ -113,14 +113,14 @@ async def test_containers_say_what_processes_say_and_a_killed_drafter_changes_no
         expected = await complete(line, asked)
     running = await asyncio.to_thread(system, start)
     async with channel(running["gateway"].address) as line:
-        said: list[str] = []
-        run = asyncio.create_task(complete(line, asked, said.append))
-        while len(said) < 8:
+        received: list[str] = []
+        run = asyncio.create_task(complete(line, asked, received.append))
+        while len(received) < 8:
             await asyncio.sleep(0.005)
         await asyncio.to_thread(running["model"].signal, "KILL")
-        told = await run
-    assert told.token_ids == expected.token_ids and told.text == expected.text
-    assert told.finished.statistics.accepted > 0
+        completion = await run
+    assert completion.token_ids == expected.token_ids and completion.text == expected.text
+    assert completion.finished.statistics.accepted > 0
     assert await asyncio.to_thread(running["model"].status) == 137
 
 

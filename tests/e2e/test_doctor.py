@@ -13,12 +13,12 @@ TARGET, DRAFT = "emulated:vocabulary=4096&base_ms=10", "emulated:vocabulary=4096
 OTHER = "emulated:vocabulary=512"
 
 
-async def said(*words: str) -> tuple[int | None, str]:
+async def run_command(*words: str) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "slipstream", *words, stdout=asyncio.subprocess.PIPE
     )
-    told, _ = await process.communicate()
-    return process.returncode, told.decode()
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
 
 
 async def test_the_doctor_finds_what_is_wrong_and_nothing_else() -> None:
@@ -37,23 +37,27 @@ async def test_the_doctor_finds_what_is_wrong_and_nothing_else() -> None:
             **listen,
         )
         _, gateway = await start("gateway", **knows)
-        told = ""
+        output = ""
 
-        while "DOES NOT FIT" not in told or "drafts" not in told:  # the gateway has not reached them yet
-            status, told = await said("status", "--server", gateway)
+        while "DOES NOT FIT" not in output or "drafts" not in output:  # the gateway has not reached them yet
+            status, output = await run_command("status", "--server", gateway)
         assert status == 0
-        first, *drafters = told.splitlines()
+        first, *drafters = output.splitlines()
         assert first.startswith("emulated: 1 verifier,")
-        assert any(line.startswith("  model (emulated): drafts") for line in drafters), told
-        assert any(line.startswith("  stranger") and "DOES NOT FIT" in line for line in drafters), told
+        assert any(line.startswith("  model (emulated): drafts") for line in drafters), output
+        assert any(line.startswith("  stranger") and "DOES NOT FIT" in line for line in drafters), output
 
-        status, told = await said("doctor", "--server", gateway, *("--worker", verifier), *("--worker", drafter))
-        assert status == 0, told
-        assert [line[:5] for line in told.splitlines()] == ["ok   "] * 3, told
+        status, output = await run_command(
+            "doctor", "--server", gateway, *("--worker", verifier), *("--worker", drafter)
+        )
+        assert status == 0, output
+        assert [line[:5] for line in output.splitlines()] == ["ok   "] * 3, output
 
-        status, told = await said("doctor", *(f"--worker={each}" for each in (verifier, stranger, "127.0.0.1:1")))
-        wrong = [line for line in told.splitlines() if line.startswith("WRONG")]
-        assert status == 1 and len(wrong) == 2, told
+        status, output = await run_command(
+            "doctor", *(f"--worker={each}" for each in (verifier, stranger, "127.0.0.1:1"))
+        )
+        wrong = [line for line in output.splitlines() if line.startswith("WRONG")]
+        assert status == 1 and len(wrong) == 2, output
         assert "127.0.0.1:1" in wrong[0] and "another vocabulary" in wrong[1]
 
 

@@ -1,4 +1,4 @@
-"""Real processes: one of two drafters is killed or frozen in the middle of a text; nobody sees it but in speed."""
+"""Real processes: one of two drafters is killed or frozen in the middle of a text; only the speed shows it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def system() -> AsyncIterator[System]:
 
 
 def alive(pid: int) -> str:
-    """The state of a process as the kernel tells it: T is stopped; empty when it is gone."""
+    """The state of a process as the kernel reports it: T is stopped; empty when it is gone."""
     try:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -131,7 +131,7 @@ async def test_when_a_drafter_dies_or_freezes_its_sessions_move_to_the_other_one
         print(f"{fault.name}: moved after {moved:.2f} s, all speculate after {moved + await speculation(texts):.2f} s")
         if fault == signal.SIGSTOP:
             os.kill(running.pid(victim), signal.SIGCONT)
-            await running.until_has(victim, 0)  # it hears, late, that they were closed
+            await running.until_has(victim, 0)  # it receives, late, that they were closed
             os.kill(running.pid(heir), signal.SIGKILL)
             await running.until_has(victim, SESSIONS)  # and is good enough to take them back
             await speculation(texts)

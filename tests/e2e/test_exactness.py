@@ -24,21 +24,21 @@ TOKENS = 40
 async def texts(
     server: str, *, speculate: bool, temperature: float, seed: int, k: int | None = None
 ) -> list[list[int]]:
-    """What the server says. With speculation it is asked again until something was drafted: on a machine that is busy
+    """Texts of the server. With speculation requests repeat until something was drafted: on a machine that is busy
     for a moment a candidate of so small a target may not pay."""
     prompts = held_out(PROMPTS)
     requests = [
         request(prompt, TOKENS, speculate=speculate, temperature=temperature, seed=seed, k=k) for prompt in prompts
     ]
-    said: list[list[int]] = []
+    received: list[list[int]] = []
     for _ in range(MOST_TRIES):
         load = await run_load(server, requests, 4)
-        repeated, said = said, tokens(load)
-        assert repeated in ([], said)
+        repeated, received = received, tokens(load)
+        assert repeated in ([], received)
         drafted = load.total("drafted")
         assert speculate or not drafted
         if drafted or not speculate:
-            return said
+            return received
     raise AssertionError(f"nothing was drafted in {MOST_TRIES} tries")
 
 

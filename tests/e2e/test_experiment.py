@@ -1,4 +1,4 @@
-"""Through the whole running system: traffic is split by the setting, and `slipstream compare` says what came of it."""
+"""Through the whole running system: traffic is split by the setting, and `slipstream compare` reports the result."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ async def test_what_the_arms_brought_is_told(monkeypatch: pytest.MonkeyPatch) ->
     with serving("--dtype", "float32", "--drafter=model", "--drafter=suffix") as server:
         empty = await compared(server)
         load = await run_load(server, asked, 1)
-        told = json.loads((await compared(server, "--verifier-price", "2", "--drafter-price", "1", "--json")).stdout)
+        reported = json.loads(
+            (await compared(server, "--verifier-price", "2", "--drafter-price", "1", "--json")).stdout
+        )
         table = (await compared(server)).stdout
     assert empty.exit_code == 1 and "[NO_SESSIONS]" in empty.stderr
-    arms = told["arms"]
+    arms = reported["arms"]
     assert arms["old"]["measured"] + arms["plain"]["measured"] == len(asked)
     old, plain = (arms[name]["metrics"] for name in ("old", "plain"))
     drafted, accepted = load.total("drafted"), load.total("accepted")

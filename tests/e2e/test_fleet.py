@@ -102,13 +102,15 @@ async def test_the_command_takes_a_prediction_and_tells_what_became_of_it(fleet:
     (tmp_path / "expected").write_text(str(bare["text"]))
     for options in (["--prediction", str(bare["text"])], ["--prediction-file", str(tmp_path / "expected")]):
         for _ in range(MOST_TRIES):
-            told = await report(*options, "--drafter", "prediction", "--workload", "edit")
-            assert told["token_ids"] == bare["token_ids"]
-            assert told["accepted_prediction_tokens"] == told["accepted"]
-            if told["hits"]:
+            reported = await report(*options, "--drafter", "prediction", "--workload", "edit")
+            assert reported["token_ids"] == bare["token_ids"]
+            assert reported["accepted_prediction_tokens"] == reported["accepted"]
+            if reported["hits"]:
                 break
-        assert told["drafters"] == {"prediction": {"drafted": told["drafted"], "accepted": told["accepted"]}}
-        assert told["hits"] > 0 and told["hits"] + sum(told["misses"].values()) == told["rounds"]
+        assert reported["drafters"] == {
+            "prediction": {"drafted": reported["drafted"], "accepted": reported["accepted"]}
+        }
+        assert reported["hits"] > 0 and reported["hits"] + sum(reported["misses"].values()) == reported["rounds"]
 
 
 async def test_a_drafter_that_predicts_is_left_alone_without_a_prediction(fleet: str) -> None:

@@ -75,7 +75,7 @@ class System:
                 await asyncio.sleep(0.02)
 
     async def end(self) -> None:
-        """Every token of every text is what the target alone would have said."""
+        """Every token of every text is the target's own."""
         for text in self.texts:
             await text.end()
 
@@ -128,7 +128,7 @@ async def test_a_bad_drafter_version_is_stopped_by_readiness(system: System) -> 
 
 
 async def test_a_drafter_of_another_model_is_ready_and_gets_no_session(system: System) -> None:
-    """Readiness says that it serves, not what: the vocabulary's fingerprint does."""
+    """Readiness shows that it serves, not what: the vocabulary's fingerprint does."""
     stranger = await system.drafters.add(MODEL="emulated:vocabulary=300")
     for _ in range(4):
         system.follow()

@@ -53,9 +53,9 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token_and_sigterm_en
         expected = await run_load(server, plain, 4)
         drafter = children(process.pid)["drafter_svc"]
         async with channel(server) as line:
-            said: list[str] = []
-            runs = [asyncio.create_task(complete(line, one, said.append)) for one in guessed]
-            while len(said) < 12:  # every session is in the middle of its text
+            received: list[str] = []
+            runs = [asyncio.create_task(complete(line, one, received.append)) for one in guessed]
+            while len(received) < 12:  # every session is in the middle of its text
                 await asyncio.sleep(0.005)
             os.kill(drafter, signal.SIGKILL)
             completions = await asyncio.gather(*runs)
@@ -108,24 +108,24 @@ def test_ctrl_c_says_how_to_go_on_with_the_text(server: str) -> None:
     asked = ["def read(self, path):", "--max-tokens", "600", "--ignore-eos", "--seed", "4", "--server", server]
     whole = subprocess.run(slipstream("generate", *asked, "--json"), capture_output=True, text=True, check=True)
     for _ in range(MOST_TRIES):  # the text may be whole before the signal comes
-        status, begun, told = interrupted(asked)
+        status, begun, message = interrupted(asked)
         if status:
             break
     assert status == 130
-    command = told[told.index("slipstream resume") :].partition("`")[0].split()[1:]
+    command = message[message.index("slipstream resume") :].partition("`")[0].split()[1:]
     rest = subprocess.run(slipstream(*command, "--server", server), capture_output=True, text=True, check=True).stdout
     assert (begun + rest).rstrip("\n") == json.loads(whole.stdout)["text"].rstrip("\n")
 
 
 def interrupted(words: list[str]) -> tuple[int, str, str]:
-    """Status, output and last words of a `slipstream generate` that is interrupted once it said something."""
+    """Status, output and last line of a `slipstream generate` that is interrupted once it printed something."""
     with subprocess.Popen(slipstream("generate", *words), stdout=PIPE, stderr=PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         begun = process.stdout.read(8)
         process.send_signal(signal.SIGINT)
         begun += process.stdout.read()
-        told = process.stderr.read()
-        return process.wait(timeout=60), begun, told
+        message = process.stderr.read()
+        return process.wait(timeout=60), begun, message
 
 
 def serve(*options: str) -> subprocess.Popen[str]:

@@ -37,17 +37,17 @@ KV_TOKENS = 1280
 LONG = 1100
 """Tokens of a prompt whose step does not fit into one broadcast."""
 SHORT = 127
-"""Tokens of one whose KV grows by two blocks while 64 more are said, beyond what there is for eight of them."""
+"""Tokens of one whose KV grows by two blocks while 64 more are generated, beyond what there is for eight of them."""
 TIMEOUT_S = 6.0
 GRACE_S = 20.0
 """A busy machine may take seconds for a short text of two ranks; the verifier ends with the last one in any case."""
 MARK = "SLIPSTREAM_TEST_RANKS"
 OUT_OF_PATIENCE = "forcefully exiting"
-"""What torchrun says of a rank that it had to kill."""
+"""Logged by torchrun for a rank that it had to kill."""
 
 
 class Torchrun:
-    """A verifier of several ranks, and what its processes said."""
+    """A verifier of several ranks, and the log of its processes."""
 
     def __init__(self, log: Path) -> None:
         settings = {
@@ -66,13 +66,13 @@ class Torchrun:
         self._mark = uuid.uuid4().hex
         environment |= {f"VERIFIER_{name}": value for name, value in settings.items()} | {MARK: self._mark}
         self.log = log
-        with log.open("w") as said:
+        with log.open("w") as received:
             self.process = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=ROOT,
                 env=environment,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=received,
                 text=True,
                 start_new_session=True,
             )
@@ -171,14 +171,14 @@ async def load(address: str) -> worker_pb2.WatchResponse:
 async def test_two_ranks_say_what_one_process_says(ranks: Torchrun, target: TorchEngine) -> None:
     async with verifier(target) as alone, drafter(open_engine(DRAFT, "float32", 4096)) as guesses:
         expected = await texts(alone.address, [], rolled_back=False)
-        said = await texts(ranks.address, [guesses], rolled_back=True)
-    assert [each.token_ids for each in said] == [each.token_ids for each in expected]
-    assert sum(each.drafted for each in said) > sum(each.accepted for each in said) > 0
-    told = await load(ranks.address)
-    assert told.preemptions > 0 and told.kv_blocks_free == told.kv_blocks_total == KV_TOKENS // 32
+        received = await texts(ranks.address, [guesses], rolled_back=True)
+    assert [each.token_ids for each in received] == [each.token_ids for each in expected]
+    assert sum(each.drafted for each in received) > sum(each.accepted for each in received) > 0
+    reported = await load(ranks.address)
+    assert reported.preemptions > 0 and reported.kv_blocks_free == reported.kv_blocks_total == KV_TOKENS // 32
 
 
-async def generate(stub: Any, number: int, tokens: int, said: list[int]) -> None:
+async def generate(stub: Any, number: int, tokens: int, received: list[int]) -> None:
     request = gateway_pb2.GenerateRequest(
         prompt_token_ids=gateway_pb2.TokenIds(token_ids=prompt(number, 20)),
         max_tokens=tokens,
@@ -186,7 +186,7 @@ async def generate(stub: Any, number: int, tokens: int, said: list[int]) -> None
     )
     async for event in stub.Generate(request):
         if event.HasField("delta"):
-            said += event.delta.token_ids
+            received += event.delta.token_ids
 
 
 async def test_a_rank_that_dies_takes_the_verifier_along_and_sessions_go_on_elsewhere(
@@ -198,12 +198,12 @@ async def test_a_rank_that_dies_takes_the_verifier_along_and_sessions_go_on_else
         front = await stack.enter_async_context(gateway_running(config, GatewayDependencies(secrets.randbits)))
         await front.ready()
         stub = gateway_pb2_grpc.GatewayServiceStub(await stack.enter_async_context(channel(front.address)))
-        said: list[list[int]] = []
+        received: list[list[int]] = []
         running: list[asyncio.Task[None]] = []
         while not (await load(ranks.address)).sessions:
-            said.append([])
-            running.append(asyncio.create_task(generate(stub, len(said) + 1, 150, said[-1])))
-            while not said[-1]:
+            received.append([])
+            running.append(asyncio.create_task(generate(stub, len(received) + 1, 150, received[-1])))
+            while not received[-1]:
                 assert not running[-1].done(), running[-1].exception()
                 await asyncio.sleep(0.005)
         os.kill(ranks.pids[1], signal.SIGKILL)
@@ -211,7 +211,7 @@ async def test_a_rank_that_dies_takes_the_verifier_along_and_sessions_go_on_else
         print(f"SIGKILL of a rank: all processes gone after {seconds:.2f} s")
         assert ranks.process.returncode != 0
         await asyncio.gather(*running)
-    for number, tokens in enumerate(said, 2):
+    for number, tokens in enumerate(received, 2):
         assert tokens == greedy(target, prompt(number, 20), 150)
 
 
@@ -228,7 +228,7 @@ async def test_a_verifier_that_is_to_end_lets_texts_finish_and_leaves_nothing_be
             async with asyncio.timeout(GRACE_S):
                 await decoded.done.wait()
             seconds = await ranks.gone(GRACE_S + 60)
-        said = ranks.log.read_text()
+        received = ranks.log.read_text()
     print(f"SIGTERM of torchrun: all processes gone after {seconds:.2f} s")
     assert decoded.token_ids == greedy(target, prompt(2, 20), 40)
-    assert OUT_OF_PATIENCE not in said and not re.search("^verifier[:,]", said, re.MULTILINE)
+    assert OUT_OF_PATIENCE not in received and not re.search("^verifier[:,]", received, re.MULTILINE)

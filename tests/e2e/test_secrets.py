@@ -1,5 +1,5 @@
 """The whole system behind certificates and keys, as real processes that log all they can: texts go through it, and
-neither they nor the keys are in any log, nor in what anybody else is told."""
+neither they nor the keys are in any log, nor in responses to other clients."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MODELS = str(ROOT / "models" / "target")
 
 @dataclass
 class Process:
-    """A role that runs, and what it has said."""
+    """A running role, and the file of its log."""
 
-    said: Path
+    output: Path
     process: subprocess.Popen[bytes]
     address: str = ""
     health: str = ""
@@ -52,7 +52,7 @@ class Process:
                 words = dict(word.split("=") for word in line.decode().split()[1:])
                 self.address, self.health, self.metrics = words["grpc"], words["health"], words["metrics"]
                 return
-        raise AssertionError(self.said.read_text())
+        raise AssertionError(self.output.read_text())
 
 
 class System:
@@ -69,7 +69,7 @@ class System:
         lines = (f'{name} = {{ sha256 = "{digest(key).hex()}" }}\n' for name, key in keys.items())
         (folder / "keys.toml").write_text("".join(lines))
         size = load_tokenizer(MODELS).get_vocab_size()
-        model = f"emulated:vocabulary={size}"  # a drafter as slow as the target would never be heard
+        model = f"emulated:vocabulary={size}"  # a drafter as slow as the target would never send in time
         drafter = {"DRAFTER_MODEL": model + "&acceptance=0.7", "DRAFTER_HEALTH_LISTEN": "127.0.0.1:0"}
         verifier = {"VERIFIER_MODEL": model + "&base_ms=20", "VERIFIER_MEASURE_S": "0.2"}
         self.processes: list[Process] = []
@@ -95,8 +95,8 @@ class System:
         places |= {f"{prefix}LOG_LEVEL": "debug"}
         environment = os.environ | places | settings | {"SLIPSTREAM_TLS_FOLDER": str(self.folder / role)}
         environment |= {"GRPC_VERBOSITY": "DEBUG", "OMP_NUM_THREADS": "1"}
-        said = self.folder / f"{role}.log"
-        with said.open("wb") as stderr:
+        output = self.folder / f"{role}.log"
+        with output.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.loud", module],
                 cwd=ROOT,
@@ -104,7 +104,7 @@ class System:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
             )
-        started = Process(said, process)
+        started = Process(output, process)
         self.processes.append(started)
         started.wait_ready()
         return started
@@ -117,8 +117,8 @@ class System:
             each.process.terminate()
         for each in self.processes:
             rest, _ = each.process.communicate(timeout=30)
-            with each.said.open("ab") as said:
-                said.write(rest)
+            with each.output.open("ab") as output:
+                output.write(rest)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ async def test_a_drafters_certificate_opens_no_verifier(system: System) -> None:
 
 async def trouble(system: System) -> list[str]:
     """Everything that goes wrong in ways that are likely to be logged or told; returns what Bob was told."""
-    told: list[str] = []
+    reported: list[str] = []
     for key, changes in [
         (STRANGER, {}),
         (ALICE, {"prompt": PROMPT * 60_000}),
@@ -212,13 +212,13 @@ async def trouble(system: System) -> list[str]:
                     await call
                 error = error_of(refusal.value)
                 assert isinstance(error, NotFound)
-                told.append(error.message.replace(PROMPT, "", 1))  # his own word
+                reported.append(error.message.replace(PROMPT, "", 1))  # his own word
         for _ in range(5):
             await stream.read()
         await stub.Cancel(gateway_pb2.CancelRequest(session_id=session))
         while await stream.read() is not grpc.aio.EOF:
             pass
-        told.append(str(await bob.ListModels(gateway_pb2.ListModelsRequest())))
+        reported.append(str(await bob.ListModels(gateway_pb2.ListModelsRequest())))
         gone = asyncio.create_task(generate(system.door(ALICE), max_tokens=2000))
         await asyncio.sleep(0.2)
         system.verifier.process.kill()
@@ -226,33 +226,33 @@ async def trouble(system: System) -> list[str]:
             await gone
     with pytest.raises(SlipstreamError) as refused:
         await generate(system.door(BOB))
-    told.append(refused.value.message)
+    reported.append(refused.value.message)
     with pytest.raises(Unauthenticated):
         await generate(system.door(STRANGER))
-    return told
+    return reported
 
 
 async def test_no_key_and_no_text_is_in_any_log_or_in_what_others_are_told(system: System) -> None:
-    said = await generate(system.door(ALICE), prediction=gateway_pb2.Prediction(text=PREDICTION))
-    scraped = {f"metrics of {each.said.name}": (await scrape(each.metrics)).text for each in system.processes}
-    told = await trouble(system)
+    output = await generate(system.door(ALICE), prediction=gateway_pb2.Prediction(text=PREDICTION))
+    scraped = {f"metrics of {each.output.name}": (await scrape(each.metrics)).text for each in system.processes}
+    reported = await trouble(system)
     scraped["metrics after trouble"] = (await scrape(system.gateway.metrics)).text
     assert 'reason="NO_SESSION"' in scraped["metrics after trouble"] and "emulated" in scraped["metrics of gateway.log"]
     await asyncio.to_thread(system.stop)
     tokenizer = load_tokenizer(MODELS)
-    ids = list(said.started.prompt_token_ids)
-    secrets = [ALICE, BOB, STRANGER, digest(ALICE).hex(), PROMPT, PREDICTION, STOP, SALT, said.text[:20]]
-    secrets += [PROMPT[:12], PROMPT[-12:], ", ".join(map(str, ids[:4])), ", ".join(map(str, said.token_ids[:4]))]
+    ids = list(output.started.prompt_token_ids)
+    secrets = [ALICE, BOB, STRANGER, digest(ALICE).hex(), PROMPT, PREDICTION, STOP, SALT, output.text[:20]]
+    secrets += [PROMPT[:12], PROMPT[-12:], ", ".join(map(str, ids[:4])), ", ".join(map(str, output.token_ids[:4]))]
     assert tokenizer.decode(ids).endswith(PROMPT[-12:])
-    logs = {each.said.name: each.said.read_text(errors="replace") for each in system.processes}
+    logs = {each.output.name: each.output.read_text(errors="replace") for each in system.processes}
     assert all(len(log) > 100 for log in logs.values()), "the roles were to be loud"
     assert "lost the stream to" in logs["gateway.log"]
-    for log in logs.values():  # by loggers that are heard at the level of the settings, too
+    for log in logs.values():  # by loggers that are written at the level of the settings, too
         ready = [json.loads(line) for line in log.splitlines() if line.startswith('{"event": "ready grpc=')]
         assert ready and ready[0]["logger"].partition(".")[0] in ("gateway", "verifier_svc", "drafter_svc")
     for name, log in (logs | scraped).items():
         for secret in secrets:
             assert secret not in log, f"{name} holds {secret!r}"
-    for sentence in told:
+    for sentence in reported:
         for secret in secrets:
             assert secret not in sentence

@@ -75,7 +75,7 @@ def test_the_command_line_asks_for_structures_and_log_probabilities(server: str,
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "message"),
     [
         (["--regex", "(a"], 1, "BAD_GRAMMAR"),
         (["--regex", "a", "--ignore-eos"], 1, "ENDLESS_GRAMMAR"),
@@ -84,7 +84,7 @@ def test_the_command_line_asks_for_structures_and_log_probabilities(server: str,
         (["--logprobs", "21", "--json"], 1, "at most 20"),
     ],
 )
-def test_the_command_line_says_what_is_wrong(server: str, options: list[str], code: int, said: str) -> None:
+def test_the_command_line_says_what_is_wrong(server: str, options: list[str], code: int, message: str) -> None:
     done = asked(server, *options)
     assert done.exit_code == code
-    assert said in done.stderr
+    assert message in done.stderr

@@ -17,7 +17,7 @@ EVERY = set(spans.SPANS) - {spans.RESUME, spans.STEP}
 
 
 def generate(server: str, *options: str) -> tuple[str | None, str]:
-    """The id of the trace, and what was said of it."""
+    """The id of the trace, and the line about it."""
     done = CliRunner().invoke(app, ["generate", "def f(", "--server", server, "--max-tokens", "12", "--json", *options])
     assert done.exit_code == 0, done.output
     trace_id: str | None = json.loads(done.stdout)["trace_id"]
@@ -41,9 +41,9 @@ def written(folder: Path, trace_id: str) -> list[ReadSpan]:
 
 def test_a_request_is_traced_if_its_client_wants_it(server: str, traces: Path) -> None:
     assert generate(server) == (None, "")
-    trace_id, said = generate(server, "--trace")
+    trace_id, message = generate(server, "--trace")
     assert trace_id is not None
-    assert said == f"slipstream trace {trace_id}\n"
+    assert message == f"slipstream trace {trace_id}\n"
     trace = written(traces, trace_id)
     assert "def f(" not in "".join(path.read_text() for path in traces.iterdir())
     assert sum(span.attributes[spans.TOKENS] for span in trace if span.name == spans.ROUND) == 12

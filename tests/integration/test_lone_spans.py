@@ -13,7 +13,7 @@ import pytest
 from gateway.store.memory import MemoryBackend
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
-from tests.traced import PARENT, Refusing, System, heard
+from tests.traced import PARENT, Refusing, System, read_events
 
 HURRIED = Clocks(monotonic_s=lambda: 1000 * time.monotonic())
 """Of a gateway to which everything seems slow."""
@@ -24,14 +24,14 @@ UNSAMPLED = ("traceparent", PARENT[1][:-2] + "00")
 def nothing_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     monkeypatch.setattr(
-        "gateway.telemetry.tail_sampling.ROLLED_BACK", 1
+        "gateway.telemetry.tracing.ROLLED_BACK", 1
     )  # how many are drafted is a matter of the machine's pace
 
 
 async def ordinary(system: System) -> Any:
     await system.open([await system.verifier()], [])
     call = system.call(40, parent=UNSAMPLED)
-    await heard(call)
+    await read_events(call)
     return call
 
 
@@ -40,7 +40,7 @@ async def refused(system: System) -> Any:
     await system.start()
     call = system.call(40, parent=None, model="nobody's")
     with pytest.raises(grpc.RpcError):
-        await heard(call)
+        await read_events(call)
     return call
 
 
@@ -57,21 +57,21 @@ async def failed(system: System) -> Any:
     await system.open([await system.verifier()], [], store)
     call = system.call(100, parent=UNSAMPLED)
     with pytest.raises(grpc.RpcError):
-        await heard(call)
+        await read_events(call)
     return call
 
 
 async def slow(system: System) -> Any:
     await system.open([await system.verifier()], [], clocks=HURRIED)
     call = system.call(8, parent=None)
-    await heard(call)
+    await read_events(call)
     return call
 
 
 async def rolled_back(system: System) -> Any:
     await system.open([await system.verifier()], [await system.drafter(engine="emulated:base_ms=1&acceptance=0")])
     call = system.call(60, parent=None)
-    await heard(call)
+    await read_events(call)
     return call
 
 
@@ -83,7 +83,7 @@ async def moved(system: System) -> Any:
     await call.read()
     assert len(first.scheduler)
     await first.server.stop(0)
-    await heard(call)
+    await read_events(call)
     return call
 
 

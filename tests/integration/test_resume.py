@@ -68,8 +68,8 @@ async def test_several_clients_follow_one_session(setting: Setting) -> None:
 async def test_another_gateway_follows_a_session_whose_owner_lives(shared: Shared) -> None:
     shared.go_on()
     await read_on(shared.call, shared.answer)
-    await read_on(shared.follower, shared.heard)
-    assert shared.heard == shared.answer
+    await read_on(shared.follower, shared.follower_answer)
+    assert shared.follower_answer == shared.answer
     assert len(shared.front.verifiers[0].opens()) == 1
 
 
@@ -89,8 +89,8 @@ async def test_another_gateway_goes_on_with_a_session_whose_owner_is_dead(settin
 async def test_a_follower_of_a_session_goes_on_when_its_owner_lets_it_go(shared: Shared) -> None:
     shared.call.cancel()
     shared.go_on()
-    await read_on(shared.follower, shared.heard)
-    assert shared.heard.tokens == shared.text
+    await read_on(shared.follower, shared.follower_answer)
+    assert shared.follower_answer.tokens == shared.text
     assert [opened.key.epoch for opened in shared.front.verifiers[0].opens()] == [1, 2]
 
 
@@ -101,8 +101,8 @@ async def test_what_a_store_lost_is_written_again(shared: Shared, takeovers: int
     entry.epoch += takeovers
     entry.owner, entry.lease_until = "somebody", 0.0
     shared.go_on()
-    await read_on(shared.follower, shared.heard)
-    assert shared.heard.tokens == shared.text
+    await read_on(shared.follower, shared.follower_answer)
+    assert shared.follower_answer.tokens == shared.text
     assert list((await shared.beside.record(shared.name)).output_token_ids) == shared.text
     shared.call.cancel()
 

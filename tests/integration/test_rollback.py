@@ -49,7 +49,7 @@ async def test_a_running_session_is_rolled_back_wherever_it_runs(setting: Settin
 
 async def test_followers_elsewhere_hear_of_a_rollback(shared: Shared) -> None:
     await shared.front.roll_back(shared.name, 4)
-    error = await broken_off(shared.follower, shared.heard)
+    error = await broken_off(shared.follower, shared.follower_answer)
     assert isinstance(error, Aborted) and error.reason == "ROLLED_BACK"
     record = await shared.front.store.read(shared.name)
     assert (len(record.tokens) - record.prompt_length, record.leased) == (4, False)
@@ -91,7 +91,7 @@ async def test_a_rollback_that_cannot_be_changes_nothing(
 async def test_a_session_is_cancelled_from_another_gateway(shared: Shared) -> None:
     await shared.beside.stub.Cancel(gateway_pb2.CancelRequest(session_id=shared.name))
     shared.go_on()
-    for call, answer in ((shared.call, shared.answer), (shared.follower, shared.heard)):
+    for call, answer in ((shared.call, shared.answer), (shared.follower, shared.follower_answer)):
         await read_on(call, answer)
         told = answer.finished.reason, answer.finished.output_tokens, answer.tokens
         assert told == (verifier_pb2.FINISH_REASON_CANCELLED, 9, shared.text[:9])
@@ -135,7 +135,7 @@ async def test_followers_hear_what_is_left_of_what_they_were_told(
     shared.go_on()
     again = await shared.beside.resume(shared.name, Answer(tokens=shared.text[:keep]))
     assert len(again.tokens) == 40
-    for call, answer in ((shared.call, shared.answer), (shared.follower, shared.heard)):
+    for call, answer in ((shared.call, shared.answer), (shared.follower, shared.follower_answer)):
         error = await broken_off(call, answer)
         assert isinstance(error, Aborted) and error.reason == "ROLLED_BACK"
         assert f"to {left} output tokens" in error.message

@@ -19,7 +19,7 @@ from slipstream.v1 import gateway_pb2, types_pb2
 from tests.collector import Collected, Collector
 from tests.fleet import emulated_text, until
 from tests.fleet import gateway as decoding
-from tests.traced import CLIENT, PARENT, UNSAMPLED, Refusing, System, heard
+from tests.traced import CLIENT, PARENT, UNSAMPLED, Refusing, System, read_events
 from verifier_svc.sources.drafter_link import DrafterLink
 
 SLACK_S = 10.0
@@ -40,7 +40,7 @@ def of(collected: list[Collected], name: str) -> list[Collected]:
 async def test_one_trace_shows_a_request_in_all_three_services(system: System) -> None:
     await system.start()
     call = system.call(60)
-    statistics = (await heard(call))[-1].finished.statistics
+    statistics = (await read_events(call))[-1].finished.statistics
     everything = await system.collector.spans()
     trace = [span for span in everything if span.name != spans.STEP]
     known = {span.id: span for span in trace}
@@ -74,7 +74,7 @@ async def test_one_trace_shows_a_request_in_all_three_services(system: System) -
 
 async def test_a_verification_is_linked_to_its_step_and_to_the_drafts_it_took(system: System) -> None:
     await system.start()
-    await asyncio.gather(*(heard(system.call(40, prompt, parent=None)) for prompt in range(4)))
+    await asyncio.gather(*(read_events(system.call(40, prompt, parent=None)) for prompt in range(4)))
     everything = await system.collector.spans()
     steps = {span.id: span for span in of(everything, spans.STEP)}
     drafts = {span.id: span for span in of(everything, spans.DRAFT)}
@@ -97,7 +97,7 @@ async def test_a_verification_is_linked_to_its_step_and_to_the_drafts_it_took(sy
 async def test_waiting_and_working_are_told_apart(system: System) -> None:
     """Every duration is of one clock; together they are no more than the round."""
     await system.start()
-    await heard(system.call(60))
+    await read_events(system.call(60))
     trace = await system.collector.spans()
     verifies = {span.parent: span for span in of(trace, spans.VERIFY)}
     commits = {span.parent: span for span in of(trace, spans.COMMIT)}
@@ -120,7 +120,7 @@ SKEWS = {"verifier behind": (-60.0, 0.0), "drafter ahead": (0.0, 3600.0), "both"
 async def test_spans_lie_in_their_parents_though_clocks_disagree(system: System, skew: str) -> None:
     late, later = (Clocks(lambda off=off: time.time_ns() + int(off * 1e9)) for off in SKEWS[skew])  # type: ignore[misc]
     await system.open([await system.verifier(clocks=late)], [await system.drafter(later)])
-    await heard(system.call(40))
+    await read_events(system.call(40))
     trace = [span for span in await system.collector.spans() if span.name != spans.STEP]
     known = {span.id: span for span in trace}
     for span in trace:
@@ -177,7 +177,7 @@ async def test_a_lost_verifier_and_a_lost_drafter_are_told_of(system: System) ->
         busy = first if len(first.scheduler) else None
         assert busy is not None
         await busy.server.stop(0)
-        await heard(call)
+        await read_events(call)
     trace = await system.collector.spans()
     [root] = of(trace, spans.GENERATE)
     names = Counter(name for name, _ in root.events)
@@ -206,11 +206,11 @@ async def test_what_is_not_sampled_costs_the_wire_nothing(system: System, monkey
     assert not await system.collector.spans()
     await system.open([target], [address])
     call = system.call(20, parent=UNSAMPLED)
-    await heard(call)
+    await read_events(call)
     assert "trace-id" not in dict(await call.trailing_metadata())
     assert not any(open.HasField("trace") for open in opened)
     assert not await system.collector.spans()
-    await heard(system.call(20))
+    await read_events(system.call(20))
     assert opened[-1].HasField("trace")
     assert frames[-1].HasField("mark")
 
@@ -228,7 +228,7 @@ async def test_no_request_waits_for_a_dead_collector(answers: bool) -> None:
             system = System(stack, dead)
             await system.start()
             async with asyncio.timeout(20):  # one export that is waited for takes 5 s
-                events = await heard(system.call(60))
+                events = await read_events(system.call(60))
         dead.close(0.0)
     assert [token for event in events for token in event.delta.token_ids] == emulated_text([7, 8, 9], 60)
 
@@ -247,25 +247,25 @@ async def test_all_that_is_declared_is_sent(
         while heard_of < 60:
             heard_of += len((await call.read()).delta.token_ids)
     call.cancel()
-    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session), metadata=(PARENT,)))
-    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))
+    await read_events(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session), metadata=(PARENT,)))
+    await read_events(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))
     for failing in (
         system.stub.Resume(gateway_pb2.ResumeRequest(session_id="nobody's")),
         system.call(8, model="nobody's"),
     ):
         with pytest.raises(grpc.RpcError) as caught:
-            await heard(failing)
+            await read_events(failing)
         assert dict(caught.value.trailing_metadata())["trace-id"]
     await system.interrupted()
     store = Refusing(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     await system.open([target, await system.verifier()], [await system.drafter()], store)
     with pytest.raises(grpc.RpcError):
-        await heard(system.call(100))
+        await read_events(system.call(100))
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    monkeypatch.setattr("gateway.telemetry.tail_sampling.SLOW_S", 0.0)  # whatever is not sampled is worth a span
+    monkeypatch.setattr("gateway.telemetry.tracing.SLOW_S", 0.0)  # whatever is not sampled is worth a span
     await system.open([target], [])
-    session = (await heard(system.call(8, parent=None)))[0].started.session_id
-    await heard(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))
+    session = (await read_events(system.call(8, parent=None)))[0].started.session_id
+    await read_events(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))
     sent: dict[str, set[str]] = {}
     happened: dict[str, set[str]] = {}
     for span in await collector.spans():

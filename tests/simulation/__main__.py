@@ -23,7 +23,7 @@ AGAIN = "python -m tests.simulation --first {seed} --seeds 1 --trace"
 
 def simulate(seed: int) -> Report:
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)  # services say much about faults
+    logging.disable(logging.WARNING)  # services log much about faults
     return run(seed, storm)
 
 

@@ -67,8 +67,8 @@ class Client:
             try:
                 await getattr(self, f"_{errand}")(text)
             except SlipstreamError as error:
-                told = f"was told {error.reason}: {error.message}"
-                self._world.fail(Violation(f"the client of text {text.first}, which was to {errand}, {told}"))
+                refusal = f"got {error.reason}: {error.message}"
+                self._world.fail(Violation(f"the client of text {text.first}, which was to {errand}, {refusal}"))
             except Violation as violation:
                 self._world.fail(violation)
             counts["texts"] += 1
@@ -77,8 +77,8 @@ class Client:
     # What it does with a text.
 
     async def _listen(self, text: Text) -> None:
-        said = await self._said(text, self._gateway())
-        _check_whole(said, text, text.versions[:1])
+        completion = await self._generate(text, self._gateway())
+        _check_whole(completion, text, text.versions[:1])
 
     async def _leave(self, text: Text) -> None:
         try:
@@ -90,7 +90,7 @@ class Client:
     async def _cancel(self, text: Text) -> None:
         losses, at = self._world.store.losses, self._gateway()
         saying = await self._begun(text, at)
-        name = text.heard.started.session_id if text.heard else ""
+        name = text.completion.started.session_id if text.completion else ""
         request = gateway_pb2.CancelRequest(session_id=name)
         leaves = self._chance.random() < 0.3
         asking = asyncio.create_task(self._asked(text, lambda stub: stub.Cancel(request, timeout=ANSWER_S), at, losses))
@@ -104,20 +104,20 @@ class Client:
             await asyncio.wait([saying])
             return
         try:
-            said = await saying
-        except OutOfRange as error:  # the log ends before what it has heard
+            completion = await saying
+        except OutOfRange as error:  # the log ends before the offset that it has received
             lost = losses != self._world.store.losses or self._world.relaxed
             demand(lost, f"text {text.first} was cancelled: {error.message}")
         else:
-            if said.finished.reason != CANCELLED:
-                _check_whole(said, text, text.versions[:1])
+            if completion.finished.reason != CANCELLED:
+                _check_whole(completion, text, text.versions[:1])
 
     async def _edit(self, text: Text) -> None:
         """Rolls the session back, with other tokens or another seed, or makes a branch of it."""
         losses, at = self._world.store.losses, self._gateway()
         saying = await self._begun(text, at)
-        name = text.heard.started.session_id if text.heard else ""
-        kept = self._chance.randint(0, len(text.tokens_heard))
+        name = text.completion.started.session_id if text.completion else ""
+        kept = self._chance.randint(0, len(text.tokens_received))
         room = min(MOST_EDITED, text.tokens - kept)
         edit = [self._chance.randrange(VOCABULARY) for _ in range(self._chance.randint(0, room))]
         branch = self._chance.random() < 0.3
@@ -140,23 +140,23 @@ class Client:
             demand(right, f"session {answer.key.id} is not rolled back to {edited}: {logged}")
             await self._hear_edited(text, answer, version, losses)
         try:
-            said = await saying
+            completion = await saying
         except Aborted as error:
-            demand(error.reason == "ROLLED_BACK" and not branch, f"text {text.first} was told {error.reason}")
+            demand(error.reason == "ROLLED_BACK" and not branch, f"text {text.first} got {error.reason}")
         else:
-            _check_whole(said, text, text.versions[:1])
+            _check_whole(completion, text, text.versions[:1])
 
     async def _hear_edited(self, text: Text, answer: Any, version: Output, losses: int) -> None:
-        store, heard = self._world.store, self._world.watched()
+        store, received = self._world.store, self._world.watched()
         name, kept = answer.key.id, answer.output_tokens
-        heard.edited, heard.losses = version, losses
-        heard.started = gateway_pb2.Started(session_id=name, prompt_token_ids=text.prompt)
+        received.edited, received.losses = version, losses
+        received.started = gateway_pb2.Started(session_id=name, prompt_token_ids=text.prompt)
         if self._chance.random() < 0.5:
-            heard.started.revision = answer.revision
-        heard.token_ids, heard.text = list(version[:kept]), words(version[:kept], all_of_it=False)
+            received.started.revision = answer.revision
+        received.token_ids, received.text = list(version[:kept]), words(version[:kept], all_of_it=False)
         try:
-            await resume(self._lines(self._gateway()), heard, None, PATIENCE)
-            _check_whole(heard, text, heard.versions(text))
+            await resume(self._lines(self._gateway()), received, None, PATIENCE)
+            _check_whole(received, text, received.versions(text))
         except (NotFound, Aborted) as error:
             lost = f"the edited session {name} is lost: {error.reason}, {losses} losses, now {store.losses}"
             demand(losses != store.losses, lost)
@@ -176,26 +176,26 @@ class Client:
 
     async def _begun(self, text: Text, at: int) -> asyncio.Task[Watched]:
         """A text of which some tokens came, or all."""
-        saying = asyncio.create_task(self._said(text, at))
+        saying = asyncio.create_task(self._generate(text, at))
         enough = self._chance.randint(1, text.tokens)
-        while not saying.done() and len(text.tokens_heard) < enough:
+        while not saying.done() and len(text.tokens_received) < enough:
             await asyncio.sleep(0.02)
         return saying
 
-    async def _said(self, text: Text, at: int) -> Watched:
+    async def _generate(self, text: Text, at: int) -> Watched:
         request = gateway_pb2.GenerateRequest(max_tokens=text.tokens)
         request.sampling.temperature = 0.0
         request.prompt_token_ids.token_ids.extend(text.prompt)
-        heard: list[str] = []
+        received: list[str] = []
         for shift in itertools.count(at):
             line, *others = self._lines(shift)
             text.asked = self._present(shift)
             try:
-                said = await complete(line, request, heard.append, others, PATIENCE)
-                assert isinstance(said, Watched)
-                return said
+                completion = await complete(line, request, received.append, others, PATIENCE)
+                assert isinstance(completion, Watched)
+                return completion
             except (Unavailable, ResourceExhausted):  # it never began: another try is another text
-                if heard:
+                if received:
                     raise
                 await asyncio.sleep(PAUSE_S)
         raise AssertionError
@@ -210,9 +210,9 @@ class Client:
                 error = error_of(failure)
             if isinstance(error, OutOfRange):
                 # It may lack what another gateway had still to write.
-                here = text.heard is not None and text.heard.starts == 1 and text.asked is gateway
+                here = text.completion is not None and text.completion.starts == 1 and text.asked is gateway
                 lost = losses != self._world.store.losses or (self._world.relaxed and not here)
-                demand(lost, f"what the client of text {text.first} heard is not there: {error.message}")
+                demand(lost, f"the text that the client of text {text.first} received is not there: {error.message}")
             elif isinstance(error, NotFound):
                 demand(losses != self._world.store.losses, f"the session of text {text.first} is lost")
                 return None
@@ -222,7 +222,7 @@ class Client:
         return None
 
 
-def _check_whole(said: Watched, text: Text, versions: list[Output]) -> None:
+def _check_whole(completion: Watched, text: Text, versions: list[Output]) -> None:
     whole = [version[: text.tokens] for version in versions]
-    demand(tuple(said.token_ids) in whole, f"text {text.first} ended as {said.token_ids}, not {whole}")
-    demand(said.text in map(words, whole), f"text {text.first} ended as {said.text!r}")
+    demand(tuple(completion.token_ids) in whole, f"text {text.first} ended as {completion.token_ids}, not {whole}")
+    demand(completion.text in map(words, whole), f"text {text.first} ended as {completion.text!r}")

@@ -50,7 +50,7 @@ class Party:
         self.thaw()
 
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """That have not ended, oldest first."""
+        """Tasks of the party that have not ended, oldest first."""
         mine = (task for task in asyncio.all_tasks() if isinstance(task, NumberedTask) and task.party is self)
         return sorted(mine, key=hash)
 

@@ -70,7 +70,7 @@ _FOLLOW, _REVISE = OutputStream.follow, RequestValidator.revise
 HONEST = "a stream resumes at an offset"
 EDITED = Size(errands={"edit": 1.0})
 ROLLING = Size(texts=4, errands={"listen": 1.0}, relaxed=1.0, gentle=True)
-"""Rolling restarts, which nobody may notice."""
+"""Rolling restarts, which no client may notice."""
 
 RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "the store fences": [_without(MemoryStore, "_check", lambda *_: None)],

@@ -1,4 +1,4 @@
-"""The network: what one party says to another arrives late, in order, once; or not so, as the weather has it.
+"""The network: messages between parties arrive late, in order, once; or not so, as the weather has it.
 
 A stream is a pair of pipes. gRPC promises that a stream's frames arrive in order and once, or that it breaks; `Weather`
 can break that promise too, as no network does but a broken or hostile proxy between two parties might.
@@ -30,7 +30,7 @@ NEXT_S = 1e-6
 
 @dataclass
 class Weather:
-    """Of the whole network. Seconds, and probabilities for each frame."""
+    """Faults of the whole network: seconds, and probabilities for each frame."""
 
     least_s: float = 0.0005
     most_s: float = 0.004
@@ -101,7 +101,7 @@ class Network:
         self.blocked: dict[tuple[str, str], list[tuple[Pipe, Parcel]]] = {}
         """What waits on each way that is blocked now."""
         self.trace = hashlib.sha256()
-        """Of everything that happened, and when."""
+        """Hash of all events with their times."""
         self.counts: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._nobody = contextvars.Context()
@@ -111,7 +111,7 @@ class Network:
         self.trace.update(f"{self.loop.now!r} {words!r}\n".encode())
 
     def open(self, dialler: End, address: str) -> Stream | None:
-        """A stream to whoever listens there; None where nobody does."""
+        """A stream to the host that listens there; None where none does."""
         host = self.hosts.get(address)
         if host is None or host.party.dead:
             return None
@@ -142,13 +142,13 @@ class Network:
         return self.chance.uniform(weather.least_s, weather.most_s) + late
 
     def after(self, seconds: float, what: Callable[[], None], party: Party | None = None) -> None:
-        """Does it later, as that party or as nobody."""
+        """Calls `what` later, as that party or outside of every party."""
         self.loop.call_at(self.loop.time() + seconds, what, context=self._nobody if party is None else party.context)
 
     # Faults.
 
     def block(self, source: str, target: str) -> None:
-        """What one says to the other waits until they are unblocked, for TCP sends it again and again."""
+        """Messages from one to the other wait until they are unblocked, for TCP sends it again and again."""
         self.note("block", source, target)
         self.blocked.setdefault((source, target), [])
 
@@ -166,7 +166,7 @@ class Network:
                 self.break_off(stream)
 
     def sever(self, party: Party) -> None:
-        """The party is dead: its peers hear so from its machine, where they are reached."""
+        """The party is dead: its machine closes the connections of peers that it reaches."""
         for stream in list(self.streams.values()):
             if party in stream.parties:
                 self.break_off(stream)

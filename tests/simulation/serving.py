@@ -24,7 +24,7 @@ class Host:
         self.network = network
         self.methods: dict[str, Any] = {}
         self.calls: dict[int, Serving] = {}
-        """That run, by the number of their stream."""
+        """Running calls, by the number of their stream."""
         for register in services:
             register(self)  # type: ignore[arg-type]
         self._address = address
@@ -49,7 +49,7 @@ class Host:
     # As `slipstream.rpc.server.Server`.
 
     async def set_serving(self, ready: bool) -> None:
-        """Nobody asks for health here."""
+        """Health is not simulated."""
 
     async def stop(self, grace_s: float) -> None:
         """No new calls; those that run have `grace_s`."""

@@ -68,7 +68,7 @@ class Server:
         return () if entry is None else unpack_tokens(bytes(entry.tokens))
 
     def carry_out(self, name: str, operation: Operation, answer: asyncio.Future[Any]) -> None:
-        """Of an operation that has arrived."""
+        """Runs an operation that has arrived."""
         network = self.network
         fails = self.away or (self.failing > 0.0 and network.chance.random() < self.failing)
         before = not fails or self.away or network.chance.random() < 0.5

@@ -1,4 +1,4 @@
-"""What befalls a world: which faults, whom and when."""
+"""The faults of a world: which ones, on which parties, and when."""
 
 from __future__ import annotations
 

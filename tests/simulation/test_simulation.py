@@ -38,7 +38,7 @@ FAULTS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet() -> Iterator[None]:
-    """Services say much about faults."""
+    """Services log much about faults."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -69,7 +69,7 @@ def test_without_faults_nothing_is_given_up() -> None:
 
 def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) -> None:
     command = [sys.executable, "-m", "tests.simulation", "--first", "3", "--seeds", "3", "--jobs", "1", "--trace"]
-    said = subprocess.run(
+    output = subprocess.run(
         command,
         env=os.environ | {"PYTHONHASHSEED": "7"},
         cwd=Path(__file__).resolve().parents[2],
@@ -77,7 +77,7 @@ def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) ->
         text=True,
         check=False,
     )
-    assert said.stdout.splitlines()[:3] == [f"{each.seed} {each.trace}" for each in reports[3:6]], said.stderr
+    assert output.stdout.splitlines()[:3] == [f"{each.seed} {each.trace}" for each in reports[3:6]], output.stderr
 
 
 @pytest.mark.parametrize("relaxed", [0.0, 1.0], ids=["strict", "relaxed"])

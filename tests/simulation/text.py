@@ -1,4 +1,4 @@
-"""What the sessions of one text may say: what the target says, and what it says behind an edit."""
+"""The outputs that sessions of one text may have: the target's own, and its continuation of an edit."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Output = tuple[int, ...]
 
 @cache
 def truth(first: int, kept: int = 0, edit: Output = ()) -> Output:
-    """What the target says after a text's prompt; or its first `kept` tokens, an edit, and what follows that."""
+    """The target's output after a text's prompt; or its first `kept` tokens, an edit, and what follows that."""
     prompt = (first, *PROMPT)
-    said = continued(prompt, len(prompt) + kept)
-    return continued((*said, *edit), len(prompt) + MOST_TOKENS)[len(prompt) :]
+    text_tokens = continued(prompt, len(prompt) + kept)
+    return continued((*text_tokens, *edit), len(prompt) + MOST_TOKENS)[len(prompt) :]
 
 
 @cache
@@ -41,15 +41,15 @@ class Text:
     first: int
     """Its prompt's first token, which no other text has."""
     tokens: int
-    """Of output, that are asked for."""
+    """Requested output tokens."""
     versions: list[Output] = field(default_factory=list)
-    """The first one is nobody's edit."""
+    """Right outputs; the first one is without an edit."""
     logs: list[bytes] = field(default_factory=list)
-    """Of the versions, as the store has them."""
+    """Packed tokens of the versions, as the store has them."""
     asked: object = None
     """The gateway that was asked for it last."""
-    heard: Watched | None = None
-    """By its client, as of now."""
+    completion: Watched | None = None
+    """The client's completion, as of now."""
 
     def __post_init__(self) -> None:
         self.edited(0, ())
@@ -59,8 +59,8 @@ class Text:
         return (self.first, *PROMPT)
 
     @property
-    def tokens_heard(self) -> list[int]:
-        return [] if self.heard is None else self.heard.token_ids
+    def tokens_received(self) -> list[int]:
+        return [] if self.completion is None else self.completion.token_ids
 
     def edited(self, kept: int, edit: Sequence[int]) -> Output:
         """One more version."""

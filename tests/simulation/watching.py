@@ -51,7 +51,7 @@ LASTING = {
 
 
 OUTAGE = "the session store is away"
-"""What a gateway says that cannot write the end of its relaxed sessions."""
+"""Logged by a gateway that cannot write the end of its relaxed sessions."""
 
 
 class Violation(AssertionError):
@@ -68,17 +68,17 @@ class Watched(Completion):
 
     world: World
     edited: Output = ()
-    """What it is to hear; none: what nobody edited."""
+    """The edited output that it must get; empty without an edit."""
     losses = 0
-    """Of the store when it was edited: another one may bring the former text back."""
+    """Losses of the store when it was edited: another loss may bring the former text back."""
     starts = 0
 
     def take(self, response: Event) -> str:
-        said = super().take(response)
+        received = super().take(response)
         self.starts += response.WhichOneof("event") == "started"
         if self.started.prompt_token_ids:
             text = self.world.texts[self.started.prompt_token_ids[0]]
-            text.heard = self
+            text.completion = self
             now, versions = tuple(self.token_ids), self.versions(text)
             right = [version for version in versions if version[: len(now)] == now]
             demand(bool(right), f"client of text {text.first} has {now}, not {versions}")
@@ -87,10 +87,10 @@ class Watched(Completion):
             if self.finished.reason == FINISH_REASON_CANCELLED:  # a relaxed session may have shown more than is left
                 wholes += [words(version) for version in right]
             demand(any(whole.startswith(self.text) for whole in wholes), f"text {text.first} reads {self.text!r}")
-        return said
+        return received
 
     def versions(self, text: Text) -> list[Output]:
-        """That it may hear."""
+        """Outputs that it may get."""
         if not self.edited:
             return text.versions[:1]
         return [self.edited, *text.versions[: self.losses != self.world.store.losses]]
@@ -108,18 +108,20 @@ class Errors(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.said: list[str] = []
+        self.received: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.getMessage().startswith(OUTAGE):
             return
-        self.said.append(f"{record.getMessage()} {record.exc_info[1]!r}" if record.exc_info else record.getMessage())
+        self.received.append(
+            f"{record.getMessage()} {record.exc_info[1]!r}" if record.exc_info else record.getMessage()
+        )
 
 
 def look(world: World, errors: Errors) -> None:
     """After every event. Raises Violation."""
     verifiers, drafters, store = world.of(world.verifiers), world.of(world.proposers), world.store
-    demand(not errors.said, f"errors were logged: {errors.said}")
+    demand(not errors.received, f"errors were logged: {errors.received}")
     demand(not store.lost, f"a log was cut: {store.lost}")
     for verifier in verifiers:
         _look_at_verifier(verifier, world.texts)
@@ -145,12 +147,12 @@ def _look_at_verifier(verifier: VerifierParty, texts: dict[int, Text]) -> None:
 def look_back(world: World) -> None:
     """When all is over and nothing was to be noticed: every text came on one stream, and is logged."""
     for text in world.texts.values():
-        assert text.heard is not None
-        name, said = text.heard.started.session_id, text.heard.token_ids
-        demand(text.heard.starts == 1, f"text {text.first} came in {text.heard.starts} pieces")
+        assert text.completion is not None
+        name, received = text.completion.started.session_id, text.completion.token_ids
+        demand(text.completion.starts == 1, f"text {text.first} came in {text.completion.starts} pieces")
         ended = name in world.store.memory.entries and bool(world.store.memory.entries[name].outcome)
         logged = world.store.logged(name)
-        demand(ended and logged == (*text.prompt, *said), f"the log of text {text.first} says {logged}, {ended=}")
+        demand(ended and logged == (*text.prompt, *received), f"the log of text {text.first} has {logged}, {ended=}")
 
 
 def unrest(world: World) -> str:

@@ -23,9 +23,9 @@ from tests.simulation.text import Text
 from tests.simulation.watching import Errors, Violation, Watched, demand, look, look_back, unrest
 
 LINGER_S = 0.01
-"""What a process said last arrives after its end."""
+"""Seconds after a process's end in which its last messages arrive."""
 FINISH_S, REST_S = 60.0, 20.0
-"""Of virtual time after the storm: for the clients, and until nothing is left of their sessions."""
+"""Virtual seconds after the storm: for the clients, and until nothing is left of their sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Size:
     """More drafters, which send anything."""
     clients: int = 4
     texts: int = 2
-    """Of each client, one after the other."""
+    """Texts of each client, one after the other."""
     pause_s: float = 1.5
     """The longest before each."""
     errands: Mapping[str, float] = field(default_factory=lambda: ERRANDS)
@@ -77,7 +77,7 @@ class World:
         self.alive: dict[str, Any] = {}
         """The present party at each address."""
         self.leaving: set[str] = set()
-        """Of those: who drains."""
+        """Names of the live parties that drain."""
         self.clients: dict[str, Party] = {}
         self.broken: Violation | None = None
         self._errors = errors
@@ -123,7 +123,7 @@ class World:
         return True
 
     def party(self, name: str) -> Party:
-        """Of those that live."""
+        """The live party with this name."""
         party: Party = self.clients[name] if name in self.clients else self.alive[name].party
         return party
 
@@ -212,7 +212,9 @@ def run(seed: int, storm: Callable[[World], Coroutine[Any, Any, None]], size: Si
         root.addHandler(errors)
         random.seed(seed)  # backoffs
         unforeseen: list[str] = []
-        loop.set_exception_handler(lambda _, told: unforeseen.append(f"{told['message']} {told.get('exception')!r}"))
+        loop.set_exception_handler(
+            lambda _, context: unforeseen.append(f"{context['message']} {context.get('exception')!r}")
+        )
         asyncio.set_event_loop(loop)
         stack.callback(asyncio.set_event_loop, None)
 
