@@ -1,5 +1,5 @@
-"""`python -m gateway`: one gateway, configured by `GATEWAY_*`. With `--check` it says what would keep it from starting,
-and ends."""
+"""`python -m gateway`: one gateway, configured by `GATEWAY_*`. With `--check` it only reports what would
+keep it from starting."""
 
 from __future__ import annotations
 

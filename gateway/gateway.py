@@ -18,8 +18,8 @@ from gateway.configured_workers import ConfiguredWorkers
 from gateway.requests.validation import RandomBits
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
-from gateway.sessions.context import GatewayContext
 from gateway.sessions.registry import SessionRegistry
+from gateway.sessions.run import GatewayContext
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_log import WriteBehindQueue

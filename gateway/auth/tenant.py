@@ -1,6 +1,6 @@
 """Tenants: the limits of one API key, and the caller of the present task.
 
-The interceptor that knows the key (`gateway.auth.api_keys`) names the caller of each RPC; all code that reads it runs
+The interceptor that reads the key (`gateway.auth.api_keys`) names the caller of each RPC; all code that reads it runs
 in the same task. Without keys every caller is the one tenant OPEN, whose name is empty.
 """
 

@@ -41,23 +41,11 @@ class RequestValidator:
         self._experiment = config.parsed_experiment()
 
     async def resolve(
-        self, request: gateway_pb2.GenerateRequest, running: int, session_id: str = ""
+        self, request: Asked, running: int, session_id: str = "", prompt: Sequence[int] | None = None
     ) -> ResolvedRequest:
-        """Resolve the request of a new session of this id; without an id it takes no part in experiments. `running`:
-        sessions that the gateway has. Raises a typed error whose sentence says what to change."""
-        return await self._resolve(request, None, running, session_id)
-
-    async def resolve_again(
-        self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], running: int, session_id: str
-    ) -> ResolvedRequest:
-        """Resolve the stored request of a session that was admitted before. Raises as `resolve` does, except for
-        its drafters."""
-        return await self._resolve(stored, prompt, running, session_id)
-
-    async def _resolve(
-        self, request: Asked, prompt: Sequence[int] | None, running: int, session_id: str
-    ) -> ResolvedRequest:
-        """`prompt`: of a session that was admitted before."""
+        """Resolve the request of a session; one without an id takes no part in experiments. `running`: sessions that
+        the gateway has. `prompt`: token ids of a session that was admitted before; missing drafters are no error then.
+        Raises a typed error whose sentence names what to change."""
         again = prompt is not None
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
@@ -113,7 +101,7 @@ class RequestValidator:
             stored.sampling.seed = change.seed
         if change.HasField("max_tokens"):
             stored.max_tokens = change.max_tokens
-        resolved = await self.resolve_again(stored, prompt, 0, "")
+        resolved = await self.resolve(stored, 0, prompt=prompt)
         most = resolved.max_length - len(resolved.prompt)
         if change.WhichOneof("edit") == "text":
             edit: Sequence[int] = await self._tokenizer.encode_middle(change.text) if change.text else []

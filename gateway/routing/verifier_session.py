@@ -130,7 +130,7 @@ class VerifierSession:
         error: SlipstreamError | None = None
         if message.reason == FINISH_REASON_ERROR:
             error = proto_conversion.failure_from_proto(message.failure)
-            if isinstance(error, Aborted):  # the log decides who owns the session: it is asked before the next opening
+            if isinstance(error, Aborted):  # the log decides on the owner, before the next opening
                 error = Unavailable(error.message, reason=error.reason)
         elif message.reason not in (FINISH_REASON_STOP, FINISH_REASON_LENGTH):
             error = Unavailable("The verifier gave the session up; retry.", reason="SESSION_CLOSED")

@@ -1,4 +1,4 @@
-"""Which gateway may write a session's record, and what a record says of its session.
+"""Leases of sessions: which gateway may write a session's record, and the contents of a record.
 
 A gateway takes a session over under the next epoch, which fences off every earlier owner. What the former owner here
 still has to write is written first.

@@ -19,11 +19,10 @@ from gateway.auth.tenant import TokenReservation, caller
 from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RequestValidator
-from gateway.sessions.context import GatewayContext
 from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
 from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
-from gateway.sessions.run import SessionRun
+from gateway.sessions.run import GatewayContext, SessionRun
 from gateway.store.session_log import SessionLog, WriteBehindQueue
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from gateway.text.tokenizer import Tokenizer
@@ -210,7 +209,7 @@ class SessionRegistry:
                 _finish_stream(stream, record)
                 return stream
             prompt = record.tokens[: record.prompt_length]
-            resolved = await self._validator.resolve_again(stored, prompt, self._count, session_id)
+            resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
         self._check_open()
         if self._entry_of_caller(session_id):  # another client came first
             return await self.open_stream(session_id, revision)

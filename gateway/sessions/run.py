@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from structlog.contextvars import bind_contextvars
 
+from gateway.config import GatewayConfig
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.routing.router import prefix_hashes
+from gateway.requests.validation import RandomBits
+from gateway.routing.router import Router, prefix_hashes
 from gateway.routing.verifier_session import Received, SessionEnded, VerifierSession
 from gateway.routing.verifiers import VerifierWorker
-from gateway.sessions.context import GatewayContext
 from gateway.sessions.drafter_assignment import DrafterAssignment
+from gateway.sessions.observer import Observers
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats
 from gateway.store.session_log import SessionLog
@@ -32,6 +36,18 @@ from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_UNSPECIFIED,
     FinishReason,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayContext:
+    """The parts that all sessions of a gateway share."""
+
+    config: GatewayConfig
+    router: Router
+    random_bits: RandomBits
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
+    observers: Observers = field(default_factory=Observers)
 
 
 class SessionRun:

@@ -84,7 +84,7 @@ class SessionStore(Protocol):
         another log or other params under an epoch that is not higher."""
 
     async def restore(self, record: SessionRecord) -> None:
-        """Put back what its owner knows was written, after the store lost it in a failover or a restart. What was
+        """Put back what its owner had written, after the store lost it in a failover or a restart. What was
         appended since under the same epoch stays; any higher epoch is adopted. Raises Aborted when fenced."""
 
     async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
@@ -104,7 +104,7 @@ class SessionStore(Protocol):
 
     async def read(self, session: str, start: int = 0) -> SessionRecord:
         """The record with its tokens from `start` on. Where the log ends before, it has no tokens and its `start` is
-        the end of the log: a reader that finds `start` moved back knows that the log was cut."""
+        the end of the log: a reader that finds `start` moved back sees that the log was cut."""
 
     async def close(self) -> None:
         """Close the connections."""

@@ -15,7 +15,6 @@ from gateway.request_context import RequestContext
 from gateway.sessions.observer import RequestObserver, SessionObserver
 from gateway.sessions.output_stream import Event as StreamEvent
 from gateway.sessions.request_stats import MISSES
-from gateway.telemetry.tail_sampling import remarkable
 from slipstream.client.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SERVER_ERRORS, SlipstreamError
 from slipstream.telemetry import spans
@@ -23,6 +22,11 @@ from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 MOST_EVENTS = 128
+SLOW_S = 10.0
+"""Requests that took longer have a span whatever was sampled, as `deploy/otel/collector.yaml` keeps them."""
+ROLLED_BACK = 48
+"""Rejected draft tokens from which a request has a span too, if they are ROLLED_BACK_PERCENT of those drafted."""
+ROLLED_BACK_PERCENT = 75
 
 _request: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
 
@@ -260,3 +264,15 @@ def session_trace(arm: str) -> DecodeTrace | None:
         return None
     request.set_arm(arm)
     return DecodeTrace(request)
+
+
+def remarkable(attributes: Mapping[str, Value], seconds: float, failed: bool) -> bool:
+    """Whether a request failed, was slow, was moved to another verifier, or had most of many candidates rolled back.
+    `attributes`: those of its span."""
+
+    def least(key: str, limit: int) -> bool:
+        value = attributes.get(key)
+        return isinstance(value, int) and value >= limit
+
+    rolled_back = least(spans.ROLLED_BACK, ROLLED_BACK) and least(spans.ROLLED_BACK_PERCENT, ROLLED_BACK_PERCENT)
+    return failed or seconds >= SLOW_S or rolled_back or least(spans.REHOMED, 1)

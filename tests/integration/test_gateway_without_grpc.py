@@ -15,9 +15,9 @@ from gateway.auth.tenant import OPEN, called_by
 from gateway.config import GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
 from gateway.request_context import RequestContext
-from gateway.sessions.context import GatewayContext
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import SessionRegistry
+from gateway.sessions.run import GatewayContext
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import RequestMetrics

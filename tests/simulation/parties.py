@@ -17,8 +17,8 @@ from gateway import configured_workers as gateway_workers
 from gateway.api.grpc_service import GatewayService
 from gateway.config import GatewayConfig
 from gateway.gateway import drain, flush
-from gateway.sessions.context import GatewayContext
 from gateway.sessions.registry import SessionRegistry
+from gateway.sessions.run import GatewayContext
 from gateway.store.session_log import WriteBehindQueue
 from gateway.text.tokenizer import Tokenizer
 from slipstream.engine.emulated.engine import EmulatedEngine

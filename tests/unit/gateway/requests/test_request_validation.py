@@ -163,7 +163,7 @@ async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None
     made = await resolve(request(**fields))
     assert made.top_logprobs == logged
     stored = gateway_pb2.StoredRequest.FromString(made.params())
-    assert await validator().resolve_again(stored, made.prompt, 0, "") == made
+    assert await validator().resolve(stored, 0, prompt=made.prompt) == made
 
 
 async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:
