@@ -19,8 +19,7 @@ class DrafterConfig:
     model: str = ""
     """For the method `model`: a local folder, a hub id, or `emulated:` with settings (`slipstream.engine.factory`)."""
     method: str = "model"
-    """The drafting method, one of `slipstream.proposers.registry`: `model`, or without a model `ngram`, `suffix` or
-    `prediction`."""
+    """The drafting method, a name in `slipstream.proposers.registry`."""
     translate_for: str = ""
     """For the method `model` with another tokenizer than the target's: folder or hub id of the target's tokenizer."""
     listen: str = "127.0.0.1:50061"

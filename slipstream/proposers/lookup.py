@@ -41,7 +41,11 @@ class Text(ReadableText, Protocol):
     """An index of one sequence's committed tokens."""
 
     def look_up(self, path: list[int], count: int) -> list[FoundNode]:
-        """At most `count` nodes after the committed tokens and `path`, parents before children."""
+        """At most `count` nodes after the committed tokens and `path`, parents before children.
+
+        `path` holds the candidate tokens from the root down to the node to propose on: this method's own ones of an
+        earlier call among them. A bound on how far to propose is therefore a bound on `len(path)` too.
+        """
         ...
 
     def finish(self) -> None:

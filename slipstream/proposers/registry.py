@@ -4,7 +4,8 @@ How to add a drafting method:
 
 1. Write one file here: a class that has `propose` and `close_sequence` (`slipstream.proposers.base.Proposer`), and a
    factory `open_proposer(settings: ProposerSettings) -> OpenedProposer`. Where the method looks a text up, implement
-   `slipstream.proposers.lookup.Text` instead and return a `LookupProposer`; `ngram.py` is the shortest example.
+   `slipstream.proposers.lookup.Text` instead and return a `LookupProposer`: `NgramText` at the end of `ngram.py` is
+   twenty lines. The whole of a proposer that is no lookup is `LastTokenProposer` in its test, `test_registry.py`.
 2. Add one row to METHODS below.
 
 That is all: `slipstream serve --drafter NAME`, `DRAFTER_METHOD=NAME` and the gateway's routing follow from the row.

@@ -151,10 +151,14 @@ async def texts(address: str, drafters: list[str], rolled_back: bool) -> list[De
             options = {"tokens": 64, "drafters": drafters, "sampling": sampling}
             found.append((await client.open(prompt(number, SHORT), **options))[1])
         if rolled_back:
-            while len(found[3].token_ids) < 20:
+            while len(found[3].token_ids) < 50:  # by then KV was too small for all
                 await asyncio.sleep(0.001)
-            del found[3].token_ids[10:]
-            await client.command(4, 2, rollback=verifier_pb2.DecodeRollback(length=SHORT + 10))
+            kept = found[3].token_ids[:10]
+            await client.command(4, close=verifier_pb2.DecodeClose())
+            sampling = SamplingParams(temperature=1.0, seed=2)
+            options = {"tokens": 64, "drafters": drafters, "sampling": sampling, "output": kept}
+            found[3] = (await client.open(prompt(2, SHORT), epoch=2, session_id="session-4", **options))[1]
+            found[3].token_ids[:0] = kept
         for each in found:
             await each.done.wait()
     return found

@@ -9,6 +9,8 @@ from slipstream.engine.models.lean_decoder import Linear, packs
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+SAME_ROWS = {torch.float32: 70, torch.bfloat16: 32}
+"""Most rows of a pass for which a row's bits do not depend on the others."""
 
 
 def rows(count: int, width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -19,15 +21,19 @@ def rows(count: int, width: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize(("width", "features"), [(64, 199), (1536, 96), (2176, 64), (96, 256)])
 @torch.inference_mode()
 def test_a_packed_row_is_the_same_in_every_pass(width: int, features: int, dtype: torch.dtype) -> None:
-    """Widths beyond 1024 are summed in blocks, whose order depends on whether a row is alone."""
+    """Widths beyond 1024 are summed in blocks, whose order depends on whether a row is alone. In bf16 the kernels of
+    CPUs with AMX sum in another order above SAME_ROWS rows: there a row is the same up to rounding."""
     packed = Linear([torch.nn.Linear(width, features, dtype=dtype)])
     if not packs(torch.empty(0, dtype=dtype)):
         pytest.skip("no packed kernels for the dtype on this machine")
     x = rows(70, width, dtype)
-    full = packed(x)
-    for count in (1, 2, 3, 8, 17, 64):
-        assert torch.equal(packed(x[:count]), full[:count])
-        assert torch.equal(packed(x[-count:]), full[-count:])
+    same = x[: SAME_ROWS[dtype]]
+    full = packed(same)
+    for count in (1, 2, 3, 8, 17, 32, 64):
+        if count <= len(same):
+            assert torch.equal(packed(same[:count]), full[:count])
+            assert torch.equal(packed(same[-count:]), full[-count:])
+    assert torch.allclose(packed(x)[: len(same)], full, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -63,7 +63,7 @@ def test_an_unknown_method_is_refused_by_name_and_has_no_properties() -> None:
     assert not gives_distribution("psychic") and not needs_prediction("psychic")
 
 
-class RepeatProposer:
+class LastTokenProposer:
     """Proposes the last token again."""
 
     def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
@@ -76,17 +76,17 @@ class RepeatProposer:
         """It keeps nothing."""
 
 
-def open_repeat(settings: ProposerSettings) -> OpenedProposer:
-    return OpenedProposer(any_vocabulary("repeat"), RepeatProposer())
+def open_last_token(settings: ProposerSettings) -> OpenedProposer:
+    return OpenedProposer(any_vocabulary("last_token"), LastTokenProposer())
 
 
 async def test_one_row_adds_a_method_and_a_drafter_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = ProposerMethod("repeat", f"{__name__}:open_repeat", "the last token again")
-    monkeypatch.setitem(registry.METHODS, "repeat", row)
-    config = DrafterConfig(method="repeat", listen="127.0.0.1:0", grace_s=0.0)
+    row = ProposerMethod("last_token", f"{__name__}:open_last_token", "the last token again")
+    monkeypatch.setitem(registry.METHODS, "last_token", row)
+    config = DrafterConfig(method="last_token", listen="127.0.0.1:0", grace_s=0.0)
     async with running(config) as drafter, channel(drafter.address) as line:
         served = await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())
-        assert (served.method, served.model.name) == ("repeat", "repeat")
+        assert (served.method, served.model.name) == ("last_token", "last_token")
         call = drafter_pb2_grpc.DrafterServiceStub(line).Draft()
         opened = drafter_pb2.DraftOpen(
             prefix=types_pb2.Prefix(token_ids=[3, 9], prompt_length=2),
