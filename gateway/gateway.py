@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -11,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.api.grpc_service import GatewayService, authorising
+from gateway.api.grpc_service import GatewayService, authenticating
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
@@ -110,7 +111,10 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         context = GatewayContext(config, router, outside.random_bits, outside.clock, observers)
         sessions = SessionRegistry(context, tokenizer, store, write_behind)
         service = GatewayService(sessions, router, tokenizer, trial)
-        server = Server([service.register], _access(config, outside), _grpc_options(config))
+        failures = config.failed_keys_per_minute
+        # One object for all protocols: they share each key's limits.
+        keys = ApiKeys(config.api_keys, failures, outside.clock) if config.api_keys else None
+        server = Server([service.register], _access(config, outside, keys), _grpc_options(config))
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, outside.tracing)
         exposed = exposing(metrics_collector(parts), config.metrics_listen)
         server.metrics_address = await stack.enter_async_context(exposed)
@@ -173,19 +177,17 @@ def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> SessionS
     return RedisStore(client, owner=owner, replicas=config.store_replicas, **times)
 
 
-def _access(config: GatewayConfig, outside: GatewayDependencies) -> AccessControl:
+def _access(config: GatewayConfig, outside: GatewayDependencies, keys: ApiKeys | None) -> AccessControl:
     """Clients have keys, no certificates. The server's own certificate is the folder's, or else the one that it shows
     to other services."""
     certificates = Certificates(config.tls_folder, authorities=False) if config.tls_folder else outside.certificates
     credentials = server_credentials(certificates, ask_clients=False) if certificates is not None else None
-    if not config.api_keys:
+    if keys is None:
         log.warning("GATEWAY_API_KEYS is not set: every client that reaches %s may use this gateway", config.listen)
         return AccessControl(credentials)
     if credentials is None:
         log.warning("API keys come in plaintext to %s: set GATEWAY_TLS_FOLDER where others can listen", config.listen)
-    return AccessControl(
-        credentials, authorising(ApiKeys(config.api_keys, config.failed_keys_per_minute, outside.clock))
-    )
+    return AccessControl(credentials, authenticating(keys))
 
 
 def _grpc_options(config: GatewayConfig) -> dict[str, int]:
@@ -208,11 +210,14 @@ def _request_metrics(config: GatewayConfig) -> RequestMetrics:
 
 
 async def drain(server: Server, sessions: SessionRegistry, grace_s: float) -> None:
-    """Give sessions `grace_s` to finish; the others are released, and their
+    """Give sessions `grace_s` to finish, whatever protocol their clients came by; the others are released, and their
     clients receive an error that asks them to resume."""
     log.info("draining: sessions have %g s to finish", grace_s)
     stopping = asyncio.create_task(server.stop(grace_s + FAREWELL_S))
-    await asyncio.wait([stopping], timeout=grace_s)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace_s):
+            await asyncio.wait([stopping])
+            await sessions.wait_until_deserted()
     await sessions.close()
     await stopping
 

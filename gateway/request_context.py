@@ -15,8 +15,6 @@ class RequestContext:
     """Names in lower case, and values; binary metadata is left out."""
     peer: str = ""
     """Address of the client, in the form that gRPC writes it: `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`."""
-    deadline_s: float | None = None
-    """Seconds that the client waits from now on; None: without end. The protocol's own code ends the call then."""
     trailers: dict[str, str] = field(default_factory=dict)
     """Metadata that is sent after the answer or the error: filled in while the request is served."""
 

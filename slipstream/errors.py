@@ -14,13 +14,23 @@
     └── Internal             a bug or broken numbers; never the caller's fault
 
 A message is a sentence with the remedy in it. `reason` is a stable word for programs (`ErrorInfo.reason`).
+
+What a server sends for an exception, whatever protocol it speaks: `typed_error`, `message_to_send`, `retry_delay_s`.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar
 
 import grpc
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Seconds until a retry, for errors that carry no better value."""
+MAX_ERROR_BYTES = 1024
+"""Bytes of an error's sentence that are sent. It may quote the caller, and travels as metadata, which is limited."""
 
 # Reasons that one service sends and another one acts on.
 LINK_LOST = "LINK_LOST"
@@ -117,3 +127,24 @@ def code_number(error: SlipstreamError) -> int:
     """The numeric gRPC status code of an exception, as it travels inside frames."""
     number: int = error.code.value[0]
     return number
+
+
+def typed_error(exception: Exception) -> SlipstreamError:
+    """The error to send for an exception: a SlipstreamError itself; for any other one, which is logged, an Internal
+    that quotes nothing of it."""
+    if isinstance(exception, SlipstreamError):
+        return exception
+    log.error("unexpected exception in a handler", exc_info=exception)
+    return Internal("an internal error happened; please report it with the time it happened at.")
+
+
+def message_to_send(error: SlipstreamError) -> str:
+    """The error's sentence in at most MAX_ERROR_BYTES of UTF-8."""
+    return error.message.encode("utf-8", "replace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
+
+
+def retry_delay_s(error: SlipstreamError) -> float | None:
+    """Seconds after which the caller may retry; None for an error that does not pass with time."""
+    if not isinstance(error, (ResourceExhausted, Unavailable)) or error.reason == KV_TOO_SMALL:
+        return None
+    return RETRY_S if error.retry_s is None else error.retry_s

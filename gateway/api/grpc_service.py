@@ -86,20 +86,20 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         return self._trial.results()
 
 
-def authorising(keys: ApiKeys) -> Authorise:
+def authenticating(keys: ApiKeys) -> Authorise:
     """Names the caller of every RPC by its API key, but for health checks, whose senders have none."""
 
-    def authorise(method: str, context: Context) -> None:
+    def authenticate(method: str, context: Context) -> None:
         if service_of(method) != HEALTH:
             keys.authenticate(as_request_context(context))
 
-    return authorise
+    return authenticate
 
 
 def as_request_context(context: Context) -> RequestContext:
     metadata = context.invocation_metadata() or ()
     headers = [(key, value) for key, value in metadata if isinstance(value, str)]
-    return RequestContext(headers, context.peer(), context.time_remaining())
+    return RequestContext(headers, context.peer())
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from gateway.store.session_log import SessionLog, WriteBehindQueue
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.transcript import Transcript, number_only
+from slipstream.concurrency import Broadcast
 from slipstream.errors import Aborted, FailedPrecondition, Internal, OutOfRange, SlipstreamError
 from slipstream.rpc.proto_conversion import MAX_ID_CHARACTERS
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -151,27 +152,33 @@ class SessionRegistry:
         self._entries: dict[str, SessionEntry] = {}
         self._arriving = 0
         """Requests that are being checked and may become an entry."""
+        self._clients = 0
+        """Calls of `generate` and `resume` that have not ended."""
+        self._deserted = Broadcast()
+        """Notified when the last of those calls ends."""
         self._closing = False
 
     # Calls of clients.
 
     async def generate(self, request: gateway_pb2.GenerateRequest, context: RequestContext, send: Send) -> None:
-        """Start a session and send its events. Raises what `start_session` raises, and what ends the session."""
-        with self._context.observers.watch_request("generate", context) as observer:
+        """Start a session and send its events. Raises what RequestValidator and the store raise, and what ends the
+        session."""
+        with self._client(), self._context.observers.watch_request("generate", context) as observer:
             observer.generate_requested(request)
             with self._context.observers.admitting():
-                stream = await self.start_session(request)
+                stream = await self._start_session(request)
             await _send_events(stream.follow(), observer, send)
 
     async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
-        """Send what the client does not have yet. Raises what `open_stream` raises, and what ends the session."""
-        with self._context.observers.watch_request("resume", context) as observer:
+        """Send what the client does not have yet. Raises NotFound, FailedPrecondition for a text of another vocabulary,
+        what RequestValidator raises, and what ends the session."""
+        with self._client(), self._context.observers.watch_request("resume", context) as observer:
             characters = request.characters if request.HasField("characters") else None
             revision = request.revision if request.HasField("revision") else None
-            stream = await self.open_stream(request.session_id, revision)
+            stream = await self._open_stream(request.session_id, revision)
             await _send_events(stream.follow(request.offset, characters, revision), observer, send)
 
-    async def start_session(self, request: gateway_pb2.GenerateRequest) -> OutputStream:
+    async def _start_session(self, request: gateway_pb2.GenerateRequest) -> OutputStream:
         """The stream of a new session, in the log and running. Raises what RequestValidator and the store raise."""
         arrived_at = self._context.clock()
         self._check_open()
@@ -191,7 +198,7 @@ class SessionRegistry:
         self._start_task(entry, entry.run_new_session(log, arrived_at), reservation)
         return entry.stream
 
-    async def open_stream(self, session_id: str, revision: int | None = None) -> OutputStream:
+    async def _open_stream(self, session_id: str, revision: int | None = None) -> OutputStream:
         """The session's stream, whichever gateway runs it; one that ended needs nothing but its record. `revision`: of
         the text that the client has, if it sent that. Raises NotFound, FailedPrecondition for a text of another
         vocabulary, and what RequestValidator raises."""
@@ -212,7 +219,7 @@ class SessionRegistry:
             resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
         self._check_open()
         if self._entry_of_caller(session_id):  # another client came first
-            return await self.open_stream(session_id, revision)
+            return await self._open_stream(session_id, revision)
         reservation = _reserve(resolved, len(output_of(record)))
         entry = self._add_entry(record, resolved)
         self._start_task(entry, entry.follow_log(record), reservation)
@@ -313,6 +320,11 @@ class SessionRegistry:
             runs = [entry.run for entry in self._entries.values() if entry.run is not None]
             await asyncio.gather(*(run.renew_lease() for run in runs))
 
+    async def wait_until_deserted(self) -> None:
+        """Wait until no client generates or resumes here."""
+        while self._clients:
+            await self._deserted.wait()
+
     async def close(self) -> None:
         """Let every session go, all at once, and take no others; other gateways may take them up."""
         self._closing = True
@@ -392,6 +404,16 @@ class SessionRegistry:
 
     def _new_id(self) -> str:
         return f"{self._context.random_bits(128):032x}"
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[None]:
+        self._clients += 1
+        try:
+            yield
+        finally:
+            self._clients -= 1
+            if not self._clients:
+                self._deserted.notify_all()
 
     @contextlib.contextmanager
     def _arrival(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,26 +15,19 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from slipstream.errors import (
-    KV_TOO_SMALL,
-    Internal,
     InvalidArgument,
-    ResourceExhausted,
     SlipstreamError,
-    Unavailable,
     code_number,
+    message_to_send,
+    retry_delay_s,
+    typed_error,
 )
 from slipstream.rpc.channel import error_of
 from slipstream.telemetry.metrics_collector import BoundedLabels
 
-log = logging.getLogger(__name__)
-
 ERROR_DOMAIN = "slipstream"
-RETRY_S = 1.0
-"""Seconds until a retry, for errors that carry no better value."""
 MOST_REASONS = 64
 """Distinct reasons in the error counters."""
-MAX_ERROR_BYTES = 1024
-"""Bytes of an error's sentence that are sent. It may quote the caller, and travels as metadata, which is limited."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Authorise = Callable[[str, Context], None]
@@ -69,7 +61,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         async def abort(context: Context, error: Exception) -> None:
             if isinstance(error, grpc.aio.AbortError):
                 raise error
-            typed = _typed(error)
+            # The text of a call that the handler made would be sent if the call's error were not converted.
+            typed = error_of(error) if isinstance(error, grpc.RpcError) else typed_error(error)
             self.errors[details.method.strip("/"), typed.code.name, self._reasons(typed.reason)] += 1
             status = rpc_status.to_status(_status(typed))
             trailing = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
@@ -134,27 +127,17 @@ class _Guard:
             raise InvalidArgument("the request is no protobuf of this contract; regenerate the client.") from error
 
 
-def _typed(error: Exception) -> SlipstreamError:
-    if isinstance(error, grpc.RpcError):  # of a call that the handler made; unconverted, its text would be sent
-        return error_of(error)
-    if isinstance(error, SlipstreamError):
-        return error
-    log.error("unexpected exception in a handler", exc_info=error)
-    return Internal("an internal error happened; please report it with the time it happened at.")
-
-
 def _status(error: SlipstreamError) -> status_pb2.Status:
     packed = any_pb2.Any()
     packed.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN))
     details = [packed]
-    if isinstance(error, (ResourceExhausted, Unavailable)) and error.reason != KV_TOO_SMALL:
+    wait_s = retry_delay_s(error)
+    if wait_s is not None:
         retry = error_details_pb2.RetryInfo()
-        wait_s = RETRY_S if error.retry_s is None else error.retry_s
         retry.retry_delay.FromMilliseconds(math.ceil(wait_s * 1000))
         again = any_pb2.Any()
         again.Pack(retry)
         details.append(again)
     code = code_number(error)
     assert code in code_pb2.Code.values()
-    message = error.message.encode("utf-8", "replace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
-    return status_pb2.Status(code=code, message=message, details=details)
+    return status_pb2.Status(code=code, message=message_to_send(error), details=details)

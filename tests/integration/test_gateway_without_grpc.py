@@ -14,6 +14,7 @@ from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import OPEN, called_by
 from gateway.config import GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
+from gateway.gateway import drain
 from gateway.request_context import RequestContext
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import SessionRegistry
@@ -24,9 +25,10 @@ from gateway.telemetry.request_metrics import RequestMetrics
 from gateway.text.tokenizer import Tokenizer
 from slipstream.client.completion import TRACE_ID
 from slipstream.client.gateway_endpoint import digest
-from slipstream.errors import Aborted, NotFound, Unauthenticated
+from slipstream.errors import Aborted, NotFound, Unauthenticated, Unavailable
 from slipstream.rpc.channel import dialer
 from slipstream.rpc.multiplexed_stream import ByteCounter
+from slipstream.rpc.server import Server
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -125,6 +127,55 @@ async def test_a_session_is_cancelled_while_its_client_follows_it(setting: Setti
         assert client.finished.reason == verifier_pb2.FINISH_REASON_CANCELLED
 
 
+async def test_the_session_of_a_client_that_left_can_be_resumed(setting: Setting, folder: Path) -> None:
+    verifier = setting.verifier(limit=9)
+    async with registry_of(folder, verifier) as sessions:
+        client, again = Client(), Client()
+        call = asyncio.create_task(sessions.generate(REQUEST, RequestContext(), client.send))
+        await client.started.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        verifier.limit = None
+        resume = gateway_pb2.ResumeRequest(session_id=client.session_id, offset=len(client.tokens))
+        await sessions.resume(resume, RequestContext(), again.send)
+        assert client.tokens + again.tokens == verifier.script[:40]
+        assert again.finished.reason == verifier_pb2.FINISH_REASON_LENGTH
+
+
+async def test_a_gateway_that_ends_waits_for_clients_of_every_protocol(setting: Setting, folder: Path) -> None:
+    verifier = setting.verifier(limit=9)
+    async with registry_of(folder, verifier) as sessions:
+        client = Client()
+        call = asyncio.create_task(sessions.generate(REQUEST, RequestContext(), client.send))
+        await client.started.wait()
+        server = Server([])
+        await server.start("127.0.0.1:0")
+        draining = asyncio.create_task(drain(server, sessions, 60.0))
+        await asyncio.wait([draining], timeout=0.3)
+        assert not draining.done() and not call.done()
+        await sessions.cancel(client.session_id)
+        async with asyncio.timeout(30):
+            await draining
+        await call
+        assert client.finished.reason == verifier_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_clients_of_every_protocol_are_asked_to_resume_when_the_grace_is_over(
+    setting: Setting, folder: Path
+) -> None:
+    async with registry_of(folder, setting.verifier(limit=9)) as sessions:
+        client = Client()
+        call = asyncio.create_task(sessions.generate(REQUEST, RequestContext(), client.send))
+        await client.started.wait()
+        server = Server([])
+        await server.start("127.0.0.1:0")
+        await drain(server, sessions, 0.1)
+        with pytest.raises(Unavailable) as raised:
+            await call
+        assert raised.value.reason == "SUSPENDED"
+
+
 async def test_a_trace_is_continued_from_headers_and_named_in_trailers(
     setting: Setting, folder: Path, collector: Collector
 ) -> None:
@@ -133,6 +184,32 @@ async def test_a_trace_is_continued_from_headers_and_named_in_trailers(
         await sessions.generate(REQUEST, context, Client().send)
         assert context.trailers[TRACE_ID] == "ab" * 16
     assert "generate" in {span.name for span in await collector.spans()}
+
+
+async def test_a_session_belongs_to_the_caller_that_its_task_authenticated(
+    setting: Setting, folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text("".join(f'{name} = {{ sha256 = "{digest(name).hex()}" }}\n' for name in ("alice", "bob")))
+    keys = ApiKeys(str(file))
+    async with registry_of(folder, setting.verifier()) as sessions:
+
+        async def generate(client: Client) -> None:
+            context = RequestContext([("authorization", "Bearer alice")])
+            keys.authenticate(context)
+            await sessions.generate(REQUEST, context, client.send)
+
+        async def resume(key: str, client: Client, session_id: str) -> None:
+            context = RequestContext([("authorization", f"Bearer {key}")])
+            keys.authenticate(context)
+            await sessions.resume(gateway_pb2.ResumeRequest(session_id=session_id), context, client.send)
+
+        client, again = Client(), Client()
+        await asyncio.create_task(generate(client))
+        with pytest.raises(NotFound):
+            await asyncio.create_task(resume("bob", Client(), client.session_id))
+        await asyncio.create_task(resume("alice", again, client.session_id))
+        assert again.tokens == client.tokens
 
 
 def test_a_key_is_read_from_headers_whatever_protocol_brought_them(tmp_path: Path) -> None:

@@ -182,10 +182,10 @@ async def test_whoever_comes_while_a_session_is_let_go_takes_it_up_again(setting
     sessions = front.gateway.sessions
     call, answer = await begun(front) if runs else (None, await left_after(front))
     name, held = answer.started.session_id, waiting.hold()
-    resuming = asyncio.create_task(sessions.open_stream(name))
+    resuming = asyncio.create_task(sessions._open_stream(name))
     await held.wait()
     if not runs:
-        await sessions.open_stream(name)  # came later, is there first, and leaves
+        await sessions._open_stream(name)  # came later, is there first, and leaves
     sessions._entries[name].stop()
     waiting.gate.set()
     front.verifiers[0].limit = None
