@@ -28,7 +28,7 @@ class CompilationListener:
 
 
 class GrammarCompilation:
-    """Of one stream. Compiling takes milliseconds, for the largest schemas a second or two, and never the event loop's
+    """The grammars of one gateway's stream. Compiling takes milliseconds, for the largest schemas a second or two, and never the event loop's
     time."""
 
     def __init__(self, grammars: Grammars, listener: CompilationListener) -> None:
