@@ -6,7 +6,7 @@ from slipstream.errors import FailedPrecondition
 from slipstream.tokenizer.grammar import Cursor, Grammar, Mask
 
 MOST_FAILURES = 8
-"""Most candidates of one step on which the library may give up: each makes it start again from the beginning."""
+"""Most candidates of one session on which the library may give up: each makes it start again at the beginning."""
 
 
 class GrammarConstraint:

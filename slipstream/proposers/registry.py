@@ -34,7 +34,7 @@ class ProposerMethod:
     needs_prediction: bool = False
     """True for a method that can propose only for requests that carry a prediction."""
     gives_distribution: bool = False
-    """True for a method that can send the distribution that its tokens were drawn from, as the rule `rejection` needs."""
+    """True for a method that can send the distribution its tokens were drawn from, which `rejection` needs."""
 
 
 IN_VERIFIER = "verifier:"

@@ -84,7 +84,7 @@ class _Curve:
         self.drawn_at = drawn_at
 
     def __call__(self, confidence: float) -> float:
-        """The bin of a confidence >= 0."""
+        """The measured acceptance probability at a confidence >= 0, interpolated between bins."""
         left = bisect_right(self._xs, confidence) - 1
         y = self._ys[left] + self._slopes[left] * (confidence - self._xs[left])
         # Rounding must not lift the end of one piece above the start of the next.
