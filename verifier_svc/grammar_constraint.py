@@ -6,7 +6,7 @@ from slipstream.errors import FailedPrecondition
 from slipstream.tokenizer.grammar import Cursor, Grammar, Mask
 
 MOST_FAILURES = 8
-"""Of candidates on which the library gave up: it starts again from the beginning each time."""
+"""Most candidates of one session on which the library may give up: each makes it start again at the beginning."""
 
 
 class GrammarConstraint:
@@ -29,7 +29,7 @@ class GrammarConstraint:
         return self._judging.mask(self._output(path))
 
     def beside(self, tokens: list[int]) -> GrammarConstraint:
-        """The same grammar along another list of tokens, for candidates that are judged apart."""
+        """A constraint with this grammar along another list of tokens, for candidates that are judged apart."""
         return GrammarConstraint(self._grammar, tokens, self._prompt_length, drawn=self._drawn)
 
     def admits(self, path: tuple[int, ...], token: int) -> bool:

@@ -30,11 +30,11 @@ class ProposerMethod:
     needs_model: bool = False
     """Whether `DRAFTER_MODEL` must name a draft model."""
     needs_hidden_states: bool = False
-    """Whether it reads the target's hidden states, so that it can run inside a verifier only."""
+    """True for a method that reads the target's hidden states, so that it can run inside a verifier only."""
     needs_prediction: bool = False
-    """Whether it can propose only for requests that carry a prediction."""
+    """True for a method that can propose only for requests that carry a prediction."""
     gives_distribution: bool = False
-    """Whether it can send the distribution that its tokens were drawn from, as the rule `rejection` needs."""
+    """True for a method that can send the distribution its tokens were drawn from, which `rejection` needs."""
 
 
 IN_VERIFIER = "verifier:"

@@ -234,7 +234,7 @@ async def test_no_request_waits_for_a_dead_collector(answers: bool) -> None:
 
 
 async def test_all_that_is_declared_is_sent(
-    system: System, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    system: System, collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Together with `check`: what is declared and what is sent are the same."""
     target = await system.verifier()
@@ -246,6 +246,9 @@ async def test_all_that_is_declared_is_sent(
         heard_of = 0
         while heard_of < 60:
             heard_of += len((await call.read()).delta.token_ids)
+    while not any("lost drafter" in record.getMessage() for record in caplog.records):
+        assert (await call.read()) is not grpc.aio.EOF, "the text ended before the loss of its drafter was reported"
+    await call.read()  # sent after the session received that report
     call.cancel()
     await read_events(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session), metadata=(PARENT,)))
     await read_events(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))

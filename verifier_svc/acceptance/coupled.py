@@ -2,7 +2,8 @@
 
 The target picks its token at each position by itself: y = argmax(log p + g), where the noise g is a function of seed,
 position and token id. A candidate is accepted if and only if it is that pick, so candidates decide how many passes the
-text takes and never which text it is. This is why the same text is promised with any drafters, or with none.
+text takes and never which text it is. This is why the same text is promised with any drafters, or with none. The pick
+itself is `slipstream.engine.sampler.coupled_sampling.choose`, called by `judge` beside this file.
 
 At temperature 0 there is no noise and the rule is greedy acceptance. A drafter that perturbs its log q with the same
 noise is accepted with probability sum_i 1 / sum_j max(p_j/p_i, q_j/q_i) (Daliri, Musco and Suresh, "Coupling without

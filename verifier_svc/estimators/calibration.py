@@ -84,7 +84,7 @@ class _Curve:
         self.drawn_at = drawn_at
 
     def __call__(self, confidence: float) -> float:
-        """Of a confidence >= 0."""
+        """The measured acceptance probability at a confidence >= 0, interpolated between bins."""
         left = bisect_right(self._xs, confidence) - 1
         y = self._ys[left] + self._slopes[left] * (confidence - self._xs[left])
         # Rounding must not lift the end of one piece above the start of the next.
@@ -149,7 +149,7 @@ class Calibration:
                 self.observe(drafters[node], label, chosen.depths[node], confidence, node in accepted)
 
     def path_probabilities(self, drafters: Sequence[str], label: str, chosen: Selection) -> list[float]:
-        """Of each node the probability that it is on the accepted path: the product of corrected confidences."""
+        """The probability of each node to be on the accepted path: the product of corrected confidences."""
         now = self._clock()
         if now - self._drawn_at > REFRESH_S:
             self._asked, self._ready, self._drawn_at = {}, {}, now

@@ -25,12 +25,12 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 """Tokens. Linear between them."""
 LAST = BUCKETS[-1]
 ROWS = 11
-"""Of sessions: 1, 2, 4 .. 1024 and more."""
+"""Bins of session counts: 1, 2, 4 .. 1024 and more."""
 PRIOR_S = 0.02
 FREE_TOKENS = 64
 """So many tokens double the time of an empty step, before anything was measured."""
 LEAST_WEIGHT = 0.1
-"""Of a new measurement; the first ones count more: 1 / (their number + 1)."""
+"""The weight of a new measurement; the first ones count more: 1 / (their number + 1)."""
 FASTEST, SLOWEST = 1 / 4, 1.25
 """One measurement counts as no less and no more than these multiples of what was expected."""
 FILLED = 0.1

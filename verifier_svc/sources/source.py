@@ -30,7 +30,7 @@ class CandidateSource(Protocol):
 
     @property
     def up(self) -> bool:
-        """Whether it can send candidates now."""
+        """True while the source can send candidates."""
         ...
 
     async def run(self) -> None:

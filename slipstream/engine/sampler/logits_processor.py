@@ -42,7 +42,7 @@ def process(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """float32 [R, V] and R rows -> float32 [R, V]; the input is left alone and may be returned.
 
     Greedy rows get mask, penalties and bias only: the rest cannot move an argmax whose ties go to the lowest id. A row
-    with NaN or without a finite logit is passed through; `coupling.choose` reports it.
+    with NaN or without a finite logit is passed through; `coupled_sampling.choose` reports it.
     """
     output = _adjust(_allow(logits, rows), rows)
     temperatures = [1.0 if row.sampling.greedy else row.sampling.temperature for row in rows]

@@ -41,7 +41,7 @@ class GroupLost(EngineLost):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Of this process in its group, as `torchrun` tells it."""
+    """The place of this process in its group, as `torchrun` sets it in the environment."""
 
     rank: int = 0
     size: int = 1
