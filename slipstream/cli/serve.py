@@ -21,7 +21,7 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.server import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model
+from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -202,7 +202,8 @@ def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
-    """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used."""
+    """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used. Prints a warning for
+    one with another chat template."""
     certificates, models = certificates_from_env(), []
     for role, address in ((VERIFIER, verifier), *((DRAFTER, drafter) for drafter in drafters)):
         async with dialer(role, certificates)(address) as line:
@@ -217,6 +218,8 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
                 "(`slipstream serve --translate`).",
                 reason="VOCABULARY_MISMATCH",
             )
+        if warning := template_warning(model, target):
+            typer.echo(f"slipstream serve: {warning}", err=True)
 
 
 async def run(fleet: Fleet, listen: str, store: str) -> None:

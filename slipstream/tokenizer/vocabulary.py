@@ -79,6 +79,16 @@ def share_vocabulary(draft: types_pb2.ModelInfo, target: types_pb2.ModelInfo) ->
     return draft.vocabulary_fingerprint in ("", target.vocabulary_fingerprint)
 
 
+def template_warning(draft: types_pb2.ModelInfo, target: types_pb2.ModelInfo) -> str:
+    """A sentence where the target has a chat template that the draft model does not share; empty otherwise. A lookup
+    drafter has no template and needs none."""
+    wanted = target.chat_template_fingerprint
+    if not draft.vocabulary_fingerprint or not wanted or draft.chat_template_fingerprint == wanted:
+        return ""
+    has = "another chat template" if draft.chat_template_fingerprint else "no chat template"
+    return f"{draft.name} has {has}, unlike {target.name}: fewer of its candidates may be accepted in conversations."
+
+
 def common_prefix(first: list[int], second: list[int]) -> int:
     """The number of tokens with which both texts begin. Bisects: comparing slices is far faster than elements."""
     low, high = 0, min(len(first), len(second))
