@@ -51,7 +51,7 @@ def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
     """Loads tokenizer.json from a folder or the hub, without the truncation and padding that some files set. Raises
     NotFound if it is missing, FailedPrecondition if it is broken."""
     try:
-        file = _file(name, "tokenizer.json", revision)
+        file = tokenizer_file(name, "tokenizer.json", revision)
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -93,7 +93,7 @@ def eos_token_ids(name: str, revision: str = "main") -> tuple[int, ...]:
     config.json."""
     for wanted in ("generation_config.json", "config.json"):
         try:
-            content = _json(_file(name, wanted, revision))
+            content = _json(tokenizer_file(name, wanted, revision))
         except NotFound:
             if wanted == "config.json":
                 raise
@@ -111,7 +111,8 @@ def as_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _file(name: str, wanted: str, revision: str) -> Path:
+def tokenizer_file(name: str, wanted: str, revision: str = "main") -> Path:
+    """A file of a folder, or of a hub id, which it is fetched for. Raises NotFound."""
     if is_local(name):
         file = model_folder(name) / wanted
         if not file.is_file():
