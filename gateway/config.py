@@ -33,6 +33,8 @@ class GatewayConfig:
     """HOST:PORT of each, or `dns:///HOST:PORT`: one verifier at every address of the name."""
     tokenizer: str
     """A local folder or a hub id, with the vocabulary of the verifiers' model."""
+    chat_template: str = ""
+    """File with a chat template in Jinja; empty: the one in the folder of the tokenizer, if any."""
     listen: str = "127.0.0.1:50051"
     """HOST:PORT to listen at; port 0 picks a free one."""
     http: str = "off"
@@ -41,8 +43,6 @@ class GatewayConfig:
     """Seconds that an HTTP client has to send a request, and to take what is written to it."""
     http_origins: tuple[str, ...] = ()
     """Origins of web pages that browsers may let use the HTTP API (CORS); `*` for all."""
-    chat_template: str = ""
-    """A file with a Jinja chat template, in place of the tokenizer's own."""
     health_listen: str = ""
     """HOST:PORT for health checks alone, in plaintext; empty: they are answered at `listen` only."""
     tls_folder: str = ""

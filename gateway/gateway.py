@@ -30,7 +30,6 @@ from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
 from gateway.telemetry.trial import Trial
-from gateway.text.chat_template import ChatTemplate, template_sources
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import Unavailable
 from slipstream.process import tune_runtime, until_signal
@@ -42,6 +41,7 @@ from slipstream.telemetry.metrics_collector import MetricsCollector
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.tracing import Tracing
+from slipstream.tokenizer.chat_template_source import load_chat_template
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class GatewayServer:
 @asynccontextmanager
 async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncIterator[GatewayServer]:
     """A gateway that listens; at the end its running sessions have `grace_s` to finish, and are let go then."""
-    tokenizer = Tokenizer(await asyncio.to_thread(load_tokenizer, config.tokenizer), config.max_prompt_bytes)
+    tokenizer = await asyncio.to_thread(_load_tokenizer, config)
     async with AsyncExitStack() as stack:
         store = MeasuredStore(outside.store or _open_store(config, outside), outside.clock)
         stack.push_async_callback(store.close)
@@ -126,7 +126,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, outside.tracing)
         collector = metrics_collector(parts)
         server.metrics_address = await stack.enter_async_context(exposing(collector, config.metrics_listen))
-        http = await _http_server(config, outside, keys, (sessions, router, tokenizer, collector))
+        http = _http_server(config, outside, keys, (sessions, router, tokenizer, collector))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
@@ -177,7 +177,7 @@ async def _announce(gateway: GatewayServer) -> None:
     print(gateway.server.announcement, flush=True)
 
 
-async def _http_server(
+def _http_server(
     config: GatewayConfig,
     outside: GatewayDependencies,
     keys: ApiKeys | None,
@@ -190,15 +190,18 @@ async def _http_server(
     from gateway.api.http_front import http_server
 
     sessions, router, tokenizer, collector = shared
-    sources, special = await asyncio.to_thread(template_sources, config.tokenizer, config.chat_template)
-    template = ChatTemplate(sources, special, config.max_prompt_bytes) if sources else None
-    parts = HttpParts(config, sessions, router, tokenizer, template, collector, lambda: router.ready)
+    parts = HttpParts(config, sessions, router, tokenizer, collector)
     return http_server(parts, keys, _client_certificates(config, outside))
 
 
 def _client_certificates(config: GatewayConfig, outside: GatewayDependencies) -> Certificates | None:
     """What clients see: the folder's, or else the certificate that the gateway shows to other services."""
     return Certificates(config.tls_folder, authorities=False) if config.tls_folder else outside.certificates
+
+
+def _load_tokenizer(config: GatewayConfig) -> Tokenizer:
+    template = load_chat_template(config.tokenizer, file=config.chat_template)
+    return Tokenizer(load_tokenizer(config.tokenizer), config.max_prompt_bytes, template)
 
 
 def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> SessionStore:

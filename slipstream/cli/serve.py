@@ -21,7 +21,7 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.server import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model
+from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -111,7 +111,7 @@ class Fleet:
         draft_in_verifier: bool = False,
         chat_template: Path | None = None,
     ) -> None:
-        self._template = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
+        self._chat = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
         self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if metrics else {}
         both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
@@ -150,14 +150,13 @@ class Fleet:
         named = {kind: IN_VERIFIER + kind for kind in self._local} | dict(drafters)
         settings = {
             **listens,
-            **self._template,
             "GATEWAY_VERIFIERS": verifier,
             "GATEWAY_DRAFTERS": ",".join(f"{kind}={address}" for kind, address in named.items()),
             "GATEWAY_TRUSTED_DRAFTERS": ",".join(named),  # our own processes
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
         }
-        return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing)
+        return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat)
 
     async def tend(self, kind: str) -> None:
         """A drafter is disposable: one that ends is started again at its address; sessions go on without it."""
@@ -209,7 +208,8 @@ def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
-    """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used."""
+    """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used. Prints a warning for
+    one with another chat template."""
     certificates, models = certificates_from_env(), []
     for role, address in ((VERIFIER, verifier), *((DRAFTER, drafter) for drafter in drafters)):
         async with dialer(role, certificates)(address) as line:
@@ -224,6 +224,8 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
                 "(`slipstream serve --translate`).",
                 reason="VOCABULARY_MISMATCH",
             )
+        if warning := template_warning(model, target):
+            typer.echo(f"slipstream serve: {warning}", err=True)
 
 
 async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
@@ -270,9 +272,6 @@ def serve(
     http: Annotated[
         str, typer.Option(help="HOST:PORT of the HTTP API, OpenAI-compatible; port 0 picks a free one; `off`: none.")
     ] = "127.0.0.1:8000",
-    chat_template: Annotated[
-        Path | None, typer.Option(help="Jinja file, for a target without a chat template of its own.")
-    ] = None,
     store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.")] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
@@ -289,6 +288,10 @@ def serve(
             "Lookups (ngram) gain speed; a draft model may lose some: see `benchmarks.local_sources`.",
         ),
     ] = False,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="File with a chat template (Jinja); default: the target's.", exists=True, dir_okay=False),
+    ] = None,
     traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Serve /metrics of every role, at the addresses in the ready line.")

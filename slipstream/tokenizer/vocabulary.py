@@ -79,6 +79,16 @@ def share_vocabulary(draft: types_pb2.ModelInfo, target: types_pb2.ModelInfo) ->
     return draft.vocabulary_fingerprint in ("", target.vocabulary_fingerprint)
 
 
+def template_warning(draft: types_pb2.ModelInfo, target: types_pb2.ModelInfo) -> str:
+    """A sentence where the target has a chat template that the draft model does not share; empty otherwise. A lookup
+    drafter has no template and needs none."""
+    wanted = target.chat_template_fingerprint
+    if not draft.vocabulary_fingerprint or not wanted or draft.chat_template_fingerprint == wanted:
+        return ""
+    has = "another chat template" if draft.chat_template_fingerprint else "no chat template"
+    return f"{draft.name} has {has}, unlike {target.name}: fewer of its candidates may be accepted in conversations."
+
+
 def common_prefix(first: list[int], second: list[int]) -> int:
     """The number of tokens with which both texts begin. Bisects: comparing slices is far faster than elements."""
     low, high = 0, min(len(first), len(second))
@@ -93,7 +103,7 @@ def eos_token_ids(name: str, revision: str = "main") -> tuple[int, ...]:
     config.json."""
     for wanted in ("generation_config.json", "config.json"):
         try:
-            content = _json(tokenizer_file(name, wanted, revision))
+            content = read_json(tokenizer_file(name, wanted, revision))
         except NotFound:
             if wanted == "config.json":
                 raise
@@ -111,8 +121,8 @@ def as_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def tokenizer_file(name: str, wanted: str, revision: str = "main") -> Path:
-    """A file of a folder, or of a hub id, which it is fetched for. Raises NotFound."""
+def tokenizer_file(name: str, wanted: str, revision: str) -> Path:
+    """A file of a model's folder or hub repository. Raises NotFound when it is missing."""
     if is_local(name):
         file = model_folder(name) / wanted
         if not file.is_file():
@@ -127,7 +137,8 @@ def tokenizer_file(name: str, wanted: str, revision: str = "main") -> Path:
         raise NotFound(f"{wanted} of {name} cannot be had from the hub: {error}", reason="FILE_MISSING") from error
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises FailedPrecondition for anything else."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -29,7 +29,7 @@ def routes(parts: HttpParts) -> APIRouter:
     @router.get("/ready")
     async def ready() -> JSONResponse:
         """200 while a verifier can serve, else 503; needs no key."""
-        return JSONResponse({"ready": parts.ready()}, 200 if parts.ready() else 503)
+        return JSONResponse({"ready": parts.router.ready}, 200 if parts.router.ready else 503)
 
     @router.get("/version")
     async def running_version() -> dict[str, str]:

@@ -16,9 +16,9 @@ from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
 from gateway.api.openai.fields import Fields, SamplingFields, TextPart, log_unknown
 from gateway.request_context import RequestContext
+from gateway.requests.chat import MAX_MESSAGES
 from gateway.sessions.output_stream import Event
-from gateway.text.chat_template import ChatTemplate
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.errors import InvalidArgument
 from slipstream.v1 import gateway_pb2
 
 
@@ -58,7 +58,7 @@ class ChatMessage(Fields):
 class ChatFields(SamplingFields):
     """The prompt of a chat."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template, such as `enable_thinking`."""
 
@@ -94,19 +94,7 @@ def routes(parts: HttpParts) -> APIRouter:
 async def chat_prompt(parts: HttpParts, asked: ChatFields) -> list[int]:
     """Token ids of the conversation, up to where the answer begins. Raises FailedPrecondition for a model without a
     chat template, InvalidArgument for messages that it refuses."""
-    more = asked.chat_template_kwargs or {}
-    text = await template_of(parts).render(asked.template_data(), more=more)
-    return await parts.tokenizer.encode_rendered(text)
-
-
-def template_of(parts: HttpParts) -> ChatTemplate:
-    if parts.template is None:
-        raise FailedPrecondition(
-            "The model has no chat template; use /v1/completions, or start the gateway with one: "
-            "GATEWAY_CHAT_TEMPLATE=FILE, or `slipstream serve --chat-template FILE`.",
-            reason="NO_CHAT_TEMPLATE",
-        )
-    return parts.template
+    return await parts.tokenizer.encode_chat(asked.template_data(), variables=asked.chat_template_kwargs)
 
 
 class ChatCall(Call):

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.api.http.parts import HttpParts
-from gateway.api.openai.chat import ChatMessage, template_of
+from gateway.api.openai.chat import ChatMessage
 from gateway.api.openai.fields import Fields, TokenIds, log_unknown
 from gateway.requests.validation import check_name
 from slipstream.errors import InvalidArgument
@@ -70,8 +70,7 @@ async def _tokens(parts: HttpParts, asked: TokenizeRequest) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidArgument("Send prompt, or messages.")
     if asked.messages is not None:
-        text = await template_of(parts).render([message.as_template_data() for message in asked.messages])
-        return await parts.tokenizer.encode_rendered(text)
+        return await parts.tokenizer.encode_chat([message.as_template_data() for message in asked.messages])
     prompt = asked.prompt or ""
     return await (
         parts.tokenizer.encode(prompt) if asked.add_special_tokens else parts.tokenizer.encode_rendered(prompt)

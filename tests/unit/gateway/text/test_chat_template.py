@@ -1,130 +1,193 @@
-"""Chat templates: rendered as transformers renders them, and unable to reach or to exhaust anything."""
+"""Conversations are rendered as transformers renders them, in a sandbox that a template cannot leave or keep busy."""
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from gateway.text import chat_template
-from gateway.text.chat_template import ChatTemplate, template_hash, template_sources
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from gateway.text.chat_template import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
+from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
+from slipstream.tokenizer.chat_template_source import (
+    ChatTemplateSource,
+    chat_template_fingerprint,
+    load_chat_template,
+)
+from slipstream.tokenizer.vocabulary import load_tokenizer
+from tests.toy_tokenizer import END, toy_tokenizer
 
-MESSAGES: list[dict[str, Any]] = [
-    {"role": "system", "content": "Be brief & <kind>."},
-    {"role": "user", "content": "Größe?"},
-    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "é<"}}}]},
-    {"role": "tool", "content": "{}", "tool_call_id": "1"},
-    {"role": "assistant", "content": "so", "reasoning": "because"},
-]
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "b": 1, "a": "ü>"}}}]
-TEMPLATES = {
-    "chatml": """{%- for message in messages %}
-    {{- '<|im_start|>' + message['role'] + '\\n' + message.content | trim + '<|im_end|>' + '\\n' }}
+CHAT_ML = """{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
-{%- endif %}""",
-    "blocks and whitespace": """{% for message in messages %}
-    {% if message.role == 'tool' %}
-        {% continue %}
-    {% endif %}
-  [{{ loop.index }}{{ message.role }}]{{ message.content }}
-    {% generation %}{% set x = message.content %}{{ x }}!{% endgeneration %}
-    {% if loop.last %}{% break %}{% endif %}
-{% endfor %}{{ x }}
-""",
-    "json": "{{ messages | tojson }}{{ tools | tojson(indent=2) }}{{ tools | tojson(sort_keys=true) }}{{ bos_token }}",
-    "macros and namespaces": """{% macro show(m, depth=2) %}{{ '  ' * depth }}{{ m.role ~ m.content }}{% endmacro %}
-{% set ns = namespace(found=false, n=0) %}
-{% for message in messages %}{% set ns.n = ns.n + 1 %}{% set ns.found = message.role == 'user' or ns.found %}
-{{ show(message) }}{% endfor %}{{ ns.found }}{{ ns.n }}{{ dict(a=1) }}{{ messages[0].missing is defined }}
-{% for call in messages[2].tool_calls %}{{ call.function.arguments.items() | list }}{% endfor %}
-{{ messages[4].reasoning_content }}{{ messages[4].thinking }}{{ tools[0].function.name if tools else 'none' }}""",
-    "kwargs": "{{ enable_thinking | default(true) }}{{ messages[1:] | length }}{{ messages[::-1][0].content }}",
-}
+    {%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
+{%- endif %}"""
+WITH_TOOLS = """{{ bos_token }}{% set ns = namespace(first=true, system='') %}
+{% for message in messages if message.role == 'system' %}{% set ns.system = message.content %}{% endfor %}
+{{ ns.system }}
+{% if tools %}
+{% for tool in tools %}{{ tool | tojson(indent=2) }}
+{% endfor %}
+{% endif %}
+{% for message in messages %}
+{% if message.role == 'system' %}{% continue %}{% endif %}
+{% if message.tool_calls is defined %}
+{% for call in message.tool_calls %}<call {{ loop.index }}/{{ loop.length }}>{{ call.function | tojson }}</call>
+{% endfor %}
+{% else %}
+{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
+{% endif %}
+{% endfor %}
+{{ dict(a=1).items() | list }}{{ dict.fromkeys('ab', 2) }}{{ messages[-1].role | upper }}{{ '-' * 5 }}{{ 2 ** 8 }}"""
+SAID = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " <b>How warm is it in Ärö?</b> "},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "warmth", "arguments": {"at": "Ärö"}}}],
+    },
+    {"role": "tool", "content": "21"},
+]
+TOOLS = [{"type": "function", "function": {"name": "warmth", "parameters": {"type": "object", "é": "<&>"}}}]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("tools", [None, TOOLS])
-async def test_the_text_is_that_of_transformers(name: str, tools: Any) -> None:
-    special = {"bos_token": "<s>", "eos_token": "</s>"}
-    source = TEMPLATES[name]
-    (expected,), _ = render_jinja_template(
-        [MESSAGES], tools, chat_template=source, add_generation_prompt=True, enable_thinking=False, **special
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return toy_tokenizer(tmp_path)
+
+
+def template(source: str, max_bytes: int = 1 << 20) -> ChatTemplate:
+    return ChatTemplate(ChatTemplateSource({"default": source}), max_bytes)
+
+
+def write_config(folder: Path, **config: object) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "tools", "variables"),
+    [
+        (CHAT_ML, SAID[:2], [], {}),
+        (CHAT_ML, SAID[:2], [], {"enable_thinking": False}),
+        (WITH_TOOLS, SAID, TOOLS, {}),
+        (WITH_TOOLS, SAID[:2], [], {"eos_token": "."}),
+    ],
+)
+async def test_the_text_and_the_tokens_are_those_of_transformers(
+    folder: Path,
+    source: str,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    variables: dict[str, Any],
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    (folder / "chat_template.jinja").write_text(source)
+    write_config(
+        folder,
+        bos_token={"__type": "AddedToken", "content": "<s>"},
+        eos_token=END,
+        tokenizer_class="PreTrainedTokenizerFast",
     )
-    ours = ChatTemplate({"default": source}, special, 100_000)
-    assert await ours.render(MESSAGES, tools, {"enable_thinking": False}) == expected
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    asked = {"tools": tools or None, "add_generation_prompt": True, **variables}
+    found = load_chat_template(str(folder))
+    ours = Tokenizer(load_tokenizer(str(folder)), 1 << 20, found)
+    text = ours.chat_template.render(messages, tools, variables)
+    assert text == theirs.apply_chat_template(messages, tokenize=False, **asked)
+    assert messages[0]["content"] in text
+    assert await ours.encode_chat(messages, tools, variables) == load_tokenizer(str(folder)).encode(text).ids
+
+
+def test_the_file_of_its_own_comes_before_the_configuration_and_a_given_one_before_both(folder: Path) -> None:
+    write_config(folder, chat_template="in the configuration")
+    assert load_chat_template(str(folder)) == ChatTemplateSource({"default": "in the configuration"})
+    (folder / "chat_template.jinja").write_text("in a file")
+    assert load_chat_template(str(folder)) == ChatTemplateSource({"default": "in a file"})
+    (folder / "given").write_text("given")
+    assert load_chat_template(str(folder), file=str(folder / "given")) == ChatTemplateSource({"default": "given"})
+    with pytest.raises(NotFound, match="nowhere"):
+        load_chat_template(str(folder), file=str(folder / "nowhere"))
+
+
+def test_requests_with_tools_have_the_template_for_tools(folder: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    write_config(folder, chat_template=named)
+    found = ChatTemplate(load_chat_template(str(folder)), 100)
+    assert (found.render(SAID), found.render(SAID, TOOLS)) == ("plain", "tools")
+    write_config(folder, chat_template=named[1:])
+    with pytest.raises(FailedPrecondition, match="tool_use"):
+        ChatTemplate(load_chat_template(str(folder)), 100).render(SAID)
+
+
+def test_fingerprints_tell_templates_apart(folder: Path) -> None:
+    assert chat_template_fingerprint(str(folder)) == ""
+    write_config(folder, chat_template="one")
+    one = chat_template_fingerprint(str(folder))
+    (folder / "chat_template.jinja").write_text("one")
+    assert one == chat_template_fingerprint(str(folder)) != ""
+    (folder / "chat_template.jinja").write_text("two")
+    assert chat_template_fingerprint(str(folder)) != one
+    write_config(folder)
+    (folder / "tokenizer_config.json").write_text("[]")
+    assert chat_template_fingerprint(str(folder)) == ""
+
+
+def test_a_model_without_a_template_names_the_flag() -> None:
+    with pytest.raises(FailedPrecondition, match="--chat-template") as caught:
+        ChatTemplate(None, 100).render(SAID)
+    assert caught.value.reason == "CHAT_TEMPLATE_MISSING"
+
+
+def test_a_template_that_cannot_be_read_names_its_line() -> None:
+    with pytest.raises(FailedPrecondition, match="line 2") as caught:
+        template("{% if messages %}\n{% endfor %}").render(SAID)
+    assert caught.value.reason == "CHAT_TEMPLATE_BROKEN"
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "says"),
     [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
-        "{{ raise_exception.__globals__.x }}",
-        "{{ dict.__init__.__globals__.x }}",
-        "{{ namespace.__init__.__globals__.x }}",
-        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-        "{{ 'x' * 999999999 }}",
-        "{{ 9 ** 999999999 }}",
-        "{{ range(999999999) | list }}",
-        "{{ raise_exception('roles must alternate') }}",
-        "{% include 'other' %}",
-        "{{ messages[0].content.nothing.more }}",
-        "{{ 1 / 0 }}",
-        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        ("{{ raise_exception('Roles must alternate.') }}", "Roles must alternate."),
+        ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ namespace(__class__=1) }}", "underscore"),
+        ("{% set ns = namespace() %}{% set ns.__class__ = 1 %}", "underscore"),
+        ("{{ dict.__init__() }}", "unsafe"),
+        ("{{ 'a' * 100000000 }}", "characters"),
+        ("{{ 10 ** 100000000 }}", "characters"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "steps"),
+        ("{% for a in range(9999) %}{% for b in 'a' * 200 %}{% set c = b.upper() %}{% endfor %}{% endfor %}", "steps"),
     ],
 )
-async def test_what_a_template_must_not_do_is_an_error_of_the_request(source: str) -> None:
-    template = ChatTemplate({"default": source}, {}, 10_000)
-    with pytest.raises(InvalidArgument):
-        await template.render(MESSAGES)
+def test_what_a_template_refuses_or_must_not_do_is_an_error_of_the_request(source: str, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        template(source).render([{"role": "user", "content": "Hi"}])
+    assert caught.value.reason == "CHAT_REFUSED"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    ],
-)
-async def test_a_template_that_does_not_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "RENDER_S", 0.05)
-    began = time.monotonic()
-    with pytest.raises(InvalidArgument, match="did not end"):
-        await ChatTemplate({"default": source}, {}, 10_000).render(MESSAGES)
-    assert time.monotonic() - began < 30
+def test_the_text_is_bounded_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{% for a in range(99999) %}{{ 'é' * 100 }}{% endfor %}"
+    with pytest.raises(InvalidArgument, match="1000 bytes") as caught:
+        template(source, max_bytes=1000).render(SAID)
+    assert caught.value.reason == "TEXT_TOO_LONG"
+    assert template("{{ 'é' * 500 }}", max_bytes=1000).render(SAID) == "é" * 500
 
 
-async def test_a_text_above_the_limit_is_refused() -> None:
-    template = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {}, 100)
-    with pytest.raises(InvalidArgument, match="above 100 characters"):
-        await template.render([{"role": "user", "content": "x" * 101}])
+def test_every_rendering_has_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_STEPS", 10)
+    counted = template("{% for a in range(8) %}{{ a }}{% endfor %}")
+    assert [counted.render(SAID) for _ in range(3)] == ["01234567"] * 3
 
 
-def test_a_template_that_is_no_jinja_is_refused_at_the_start() -> None:
-    with pytest.raises(FailedPrecondition, match="cannot be compiled"):
-        ChatTemplate({"default": "{% for %}"}, {}, 100)
-
-
-async def test_a_template_is_found_where_checkpoints_keep_it(tmp_path: Path) -> None:
-    assert template_sources(str(tmp_path), "") == ({}, {})
-    config = {"chat_template": "old", "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert template_sources(str(tmp_path), "") == ({"default": "old"}, {"bos_token": "<s>", "eos_token": "</s>"})
-    config["chat_template"] = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    sources, special = template_sources(str(tmp_path), "")
-    template = ChatTemplate(sources, special, 100)
-    assert await template.render(MESSAGES) == "plain" and await template.render(MESSAGES, TOOLS) == "tools"
-    (tmp_path / "chat_template.jinja").write_text("new")
-    assert template_sources(str(tmp_path), "")[0] == {"default": "new"}
-    (tmp_path / "given").write_text("given")
-    given, _ = template_sources(str(tmp_path), str(tmp_path / "given"))
-    assert given == {"default": "given"} and template_hash(given) != template_hash({"default": "new"})
+def test_an_empty_conversation_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="at least one message"):
+        template(CHAT_ML).render([])
