@@ -33,6 +33,8 @@ class GatewayConfig:
     """HOST:PORT of each, or `dns:///HOST:PORT`: one verifier at every address of the name."""
     tokenizer: str
     """A local folder or a hub id, with the vocabulary of the verifiers' model."""
+    chat_template: str = ""
+    """File with a chat template in Jinja; empty: the one in the folder of the tokenizer, if any."""
     listen: str = "127.0.0.1:50051"
     """HOST:PORT to listen at; port 0 picks a free one."""
     health_listen: str = ""

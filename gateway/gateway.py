@@ -39,6 +39,7 @@ from slipstream.rpc.tls import Certificates, certificates_from_env, server_crede
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.tracing import Tracing
+from slipstream.tokenizer.chat_template_source import load_chat_template
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
 BESIDES_BYTES = 1 << 20
@@ -93,7 +94,7 @@ class GatewayServer:
 @asynccontextmanager
 async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncIterator[GatewayServer]:
     """A gateway that listens; at the end its running sessions have `grace_s` to finish, and are let go then."""
-    tokenizer = Tokenizer(await asyncio.to_thread(load_tokenizer, config.tokenizer), config.max_prompt_bytes)
+    tokenizer = await asyncio.to_thread(_load_tokenizer, config)
     async with AsyncExitStack() as stack:
         store = MeasuredStore(outside.store or _open_store(config, outside), outside.clock)
         stack.push_async_callback(store.close)
@@ -161,6 +162,11 @@ async def _announce(gateway: GatewayServer) -> None:
     await gateway.ready()
     log.info("%s", gateway.server.announcement)
     print(gateway.server.announcement, flush=True)
+
+
+def _load_tokenizer(config: GatewayConfig) -> Tokenizer:
+    template = load_chat_template(config.tokenizer, file=config.chat_template)
+    return Tokenizer(load_tokenizer(config.tokenizer), config.max_prompt_bytes, template)
 
 
 def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> SessionStore:

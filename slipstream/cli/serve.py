@@ -21,7 +21,7 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.server import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model
+from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -109,7 +109,9 @@ class Fleet:
         traces: Path | None = None,
         metrics: bool = False,
         draft_in_verifier: bool = False,
+        chat_template: Path | None = None,
     ) -> None:
+        self._chat = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
         self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if metrics else {}
         both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
@@ -153,7 +155,7 @@ class Fleet:
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
         }
-        return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing)
+        return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat)
 
     async def tend(self, kind: str) -> None:
         """A drafter is disposable: one that ends is started again at its address; sessions go on without it."""
@@ -200,7 +202,8 @@ def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
-    """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used."""
+    """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used. Prints a warning for
+    one with another chat template."""
     certificates, models = certificates_from_env(), []
     for role, address in ((VERIFIER, verifier), *((DRAFTER, drafter) for drafter in drafters)):
         async with dialer(role, certificates)(address) as line:
@@ -215,6 +218,8 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
                 "(`slipstream serve --translate`).",
                 reason="VOCABULARY_MISMATCH",
             )
+        if warning := template_warning(model, target):
+            typer.echo(f"slipstream serve: {warning}", err=True)
 
 
 async def run(fleet: Fleet, listen: str, store: str) -> None:
@@ -274,6 +279,10 @@ def serve(
             "Lookups (ngram) gain speed; a draft model may lose some: see `benchmarks.local_sources`.",
         ),
     ] = False,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="File with a chat template (Jinja); default: the target's.", exists=True, dir_okay=False),
+    ] = None,
     traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Serve /metrics of every role, at the addresses in the ready line.")
@@ -300,6 +309,7 @@ def serve(
         traces,
         metrics,
         draft_in_verifier,
+        chat_template,
     )
     with explained("serve"):
         asyncio.run(run(fleet, listen, store))

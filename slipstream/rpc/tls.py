@@ -19,7 +19,7 @@ import grpc
 
 from slipstream.config import from_env
 from slipstream.errors import InvalidArgument
-from slipstream.telemetry.logs import LogOnce
+from slipstream.telemetry.log_once import LogOnce
 
 log = logging.getLogger(__name__)
 

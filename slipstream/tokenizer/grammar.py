@@ -180,10 +180,14 @@ class Cursor:
         allow the tokens; the cursor stays usable."""
         if not self._ends.isdisjoint(output):
             return None
-        self._move_to(list(output))
-        if self._mask is None:
-            self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-            self._check()
+        try:
+            self._move_to(list(output))
+            if self._mask is None:
+                self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+                self._check()
+        except BaseException:  # a matcher that has failed cannot be used again, nor one that panicked halfway
+            self._matcher, self._output, self._mask = self._fresh(), [], None
+            raise
         return self._mask
 
     def allows(self, output: Sequence[int], token: int) -> bool:
@@ -203,10 +207,9 @@ class Cursor:
         self._check()
 
     def _check(self) -> None:
-        """Replaces a matcher that has failed, since it cannot be used again, and raises its error."""
+        """Raises the error of a matcher that has failed."""
         if self._matcher.is_error():
             message = _shortened(self._matcher.get_error())
-            self._matcher, self._output, self._mask = self._fresh(), [], None
             raise FailedPrecondition(
                 f"the grammar cannot be followed any further: {message}.", reason="GRAMMAR_GAVE_UP"
             )

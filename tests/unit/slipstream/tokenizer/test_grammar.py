@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -80,6 +81,34 @@ def test_a_cursor_that_cannot_follow_says_so_and_can_be_used_again() -> None:
             cursor.mask([*a, *x])
         assert caught.value.reason == "GRAMMAR_GAVE_UP"
     assert allowed(cursor.mask(a)) == allowed(place(StructuredOutput("regex", "[ab]c")).mask(a)) != []
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException, no Exception."""
+
+
+class Panicking:
+    """A matcher that panics after it took some of the tokens."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def consume_tokens(self, tokens: list[int]) -> None:
+        self._matcher.consume_tokens(tokens[:1])
+        raise Panic
+
+
+def test_a_cursor_whose_library_panicked_halfway_is_where_it_says() -> None:
+    cursor, fresh = place(StructuredOutput("regex", "[ab]+c")), place(StructuredOutput("regex", "[ab]+c"))
+    text = [*tokenizer().encode("a").ids, *tokenizer().encode("b").ids]
+    cursor._matcher = Panicking(cursor._matcher)  # type: ignore[assignment]
+    with pytest.raises(Panic):
+        cursor.mask(text)
+    assert allowed(cursor.mask([])) == allowed(fresh.mask([]))
+    assert allowed(cursor.mask(text)) == allowed(fresh.mask(text))
 
 
 def test_where_one_text_can_follow_the_mask_is_the_tokenizers_own_next_token() -> None:
