@@ -45,7 +45,7 @@ class Scheduler:
         self._clock = clock
         self.observers = tuple(observers)
         self._sessions: dict[Session, None] = {}
-        self.kv_admission = KVAdmission(executor.kv)
+        self.kv_admission = KVAdmission(executor.kv, clock)
         self._arrivals = 0
         self._closing: list[Session] = []
         """Sessions that ended and still have KV."""
@@ -115,7 +115,7 @@ class Scheduler:
             if not plan.step:
                 self._waiting_since = None  # the sessions that were waited for have ended
                 self._report()
-                await self._changed.wait()
+                await self._wait_for_change(self.kv_admission.next_return_s)
                 continue
             waited = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
             pause = self._planner.pause(plan, waited)
@@ -140,8 +140,11 @@ class Scheduler:
     async def _wait_for_candidates(self, pause: float) -> None:
         if self._waiting_since is None:
             self._waiting_since = self._clock()
+        await self._wait_for_change(pause)
+
+    async def _wait_for_change(self, limit_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause):
+            async with asyncio.timeout(limit_s):
                 await self._changed.wait()
 
     # Running and committing.

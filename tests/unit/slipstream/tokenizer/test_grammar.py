@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
+from slipstream.tenants import tenant_salt
 from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars
 from slipstream.tokenizer.structured_output import MAX_BYTES, StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
@@ -159,19 +160,21 @@ def test_a_structure_has_a_largest_size_and_a_known_format() -> None:
         StructuredOutput("xml", "")
 
 
-@pytest.mark.parametrize("name", ["a", "A"])
-def test_as_many_rules_as_find_room_end_no_process(name: str) -> None:
-    """The library recurses along rules that name rules: on a usual stack this would be the end of the test run."""
+def nested_rules(name: str) -> StructuredOutput:
+    """As many rules as find room, each of which names the next."""
     rules = [f"start: {name}0"]
     size = len(rules[0])
     while size < MAX_BYTES - 40:
         rules.append(f"{name}{len(rules) - 1}: {name}{len(rules)}")
         size += 1 + len(rules[-1])
     rules.append(f'{name}{len(rules) - 1}: "x"')
-    assert (
-        allowed(compiled(StructuredOutput("grammar", "\n".join(rules))).cursor().mask([]))
-        == tokenizer().encode("x").ids
-    )
+    return StructuredOutput("grammar", "\n".join(rules))
+
+
+@pytest.mark.parametrize("name", ["a", "A"])
+def test_as_many_rules_as_find_room_end_no_process(name: str) -> None:
+    """The library recurses along rules that name rules: on a usual stack this would be the end of the test run."""
+    assert allowed(compiled(nested_rules(name)).cursor().mask([])) == tokenizer().encode("x").ids
 
 
 @settings(deadline=None, max_examples=120)
@@ -240,6 +243,17 @@ def test_the_same_grammar_is_compiled_once_for_each_salt() -> None:
         return grammars().compile(structure, salt)
 
     assert of("one").result() is of("one").result() is not of("other").result()
+
+
+def test_one_tenant_s_large_grammars_delay_no_other_tenant_s() -> None:
+    """Compiled one after another, the small one would come last."""
+    mine, theirs = tenant_salt("mine", ""), tenant_salt("theirs", "")
+    large = [nested_rules(f"r{number}") for number in range(12)]
+    compiling = [grammars().compile(structure, theirs) for structure in large]
+    assert isinstance(grammars().compile(StructuredOutput("regex", "small"), mine).result(), Grammar)
+    assert not compiling[-1].done()
+    for future in compiling:
+        future.cancel()
 
 
 STRUCTURES = [StructuredOutput("json_object"), *(language.structure for language in LANGUAGES.values())]
