@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import settings
@@ -227,3 +229,25 @@ def test_a_block_that_was_never_cached_is_dropped_without_harm() -> None:
     assert (
         len(salt_digest("salt")) == DIGEST_BYTES and len(names.add_block(0, salt_digest(""), [1] * 4)) == DIGEST_BYTES
     )
+
+
+def test_moves_that_failed_halfway_are_finished_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of different sizes are two groups; row 2 is read by one move and written by another."""
+    store = KVStore([AttentionLayer(0, 0, 1, 2, 3, None, torch.float32, torch.device("cpu"))], rows=6)
+    rows = torch.arange(6)
+    key, value = (torch.arange(6.0).view(1, 1, 6, 1).expand(-1, -1, -1, size) for size in (2, 3))
+    store.write(0, rows, key, value)
+    store.queue_moves([(2, 1), (3, 2), (5, 3)])
+    copy, copies = torch.Tensor.index_copy_, list[torch.Tensor]()
+
+    def failing(tensor: torch.Tensor, *asked: Any) -> torch.Tensor:
+        copies.append(tensor)
+        if len(copies) == 2:
+            raise RuntimeError("out of memory")
+        return copy(tensor, *asked)
+
+    monkeypatch.setattr(torch.Tensor, "index_copy_", failing)
+    with pytest.raises(RuntimeError):
+        store.apply_moves()
+    store.apply_moves()
+    assert [each[0, 0, :, 0].tolist() for each in store.read(0)] == [[0, 2, 3, 5, 4, 5]] * 2
