@@ -154,7 +154,7 @@ class ChatCall(Call):
     async def whole_choice(self, choice: Choice) -> dict[str, Any]:
         answer = _Answer(choice, self._new_reader())
         text, calls = answer.read(choice.text, finished=True)
-        message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if calls:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         return self._choice(choice, {"message": message}, called=answer.calls > 0)
