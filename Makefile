@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test-fast test test-all chaos simulation images lint audit format protos bench equality clean
+.PHONY: help setup demo serve test-fast test test-all chaos simulation mutation images lint audit format protos bench equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,10 @@ chaos: setup ## Faults in a running system of many processes, and what became of
 SEEDS ?= 1000
 simulation: setup ## The protocol under SEEDS (1000) random schedules, in virtual time
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
+
+mutation: setup ## Which faults in the core its tests would not notice (an hour; tests/mutation/survivors.md)
+	$(BIN)/mutmut run --max-children 2
+	$(BIN)/mutmut results
 
 ENGINE ?= docker
 VERSION ?= 0.1.0
