@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.processes import MODELS
 from benchmarks.prompts import held_out
-from benchmarks.records import write
+from benchmarks.records import Row, write
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler.token_history import TokenHistory
@@ -79,7 +79,7 @@ class Decoding:
 
     def __init__(self, executor: EmbeddedExecutor, texts: list[Text], chance: random.Random) -> None:
         self._executor, self._chance = executor, chance
-        self._running = {text.open(executor.kv): text for text in texts}  # type: ignore[arg-type]
+        self._running = {text.open(executor.kv): text for text in texts}
         self.different: set[str] = set()
         self.compared = self.drafted = self.accepted = 0
 
@@ -204,9 +204,8 @@ def main(count: int, dtype: str, minutes: float) -> int:
         for name, more in zip(totals, (WAVE, again.compared, again.drafted, again.accepted), strict=True):
             totals[name] += more
         print(f"{totals['compared']} tokens, {len(different)} of {totals['texts']} texts differ", flush=True)
-    for text in different:
-        print(f"different: {text}")
-    row = {"arithmetic": dtype, "tokens compared": totals["compared"], "texts": totals["texts"]}
+    print("\n".join(f"different: {each}" for each in different))
+    row: Row = {"arithmetic": dtype, "tokens compared": totals["compared"], "texts": totals["texts"]}
     row |= {"candidates": totals["drafted"], "accepted": totals["accepted"], "texts that differ": len(different)}
     write(f"equality_steps_{dtype}", f"python -m benchmarks.equality_steps {count} {dtype}", [row])
     return 1 if different else 0
