@@ -17,6 +17,7 @@ from gateway.api.http.errors import MethodNotAllowed, http_error
 from gateway.api.http.parts import HttpParts
 from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models
+from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
 from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
 from slipstream.rpc.tls import Certificates
@@ -27,7 +28,7 @@ BESIDES_BYTES = 1 << 20
 """Bytes of a body for everything that is neither prompt nor prediction."""
 CONNECTIONS_A_SESSION = 4
 SPARE_CONNECTIONS = 256
-_ROUTES = (operations.routes, completions.routes, chat.routes, models.routes)
+_ROUTES = (operations.routes, completions.routes, chat.routes, models.routes, playground.routes)
 
 
 def http_server(parts: HttpParts, keys: ApiKeys | None, certificates: Certificates | None) -> HttpServer:

@@ -86,6 +86,7 @@ class RequestValidator:
             prediction=prediction if draft_tokens else (),
             structure=structure,
             top_logprobs=top_logprobs,
+            rounds=request.speculation.rounds,
             owner=tenant.name,
             salt=tenant.salt(request.cache_salt),
             arm=arm.name if arm else "",

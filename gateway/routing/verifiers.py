@@ -14,7 +14,7 @@ from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter, MultiplexedStream
 from slipstream.telemetry.log_once import LogOnce
 from slipstream.tokenizer.vocabulary import EMULATED
-from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
 
 log = logging.getLogger(__name__)
 DrafterFailed = Callable[[str, str, int], None]
@@ -90,6 +90,11 @@ class VerifierWorker:
     def crowded(self) -> bool:
         """Whether sessions wait there for KV memory."""
         return self._watch.load.waiting > 0
+
+    @property
+    def load(self) -> worker_pb2.WatchResponse:
+        """What it reported last."""
+        return self._watch.load
 
     @property
     def steps(self) -> int:
