@@ -44,6 +44,9 @@ def train(
 ) -> None:
     """Train a target, distil its drafter, evaluate both on held-out files, and write the models."""
     _with_allocator(threads)
+    from slipstream.engine.models.quantisation import silence_quantiser_logs
+
+    silence_quantiser_logs()
     import torch
     from transformers.utils.logging import disable_progress_bar
 

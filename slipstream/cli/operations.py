@@ -26,7 +26,7 @@ from slipstream.tokenizer.vocabulary import share_vocabulary, template_warning
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 ANSWER_S = 5.0
-"""Seconds within which a worker must answer."""
+"""Seconds within which a worker, or a gateway asked for its models, must answer."""
 PROBES = 9
 """Calls whose median is a worker's round trip."""
 PROMPT, TOKENS = "The quick brown fox", 48
@@ -45,7 +45,9 @@ def status(
 
     async def list_models(channels: Sequence[grpc.aio.Channel]) -> gateway_pb2.ListModelsResponse:
         stub = gateway_pb2_grpc.GatewayServiceStub(channels[0])
-        response: gateway_pb2.ListModelsResponse = parsed(await stub.ListModels(gateway_pb2.ListModelsRequest()))
+        response: gateway_pb2.ListModelsResponse = parsed(
+            await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=ANSWER_S)
+        )
         return response
 
     response = asyncio.run(with_channels("status", endpoints(server, api_key, tls, ca), list_models))
