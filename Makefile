@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-vllm test-all chaos simulation images lint audit format protos bench equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-vllm test-all chaos simulation mutation images lint audit format protos bench equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,7 +52,7 @@ test: setup ## Every test but the slow ones (under 8 minutes on two cores)
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 # Warnings are vLLM's own.
-test-vllm: setup-vllm ## The verifier on vLLM's CPU build (under 6 minutes on two cores)
+test-vllm: setup setup-vllm ## The verifier on vLLM's CPU build (under 6 minutes on two cores)
 	$(VLLM)/bin/python -m pytest -q -W ignore tests/vllm
 
 test-all: setup ## Every test, the slow ones too
@@ -64,6 +64,10 @@ chaos: setup ## Faults in a running system of many processes, and what became of
 SEEDS ?= 1000
 simulation: setup ## The protocol under SEEDS (1000) random schedules, in virtual time
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
+
+mutation: setup ## Which faults in the core its tests would not notice (an hour; tests/mutation/survivors.md)
+	$(BIN)/mutmut run --max-children 2
+	$(BIN)/mutmut results
 
 ENGINE ?= docker
 VERSION ?= 0.1.0

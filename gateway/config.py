@@ -33,8 +33,16 @@ class GatewayConfig:
     """HOST:PORT of each, or `dns:///HOST:PORT`: one verifier at every address of the name."""
     tokenizer: str
     """A local folder or a hub id, with the vocabulary of the verifiers' model."""
+    chat_template: str = ""
+    """File with a chat template in Jinja; empty: the one in the folder of the tokenizer, if any."""
     listen: str = "127.0.0.1:50051"
     """HOST:PORT to listen at; port 0 picks a free one."""
+    http: str = "off"
+    """HOST:PORT of the HTTP API; port 0 picks a free one. `off`: none."""
+    http_idle_s: float = 30.0
+    """Seconds that an HTTP client has to send a request, and to take what is written to it."""
+    http_origins: tuple[str, ...] = ()
+    """Origins of web pages that browsers may let use the HTTP API (CORS); `*` for all."""
     health_listen: str = ""
     """HOST:PORT for health checks alone, in plaintext; empty: they are answered at `listen` only."""
     tls_folder: str = ""
@@ -169,7 +177,7 @@ class GatewayConfig:
         return prices
 
     def _check_numbers(self) -> None:
-        require_positive(self, PREFIX, "discovery_s", "store_grace_s", "rehoming_wait_s", "stall_s")
+        require_positive(self, PREFIX, "discovery_s", "store_grace_s", "rehoming_wait_s", "stall_s", "http_idle_s")
         require_positive(self, PREFIX, "max_sessions", "max_tokens_default", "credit_tokens", "max_prompt_bytes")
         require_positive(self, PREFIX, "breaker_window_s", "breaker_cool_down_s")
         require_not_negative(self, PREFIX, "failed_keys_per_minute", "max_draft_tokens", "rehomings", "grace_s")

@@ -21,6 +21,7 @@ What a server sends for an exception, whatever protocol it speaks: `typed_error`
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from typing import ClassVar
 
 import grpc
@@ -39,6 +40,16 @@ DRAINING = "DRAINING"
 """The verifier is about to end: open the session on another one."""
 KV_TOO_SMALL = "KV_TOO_SMALL"
 """The one reason of RESOURCE_EXHAUSTED that does not pass with time."""
+
+STEP_FAILED = "STEP_FAILED"
+"""The verifier's model could run no pass: open the session on another verifier, or after a pause on this one."""
+SESSION_FAULT = "SESSION_FAULT"
+"""Every pass with this session failed, others ran: it ends."""
+DEVICE_MEMORY = "DEVICE_MEMORY"
+"""A pass with this session alone needs more memory than the verifier's device has."""
+
+CONTROL_FLOW = (KeyboardInterrupt, SystemExit, CancelledError, GeneratorExit)
+"""Exceptions that are no faults. Any other BaseException may be a native library's (pyo3's PanicException)."""
 
 # Which side a status blames. Traces follow OpenTelemetry's conventions, by which RESOURCE_EXHAUSTED is the caller's
 # error; for the operator's objectives it is a request that the service did not serve.

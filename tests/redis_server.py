@@ -22,6 +22,8 @@ import redis
 from tests.loopback import HOST, free_port
 
 URL_VARIABLE = "SLIPSTREAM_TEST_REDIS_URL"
+BINARY_VARIABLE = "SLIPSTREAM_TEST_REDIS_BINARY"
+"""Path of the server to start: to test with another one than is found first."""
 START_TIMEOUT_S = 60.0
 REPLY_TIMEOUT_S = 10.0
 
@@ -37,7 +39,9 @@ class RedisServer:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"{self.port}.conf"
         self._file.touch()  # sentinels write their state into it
-        common = ["--port", str(self.port), "--bind", HOST, "--bind-source-addr", HOST, "--dir", str(folder)]
+        # Protected mode takes all but 127.0.0.1 for other machines; sentinels and nodes know each other by their own.
+        common = ["--port", str(self.port), "--protected-mode", "no", "--bind", HOST, "--bind-source-addr", HOST]
+        common += ["--dir", str(folder)]
         self._command = [_binary(), str(self._file), *common, *options]
         self.process: subprocess.Popen[bytes]
 
@@ -197,6 +201,8 @@ def _end(server: RedisServer) -> None:
 
 
 def _binary() -> str:
+    if chosen := os.environ.get(BINARY_VARIABLE):
+        return chosen
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found

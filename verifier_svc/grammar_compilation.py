@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slipstream.errors import Internal, SlipstreamError
+from slipstream.errors import Internal, ResourceExhausted, SlipstreamError
 from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
@@ -15,6 +15,8 @@ from slipstream.v1 import verifier_pb2
 log = logging.getLogger(__name__)
 
 Command = verifier_pb2.DecodeCommand
+MOST_HELD = 64
+"""Most commands of one session that wait for its grammar. A gateway has little to send before the first round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +37,36 @@ class GrammarCompilation:
         self._grammars = grammars
         self._listener = listener
         self._held: dict[int, list[Command]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        """By number of a session, the commands that wait for it, its open first."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        """Sessions whose grammar is being compiled."""
+        return len(self._held)
 
     def holds(self, command: Command) -> bool:
-        """Whether the command has to wait for its session."""
+        """Whether the command has to wait for its session; one too many ends the session."""
         held = self._held.get(command.session)
         if held is None:
             return False
         held.append(command)
+        if len(held) > MOST_HELD:
+            del self._held[command.session]
+            self._tasks.pop(command.session).cancel()
+            self._listener.fail(held[0], ResourceExhausted(f"more than {MOST_HELD} commands came before a round."))
         return True
 
     def start(self, command: Command, structure: StructuredOutput) -> None:
         """The session is opened, or fails, when its grammar is there."""
-        self._held[command.session] = []
-        task = asyncio.create_task(self._compile(command, structure))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._held[command.session] = [command]
+        self._tasks[command.session] = asyncio.create_task(self._compile(command, structure))
 
     def leave(self) -> None:
         """The stream is gone, and with it those who wait."""
         self._held.clear()
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
+        self._tasks.clear()
 
     async def _compile(self, command: Command, structure: StructuredOutput) -> None:
         failure: SlipstreamError | None = None
@@ -67,10 +77,11 @@ class GrammarCompilation:
         except Exception as error:  # one bad grammar costs one session
             log.error("compiling a grammar failed", exc_info=error, extra={"session": command.open.key.id})
             failure = Internal("the verifier failed on this session's grammar.")
+        del self._tasks[command.session]
         held = self._held.pop(command.session)
         if failure is None:
             self._listener.open(command, grammar)
         else:
             self._listener.fail(command, failure)
-        for waiting in held:
+        for waiting in held[1:]:
             self._listener.receive(waiting)

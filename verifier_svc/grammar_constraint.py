@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.errors import FailedPrecondition
+from slipstream.errors import CONTROL_FLOW
 from slipstream.tokenizer.grammar import Cursor, Grammar, Mask
 
 MOST_FAILURES = 8
@@ -46,7 +46,9 @@ class GrammarConstraint:
             return False
         try:
             return self._grafting.allows(self._output(path), token)
-        except FailedPrecondition:  # a candidate must not end the session: only what is chosen can
+        except CONTROL_FLOW:
+            raise
+        except BaseException:  # a candidate must not end the session: only what is chosen can
             self._failures += 1
             return False
 

@@ -59,7 +59,13 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         """Bytes exchanged with gateways."""
         self.by_id: dict[str, Session] = {}
         """Sessions of all gateways. When two gateways claim one session, the lower epoch is fenced off."""
+        self.streams: set[GatewayStream] = set()
         self.draining = False
+
+    @property
+    def session_count(self) -> int:
+        """Sessions that are open, and those that will be once their grammar is compiled."""
+        return len(self.scheduler) + sum(len(stream.compiling) for stream in self.streams)
 
     def start_draining(self) -> None:
         """Refuses new sessions from now on, and ends those without KV, which lose nothing by moving."""
@@ -108,9 +114,10 @@ class GatewayStream:
         self.outbox: SendQueue[Reply] = SendQueue()
         self._service = service
         self._sessions: dict[int, Session] = {}
-        self._compiling = GrammarCompilation(
+        self.compiling = GrammarCompilation(
             service.grammars, CompilationListener(self._run_command, self._fail, self._receive_command)
         )
+        service.streams.add(self)
 
     def receive(self, request: verifier_pb2.DecodeRequest) -> None:
         check_command_count(request.commands)
@@ -119,12 +126,13 @@ class GatewayStream:
 
     def close(self) -> None:
         """Cancels all sessions of the gateway."""
-        self._compiling.leave()
+        self._service.streams.discard(self)
+        self.compiling.leave()
         for session in list(self._sessions.values()):
             self._service.scheduler.end_session(session, verifier_pb2.FINISH_REASON_CANCELLED)
 
     def _receive_command(self, command: verifier_pb2.DecodeCommand) -> None:
-        if not self._compiling.holds(command):
+        if not self.compiling.holds(command):
             self._run_command(command)
 
     def _run_command(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None = None) -> None:
@@ -150,7 +158,7 @@ class GatewayStream:
             check_trust(session.sampling, command.attach.drafters)
             self._service.sources.attach_session(session, command.attach.drafters)
         elif kind == "credit":
-            session.credit = None if session.credit is None else session.credit + command.credit.tokens
+            session.add_credit(command.credit.tokens)
             self._service.scheduler.wake()
         elif kind == "close":
             self._service.scheduler.end_session(session, verifier_pb2.FINISH_REASON_CANCELLED)
@@ -170,13 +178,13 @@ class GatewayStream:
         check_open(request, epoch, limits.model)
         check_drafters(request.drafters, limits.allowed_addresses)
         check_room(request.max_length, limits.kv_tokens)
-        if len(self._service.scheduler) >= limits.max_sessions:
+        if self._service.session_count >= limits.max_sessions:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
         sampling = proto_conversion.sampling_from_proto(request.sampling)
         check_trust(sampling, request.drafters)
         structure = proto_conversion.structure_from_proto(request.structured_output)
         if structure is not None and grammar is None:
-            self._compiling.start(command, structure)
+            self.compiling.start(command, structure)
             return
         self._fence(request.key.id, epoch)
         session = self._new_session(command, sampling)
@@ -201,6 +209,7 @@ class GatewayStream:
             stop_token_ids=frozenset(request.stop_token_ids),
             max_draft_tokens=min(request.policy.max_draft_tokens, self._service.limits.max_draft_tokens),
             credit=request.credit or None,
+            credit_window=request.credit,
             tree=CandidateTree(tokens),
             history=_history(tokens, prompt_length) if sampling.penalised else None,
             send=self._send,

@@ -74,6 +74,10 @@ class Session:
     """None while the session waits for KV (`verifier_svc.scheduling.kv_admission`)."""
     admitted_once: bool = False
     """True from the first time the session got KV."""
+    credit_window: int = 0
+    """Most credit that the session ever had."""
+    yielded_kv: bool = False
+    """True while the session is without the KV that it gave up when it had no credit."""
     in_step: bool = False
     closed: bool = False
     idle_since: float = field(default=0.0)
@@ -106,6 +110,18 @@ class Session:
     @property
     def runnable(self) -> bool:
         return not self.closed and not self.in_step and (self.credit is None or self.credit > 0)
+
+    @property
+    def low_on_credit(self) -> bool:
+        """Whether the credit ends soon: it is below half of the most that the session had, and the text is longer."""
+        if self.credit is None:
+            return False
+        return self.credit < min(self.credit_window // 2, self.max_length - len(self.tokens))
+
+    def add_credit(self, tokens: int) -> None:
+        if self.credit is not None:
+            self.credit += tokens
+            self.credit_window = max(self.credit_window, self.credit)
 
     @property
     def draft_limit(self) -> int:

@@ -26,7 +26,7 @@ from gateway.request_context import RequestContext
 from slipstream.client.gateway_endpoint import KEY_NAME, digest
 from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, ResourceExhausted, Unauthenticated
-from slipstream.telemetry.logs import LogOnce
+from slipstream.telemetry.log_once import LogOnce
 
 log = logging.getLogger(__name__)
 

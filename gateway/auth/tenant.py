@@ -6,7 +6,6 @@ in the same task. Without keys every caller is the one tenant OPEN, whose name i
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 
 from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.tenants import tenant_salt
 
 MINUTE_S = 60.0
 SESSION_RETRY_S = 1.0
@@ -108,9 +108,7 @@ class Tenant:
 
     def salt(self, asked: str) -> str:
         """The cache salt of a request: no tenant can share another's caches, whatever salt it sends."""
-        if not self.name:
-            return asked
-        return hashlib.sha256(f"{self.name}\0{asked}".encode()).hexdigest()
+        return tenant_salt(self.name, asked) if self.name else asked
 
 
 class TokenReservation:

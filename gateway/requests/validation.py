@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from gateway.auth.tenant import Tenant, caller
 from gateway.config import GatewayConfig
+from gateway.requests.chat import read_chat
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.experiment import Arm
 from gateway.routing.router import DrafterRequirements, Router
@@ -156,8 +157,11 @@ class RequestValidator:
 
     async def _encode_prompt(self, request: Asked) -> Sequence[int]:
         assert isinstance(request, gateway_pb2.GenerateRequest)
-        if request.WhichOneof("input") == "prompt_token_ids":
+        kind = request.WhichOneof("input")
+        if kind == "prompt_token_ids":
             return request.prompt_token_ids.token_ids  # copied once its length is known to be right
+        if kind == "chat":
+            return await self._tokenizer.encode_chat(*read_chat(request.chat))
         return await self._tokenizer.encode(request.prompt) if request.prompt else []
 
     async def _prediction(self, asked: gateway_pb2.Prediction, model: types_pb2.ModelInfo) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 from slipstream.errors import InvalidArgument
-from slipstream.telemetry.logs import LogOnce
+from slipstream.telemetry.log_once import LogOnce
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import grpc
 from gateway.routing.breaker import BreakerSettings, CircuitBreaker
 from gateway.routing.worker_watch import WorkerWatch
 from slipstream.proposers.registry import method_in_verifier
-from slipstream.tokenizer.vocabulary import share_vocabulary
+from slipstream.tokenizer.vocabulary import share_vocabulary, template_warning
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2, worker_pb2
 
 REPLICA = "@"
@@ -116,9 +116,11 @@ class DrafterWorker:
         return verifier_pb2.DrafterAddress(address=self.address, name=self.name, trusted=self.trusted, shadow=shadow)
 
     def as_served(self, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:
-        unreached = "" if self._watch.model else unreached_yet(self.pool)
+        mine = self._watch.model
+        if mine is None:
+            return gateway_pb2.ServedDrafter(name=self.pool, mismatch=unreached_yet(self.pool))
         return gateway_pb2.ServedDrafter(
-            name=self.pool, model=self._watch.model, mismatch=self.mismatch(target) or unreached
+            name=self.pool, model=mine, mismatch=self.mismatch(target), warning=template_warning(mine, target)
         )
 
     async def run(self) -> None:

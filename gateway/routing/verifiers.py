@@ -12,7 +12,7 @@ from gateway.routing.worker_watch import WorkerWatch
 from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter, MultiplexedStream
-from slipstream.telemetry.logs import LogOnce
+from slipstream.telemetry.log_once import LogOnce
 from slipstream.tokenizer.vocabulary import EMULATED
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 

@@ -10,7 +10,7 @@ import grpc
 from slipstream.concurrency import Backoff
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import HANDSHAKE, error_of, parsed
-from slipstream.telemetry.logs import LogOnce
+from slipstream.telemetry.log_once import LogOnce
 from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)

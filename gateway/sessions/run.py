@@ -25,7 +25,8 @@ from gateway.sessions.observer import Observers
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats
 from gateway.store.session_log import SessionLog
-from slipstream.errors import UNSERVED, Aborted, Internal, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.concurrency import Backoff
+from slipstream.errors import STEP_FAILED, UNSERVED, Aborted, Internal, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import proto_conversion
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from slipstream.v1.verifier_pb2 import (
@@ -71,7 +72,7 @@ class SessionRun:
         self._log = log
         self._stream = stream
         self._drafters = DrafterAssignment(resolved, context.router)
-        self.stats = RequestStats(context.clock, arrived_at, resolved.max_draft_tokens > 0, context.router.predicts)
+        self.stats = RequestStats(context.clock, arrived_at, resolved.max_draft_tokens, context.router.predicts)
         self._observers = context.observers.watch_session(
             session_id, resolved, self.stats, from_beginning=log.epoch == 1 and not stream.tokens
         )
@@ -80,6 +81,9 @@ class SessionRun:
         self._opened = False
         self._avoid: set[VerifierWorker] = set()
         """Verifiers that failed this session or had no room for it: others come first."""
+        self._failed_steps = Backoff(first_s=0.5)
+        self._return_at = 0.0
+        """Loop time before which those are not tried again: what is wrong with their model may pass."""
         self._cancelled = False
         self.ending = False
         """Whether nothing is left to do but to write how the session ended."""
@@ -205,7 +209,9 @@ class SessionRun:
                 while not self._cancelled:
                     if verifier := self._choose_verifier(prefixes):
                         return verifier
-                    await self._router.changes.wait()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(self._return_at if self._pausing else None):
+                            await self._router.changes.wait()
                 return None
         except TimeoutError as error:
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
@@ -215,9 +221,12 @@ class SessionRun:
 
     def _choose_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         model = self._resolved.model.name
-        return self._router.choose_verifier(model, self._avoid, prefixes) or self._router.choose_verifier(
-            model, (), prefixes
-        )
+        other = self._router.choose_verifier(model, self._avoid, prefixes)
+        return other if other or self._pausing else self._router.choose_verifier(model, (), prefixes)
+
+    @property
+    def _pausing(self) -> bool:
+        return asyncio.get_running_loop().time() < self._return_at
 
     def _prefixes(self) -> list[bytes]:
         return prefix_hashes([*self._resolved.prompt, *self._stream.tokens], self._resolved.salt)
@@ -261,6 +270,8 @@ class SessionRun:
         error = end.error or Unavailable("The verifier ended the session before its text did.", reason="PROTOCOL")
         if self._verifier is not None:
             self._avoid.add(self._verifier)
+        if error.reason == STEP_FAILED:
+            self._return_at = asyncio.get_running_loop().time() + self._failed_steps.next_delay_s()
         for observer in self._observers:
             observer.verifier_lost(error)
         self._leave_verifier()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from tokenizers import Tokenizer as Encoder
 
+from gateway.text.chat_template import ChatTemplate, Message
 from gateway.text.detokenizer import Detokenizer, TokenDecoder
 from slipstream.errors import InvalidArgument
+from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.tokenizer.mid_text_decoding import Encode, MidTextEncoder
 from slipstream.tokenizer.structured_output import StructuredOutput
@@ -21,8 +24,9 @@ THREAD_FROM_CHARACTERS = 2048
 
 
 class Tokenizer:
-    def __init__(self, encoder: Encoder, max_bytes: int) -> None:
+    def __init__(self, encoder: Encoder, max_bytes: int, chat_template: ChatTemplateSource | None = None) -> None:
         self._encoder = encoder
+        self.chat_template = ChatTemplate(chat_template, max_bytes)
         self._max_bytes = max_bytes
         self._decoding = TokenDecoder(encoder)
         self._middle = MidTextEncoder(partial(self._encode, special=False), self._joined)
@@ -34,9 +38,29 @@ class Tokenizer:
         for a text above the size limit."""
         return await self._measured(self._encode, text)
 
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation in the model's chat template, up to where the model answers. Raises what `encode`
+        and `ChatTemplate.render` raise."""
+        text = await asyncio.to_thread(self.chat_template.render, messages, tools, variables)
+        return await self._measured(partial(self._encode, special=False), text)  # the template writes special tokens
+
     async def encode_middle(self, text: str) -> list[int]:
         """Token ids of a part of a text, without special tokens around it. Raises what `encode` raises."""
         return await self._measured(self._middle.encode, text)
+
+    async def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of a text that holds its special tokens already, as a chat template writes it. Raises what `encode`
+        raises."""
+        return await self._measured(partial(self._encode, special=False), text)
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """The text of these tokens, without special tokens."""
+        return await asyncio.to_thread(self._decoding.whole, tokens)
 
     async def prepare(self, model: types_pb2.ModelInfo) -> None:
         """Prepare structured output for a model: what takes long the first time is done now."""

@@ -22,7 +22,7 @@ from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.rpc.channel import dialer, error_of, parsed
 from slipstream.rpc.server import DRAFTER, VERIFIER
 from slipstream.rpc.tls import Certificates, certificates_from_env
-from slipstream.tokenizer.vocabulary import share_vocabulary
+from slipstream.tokenizer.vocabulary import share_vocabulary, template_warning
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 ANSWER_S = 5.0
@@ -63,6 +63,8 @@ def _model_lines(response: gateway_pb2.ListModelsResponse) -> Iterator[str]:
         for drafter in served.drafters:
             fits = f"DOES NOT FIT: {drafter.mismatch}" if drafter.mismatch else "drafts"
             yield f"  {drafter.name} ({drafter.model.name or 'no model'}): {fits}"
+            if drafter.warning:
+                yield f"    {drafter.warning}"
         if not served.drafters:
             yield "  no drafter: plain decoding"
 
@@ -209,7 +211,7 @@ def _check_worker(worker: DiagnosedWorker) -> Iterator[Finding]:
 
 
 def _check_pairs(workers: Sequence[DiagnosedWorker]) -> Iterator[Finding]:
-    """Checks that drafters have the verifiers' vocabularies."""
+    """Checks that drafters have the verifiers' vocabularies, and whether they have their chat templates."""
     for verifier in (worker for worker in workers if worker.verifies):
         target = verifier.identity.model
         for drafter in (worker for worker in workers if not worker.verifies):
@@ -220,6 +222,8 @@ def _check_pairs(workers: Sequence[DiagnosedWorker]) -> Iterator[Finding]:
                     f"drafter {drafter.address} ({model.name}) has another vocabulary than verifier {verifier.address} "
                     f"({target.name}): choose a pair with one tokenizer, or DRAFTER_TRANSLATE_FOR.",
                 )
+            elif warning := template_warning(model, target):
+                yield Finding(True, f"drafter {drafter.address}: {warning}")
 
 
 async def _check_gateway(gateway: GatewayEndpoint) -> list[Finding]:

@@ -22,7 +22,7 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.server import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model
+from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -47,8 +47,8 @@ class Role:
         self._python = python
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
-        self.metrics = ""
-        """HOST:PORT of its metrics; empty for none."""
+        self.metrics = self.http = ""
+        """HOST:PORT of its metrics, and of its HTTP API; empty for none."""
 
     @property
     def process(self) -> asyncio.subprocess.Process:
@@ -70,7 +70,7 @@ class Role:
         async for line in process.stdout:
             if (text := line.decode()).startswith(READY):
                 ready = dict(word.partition("=")[::2] for word in text.split()[1:])
-                self.metrics = ready.get("metrics", "")
+                self.metrics, self.http = ready.get("metrics", ""), ready.get("http", "")
                 return ready["grpc"]
         raise Unavailable(f"{self.module} ended with status {await process.wait()} before it was ready.")
 
@@ -114,8 +114,10 @@ class Fleet:
         traces: Path | None = None,
         metrics: bool = False,
         draft_in_verifier: bool = False,
+        chat_template: Path | None = None,
         engine: str = EMBEDDED,
     ) -> None:
+        self._chat = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
         self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if metrics else {}
         both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
@@ -142,28 +144,29 @@ class Fleet:
         self._addresses: dict[str, str] = {}
         self.gateway: Role | None = None
 
-    async def start(self, listen: str, store: str) -> str:
+    async def start(self, listen: str, store: str, http: str = "off") -> str:
         # The gateway starts last: its settings are checked before models load.
-        check = self._gateway(listen, store, SOMEWHERE, dict.fromkeys(self.drafters, SOMEWHERE)).check()
+        listens = {"GATEWAY_LISTEN": listen, "GATEWAY_HTTP": http}
+        check = self._gateway(listens, store, SOMEWHERE, dict.fromkeys(self.drafters, SOMEWHERE)).check()
         starting = [role.start() for role in (self.verifier, *self.drafters.values())]
         _, *workers = await asyncio.gather(check, *starting)
         verifier, *drafters = [str(address) for address in workers]
         self._addresses = dict(zip(self.drafters, drafters, strict=True))
         await check_fit(verifier, drafters)
-        self.gateway = self._gateway(listen, store, verifier, self._addresses)
+        self.gateway = self._gateway(listens, store, verifier, self._addresses)
         return await self.gateway.start()
 
-    def _gateway(self, listen: str, store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
+    def _gateway(self, listens: Mapping[str, str], store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
         named = {kind: IN_VERIFIER + kind for kind in self._local} | dict(drafters)
         settings = {
-            "GATEWAY_LISTEN": listen,
+            **listens,
             "GATEWAY_VERIFIERS": verifier,
             "GATEWAY_DRAFTERS": ",".join(f"{kind}={address}" for kind, address in named.items()),
             "GATEWAY_TRUSTED_DRAFTERS": ",".join(named),  # our own processes
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
         }
-        return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing)
+        return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat)
 
     async def tend(self, kind: str) -> None:
         """A drafter is disposable: one that ends is started again at its address; sessions go on without it."""
@@ -181,6 +184,11 @@ class Fleet:
         """Roles in the order in which they are ended: none is left with a peer that is gone."""
         gateway = {} if self.gateway is None else {"gateway": self.gateway}
         return {**gateway, "verifier": self.verifier, **self.drafters}
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT of the HTTP API; empty for none."""
+        return "" if self.gateway is None else self.gateway.http
 
     @property
     def metrics(self) -> str:
@@ -228,7 +236,8 @@ def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
-    """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used."""
+    """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used. Prints a warning for
+    one with another chat template."""
     certificates, models = certificates_from_env(), []
     for role, address in ((VERIFIER, verifier), *((DRAFTER, drafter) for drafter in drafters)):
         async with dialer(role, certificates)(address) as line:
@@ -243,22 +252,24 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
                 "(`slipstream serve --translate`).",
                 reason="VOCABULARY_MISMATCH",
             )
+        if warning := template_warning(model, target):
+            typer.echo(f"slipstream serve: {warning}", err=True)
 
 
-async def run(fleet: Fleet, listen: str, store: str) -> None:
+async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
     """Serve until SIGTERM or SIGINT, or until the verifier or the gateway ends, which is an error."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     try:
         stop = asyncio.create_task(stopping.wait())
-        starting = asyncio.create_task(fleet.start(listen, store))
+        starting = asyncio.create_task(fleet.start(listen, store, http))
         await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             return
         metrics = f" metrics={fleet.metrics}" if fleet.metrics else ""
-        print(f"{READY}{starting.result()} http=off{metrics}", flush=True)
+        print(f"{READY}{starting.result()} http={fleet.http or 'off'}{metrics}", flush=True)
         tending = [asyncio.create_task(fleet.tend(kind)) for kind in fleet.drafters]
         vital = [role for role in fleet.roles.values() if role.module != "drafter_svc"]
         ends = [asyncio.create_task(role.ended(), name=role.module) for role in vital]
@@ -286,6 +297,9 @@ def serve(
         typer.Option(help=f"{', '.join(METHODS)}; repeat it for more. `none`: plain decoding."),
     ] = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.")] = "127.0.0.1:50051",
+    http: Annotated[
+        str, typer.Option(help="HOST:PORT of the HTTP API, OpenAI-compatible; port 0 picks a free one; `off`: none.")
+    ] = "127.0.0.1:8000",
     store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.")] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
@@ -303,12 +317,17 @@ def serve(
             "Lookups (ngram) gain speed; a draft model may lose some: see `benchmarks.local_sources`.",
         ),
     ] = False,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="File with a chat template (Jinja); default: the target's.", exists=True, dir_okay=False),
+    ] = None,
     traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Serve /metrics of every role, at the addresses in the ready line.")
     ] = False,
 ) -> None:
-    """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT` when they can serve."""
+    """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can
+    serve."""
     kinds = drafter or ["model"]
     if unknown := set(kinds) - {*METHODS, "none"}:
         raise typer.BadParameter(f"no such drafter: {', '.join(unknown)}; choose {', '.join(METHODS)} or none.")
@@ -332,6 +351,7 @@ def serve(
             traces,
             metrics,
             draft_in_verifier,
+            chat_template,
             engine,
         )
-        asyncio.run(run(fleet, listen, store))
+        asyncio.run(run(fleet, listen, store, http))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from slipstream.client.completion import TRACE_ID, Completion
+from slipstream.client.completion import TRACE_ID, Completion, Piece
 from slipstream.concurrency import Backoff
 from slipstream.errors import Aborted, NotFound, SlipstreamError, Unavailable
 from slipstream.rpc.channel import error_of
@@ -32,6 +33,8 @@ class RetrySettings:
     gateway is called at least once."""
     stall_s: float | None = None
     """Seconds without an event after which a gateway is given up; None waits for as long as the connection lives."""
+    begin_anywhere: bool = False
+    """A completion that the first gateway did not answer begins on another one."""
 
 
 async def complete(
@@ -42,88 +45,11 @@ async def complete(
     retry: RetrySettings | None = None,
     completion: Completion | None = None,
 ) -> Completion:
-    """Runs one request to its end and calls `echo` with each piece of text. An interrupted completion is resumed, on
-    the gateways of `others` too. A caller that passes a `completion` can read its partial content after a cancellation.
-
-    A session that is lost, because its gateway died and the store lost its record, is started again with the same seed,
-    which gives the same text under the coupled rule.
-
-    Raises the SlipstreamError that the gateway sent, Unavailable where the completion did not start or continue, and
-    Aborted where a restarted session gives another text.
-    """
-    retry, echo_once = retry or RetrySettings(), _EchoOnce(echo)
+    """Runs one request to its end and calls `echo` with each piece of text. A caller that passes a `completion` can
+    read its partial content after a cancellation. Raises what `pieces` raises."""
     completion = completion or Completion()
-    channels, lost_at, backoff = [channel, *others], None, Backoff(0.05, MOST_PAUSE_S)
-    while True:
-        try:
-            await _fold(
-                completion, gateway_pb2_grpc.GatewayServiceStub(channels[0]).Generate(request), echo_once, retry
-            )
-            return completion
-        except SlipstreamError as error:
-            if not completion.started.session_id:
-                # A first request fails at once; only a restarted session tries other gateways.
-                if lost_at is None or _now() - lost_at > retry.resume_s:
-                    raise _explained(error) from error
-                await backoff.wait()
-            elif await _resumed(channels, completion, echo_once, retry, error):
-                return completion
-            else:
-                lost_at = _now()
-                request = _seeded(request, completion.started.seed)
-                completion.forget()
-                echo_once.restart()
-        channels = [*channels[1:], channels[0]]
-
-
-async def _resumed(
-    channels: Sequence[grpc.aio.Channel],
-    completion: Completion,
-    echo: _EchoOnce,
-    retry: RetrySettings,
-    error: SlipstreamError,
-) -> bool:
-    """Returns whether the gateways still had the session."""
-    try:
-        await resume(channels, completion, echo, retry, error)
-    except NotFound as lost:
-        if lost.reason != "NO_SESSION":
-            raise
-        return False
-    return True
-
-
-def _seeded(request: gateway_pb2.GenerateRequest, seed: int) -> gateway_pb2.GenerateRequest:
-    again = gateway_pb2.GenerateRequest()
-    again.CopyFrom(request)
-    again.sampling.seed = seed
-    return again
-
-
-class _EchoOnce:
-    """Echoes each piece of a text once, however often the text is started again."""
-
-    def __init__(self, echo: Echo | None) -> None:
-        self._echo = echo
-        self._echoed = ""
-        self._at = 0
-        """Characters received since the last start."""
-
-    def restart(self) -> None:
-        self._at = 0
-
-    def __call__(self, piece: str) -> None:
-        echoed = self._echoed[self._at : self._at + len(piece)]
-        if not piece.startswith(echoed):
-            raise Aborted(
-                "the session was lost, and its restart gives another text; send the request again.",
-                reason="SESSION_LOST",
-            )
-        self._at += len(piece)
-        if fresh := piece[len(echoed) :]:
-            self._echoed += fresh
-            if self._echo is not None:
-                self._echo(fresh)
+    await _echoed(pieces([channel, *others], request, completion, retry), echo)
+    return completion
 
 
 async def resume(
@@ -133,42 +59,189 @@ async def resume(
     retry: RetrySettings | None = None,
     error: SlipstreamError | None = None,
 ) -> None:
-    """Continues a completion, of which at least the session id is known, on one gateway after the other. `error`, if
-    given, interrupted it on the first one. Raises what `complete` raises."""
+    """Continues a completion to its end. Takes what `rest` takes and raises what it raises."""
+    await _echoed(rest(channels, completion, retry, error), echo)
+
+
+async def pieces(
+    channels: Sequence[grpc.aio.Channel],
+    request: gateway_pb2.GenerateRequest,
+    completion: Completion,
+    retry: RetrySettings | None = None,
+) -> AsyncGenerator[Piece]:
+    """The pieces of one request's output, which are added to `completion`. Where they break off they are resumed, on
+    the other gateways too: each token and each character comes once.
+
+    A session that is lost, because its gateway died and the store lost its record, is started again with the same seed,
+    which gives the same text under the coupled rule.
+
+    Raises the SlipstreamError that the gateway sent, Unavailable where the completion did not start or continue, and
+    Aborted where a restarted session gives another text.
+    """
+    heard = _HeardOnce()
+    async with aclosing(_restarted(list(channels), request, completion, retry or RetrySettings())) as found:
+        async for piece in found:
+            if (fresh := heard.fresh(piece)) is not None:
+                yield fresh
+
+
+async def _restarted(
+    channels: list[grpc.aio.Channel],
+    request: gateway_pb2.GenerateRequest,
+    completion: Completion,
+    retry: RetrySettings,
+) -> AsyncGenerator[Piece]:
+    """The pieces of one session after the other, until one ends. Each begins with the first token."""
+    lost_at, refusals, backoff = None, 0, Backoff(0.05, MOST_PAUSE_S)
+    while True:
+        try:
+            async with aclosing(_once(channels, request, completion, retry)) as found:
+                async for piece in found:
+                    yield piece
+            return
+        except SlipstreamError as error:
+            refusals += 1
+            if completion.session_id:
+                if not isinstance(error, NotFound) or error.reason != "NO_SESSION":
+                    raise
+                lost_at, request = _now(), _seeded(request, completion.seed)
+                completion.forget()
+            elif not _may_begin_again(error, retry, lost_at, refusals < len(channels)):
+                raise explained_absence(error) from error
+            else:
+                await backoff.wait()
+        channels = [*channels[1:], channels[0]]
+
+
+async def _once(
+    channels: Sequence[grpc.aio.Channel],
+    request: gateway_pb2.GenerateRequest,
+    completion: Completion,
+    retry: RetrySettings,
+) -> AsyncGenerator[Piece]:
+    """The pieces of one session, resumed where they break off."""
+    try:
+        call = gateway_pb2_grpc.GatewayServiceStub(channels[0]).Generate(request)
+        async with aclosing(_folded(completion, call, retry)) as found:
+            async for piece in found:
+                yield piece
+        return
+    except SlipstreamError as error:
+        if not completion.session_id:
+            raise
+        broken = error
+    async with aclosing(rest(channels, completion, retry, broken)) as found:
+        async for piece in found:
+            yield piece
+
+
+def _seeded(request: gateway_pb2.GenerateRequest, seed: int) -> gateway_pb2.GenerateRequest:
+    again = gateway_pb2.GenerateRequest()
+    again.CopyFrom(request)
+    again.sampling.seed = seed
+    return again
+
+
+class _HeardOnce:
+    """Lets each token and each character of an output pass once, however often the output is started again."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._text = ""
+        self._character = 0
+        """Characters received since the last start."""
+
+    def fresh(self, piece: Piece) -> Piece | None:
+        """What is new in a piece; None for nothing. Raises Aborted where it is not what came before."""
+        if not piece.offset:
+            self._character = 0
+        tokens = self._tokens[piece.offset : piece.offset + len(piece.token_ids)]
+        text = self._text[self._character : self._character + len(piece.text)]
+        if list(piece.token_ids[: len(tokens)]) != tokens or not piece.text.startswith(text):
+            raise Aborted(
+                "the session was lost, and its restart gives another text; send the request again.",
+                reason="SESSION_LOST",
+            )
+        self._character += len(piece.text)
+        if not tokens and not text:
+            fresh = piece
+        else:
+            logprobs = piece.logprobs[len(tokens) :]
+            fresh = Piece(piece.offset + len(tokens), piece.token_ids[len(tokens) :], piece.text[len(text) :], logprobs)
+        self._tokens += fresh.token_ids
+        self._text += fresh.text
+        return fresh if fresh.token_ids or fresh.text else None
+
+
+async def rest(
+    channels: Sequence[grpc.aio.Channel],
+    completion: Completion,
+    retry: RetrySettings | None = None,
+    error: SlipstreamError | None = None,
+) -> AsyncGenerator[Piece]:
+    """The pieces that a completion lacks, of which at least the session id is known, from one gateway after the other.
+    `error`, if given, interrupted it on the first one. Raises what `pieces` raises."""
     retry = retry or RetrySettings()
-    progress, seen, attempts, backoff = _now(), len(completion.token_ids), 0, Backoff(0.05, MOST_PAUSE_S)
+    patience = _Patience(completion, retry, len(channels))
     for channel in itertools.cycle(channels if error is None else [*channels[1:], channels[0]]):
         if error is not None:
-            if not isinstance(error, Unavailable):
-                raise error
-            if len(completion.token_ids) > seen:
-                progress, seen, attempts = _now(), len(completion.token_ids), 0
-                backoff.reset()
-            if attempts >= len(channels) and _now() - progress > retry.resume_s:
-                raise _broken_off(completion, error)
-            if attempts:
-                await backoff.wait()
-        attempts += 1
-        request = gateway_pb2.ResumeRequest(
-            session_id=completion.started.session_id,
-            offset=seen,
-            characters=len(completion.text) if completion.text and not completion.begins else None,
-            revision=completion.started.revision if completion.started.HasField("revision") else None,
-        )
+            await patience.wait(error)
+        patience.attempts += 1
+        call = gateway_pb2_grpc.GatewayServiceStub(channel).Resume(_missing(completion))
         try:
-            await _fold(completion, gateway_pb2_grpc.GatewayServiceStub(channel).Resume(request), echo, retry)
+            async with aclosing(_folded(completion, call, retry)) as found:
+                async for piece in found:
+                    yield piece
             return
         except SlipstreamError as again:
             error = again
 
 
-async def _fold(completion: Completion, call: Call, echo: Echo | None, retry: RetrySettings) -> None:
-    """Raises the SlipstreamError behind a failed call."""
+class _Patience:
+    """Decides how long a completion that broke off is resumed."""
+
+    def __init__(self, completion: Completion, retry: RetrySettings, gateways: int) -> None:
+        self._completion = completion
+        self._retry = retry
+        self._gateways = gateways
+        self._progress, self._seen = _now(), len(completion.token_ids)
+        self._backoff = Backoff(0.05, MOST_PAUSE_S)
+        self.attempts = 0
+        """Since the last token."""
+
+    async def wait(self, error: SlipstreamError) -> None:
+        """Waits until the next attempt after an error. Raises the error where another attempt cannot help, or where
+        there were enough."""
+        if not isinstance(error, Unavailable):
+            raise error
+        if len(self._completion.token_ids) > self._seen:
+            self._progress, self._seen, self.attempts = _now(), len(self._completion.token_ids), 0
+            self._backoff.reset()
+        if self.attempts >= self._gateways and _now() - self._progress > self._retry.resume_s:
+            raise _broken_off(self._completion, error)
+        if self.attempts:
+            await self._backoff.wait()
+
+
+def _missing(completion: Completion) -> gateway_pb2.ResumeRequest:
+    return gateway_pb2.ResumeRequest(
+        session_id=completion.session_id,
+        offset=len(completion.token_ids),
+        characters=len(completion.text) if completion.text and not completion.begins else None,
+        revision=completion.started.revision if completion.started.HasField("revision") else None,
+    )
+
+
+async def _folded(completion: Completion, call: Call, retry: RetrySettings) -> AsyncGenerator[Piece]:
+    """Adds the events of a call to a completion and yields what is new. Raises the SlipstreamError behind a failed
+    call."""
     try:
         while (event := await _next(call, retry.stall_s)) is not grpc.aio.EOF:
+            begin = len(completion.token_ids)
             text = completion.take(event)
-            if echo is not None and text:
-                echo(text)
+            tokens = tuple(completion.token_ids[begin:])
+            if text or tokens:
+                yield Piece(begin, tokens, text, event.delta.logprobs)
         completion.trace_id = _trace_id(await call.trailing_metadata())
     except grpc.aio.AioRpcError as error:
         completion.trace_id = _trace_id(error.trailing_metadata())
@@ -179,6 +252,13 @@ async def _fold(completion: Completion, call: Call, echo: Echo | None, retry: Re
         call.cancel()
     if not completion.finished.reason:
         raise Unavailable("the gateway ended the stream without a result.", reason="STREAM_LOST")
+
+
+async def _echoed(found: AsyncGenerator[Piece], echo: Echo | None) -> None:
+    async with aclosing(found):
+        async for piece in found:
+            if echo is not None and piece.text:
+                echo(piece.text)
 
 
 async def _next(call: Call, timeout_s: float | None) -> Any:
@@ -193,9 +273,20 @@ def _trace_id(metadata: Iterable[tuple[str, Any]] | None) -> str:
     return next((value for key, value in metadata or () if key == TRACE_ID), "")
 
 
-def _explained(error: SlipstreamError) -> SlipstreamError:
-    """Names the problem where no gateway answered: an error of a gateway always has a reason."""
-    if isinstance(error, Unavailable) and error.reason == error.code.name:
+def _may_begin_again(error: SlipstreamError, retry: RetrySettings, lost_at: float | None, others: bool) -> bool:
+    if lost_at is None:
+        return retry.begin_anywhere and others and _unanswered(error)
+    return _now() - lost_at <= retry.resume_s
+
+
+def _unanswered(error: SlipstreamError) -> bool:
+    """Whether no gateway answered: an error of a gateway always has a reason."""
+    return isinstance(error, Unavailable) and error.reason == error.code.name
+
+
+def explained_absence(error: SlipstreamError) -> SlipstreamError:
+    """Names the problem where no gateway answered."""
+    if _unanswered(error):
         detail = error.message.splitlines()[0][:200] if error.message else "no answer"
         sentence = f"no gateway answered ({detail}); start `slipstream serve`, or name its address."
         return Unavailable(sentence, reason="NO_GATEWAY")

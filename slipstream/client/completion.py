@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from slipstream.errors import Unavailable
@@ -30,6 +31,19 @@ def _token(text: gateway_pb2.TokenText, logprob: float) -> dict[str, object]:
 def _likelihood(logprob: gateway_pb2.Logprob) -> dict[str, object]:
     top = [_token(other.token, other.logprob) for other in logprob.top]
     return {**_token(logprob.token, logprob.logprob), "top_logprobs": top}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an output, as it becomes final."""
+
+    offset: int
+    """Index of the first token among the output's tokens."""
+    token_ids: tuple[int, ...]
+    text: str
+    """Empty while a character is incomplete or a stop string may be beginning."""
+    logprobs: Sequence[gateway_pb2.Logprob] = ()
+    """One for each token, if requested."""
 
 
 @dataclass(slots=True)
@@ -84,6 +98,21 @@ class Completion:
             setattr(self, part.name, getattr(fresh, part.name))
 
     @property
+    def session_id(self) -> str:
+        """Id of the session, by which it can be resumed, rolled back and cancelled; empty until it has begun."""
+        return self.started.session_id
+
+    @property
+    def seed(self) -> int:
+        """Seed of the sampling, which repeats the text."""
+        return self.started.seed
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop`, `length`, `cancelled` or `error`; `unknown` before the end."""
+        return FINISH_REASONS.get(self.finished.reason, "unknown")
+
+    @property
     def tpot_s(self) -> float | None:
         """Seconds for each output token after the first, (E2E - TTFT) / (n - 1); None for fewer than two."""
         seen = self.finished.statistics
@@ -97,12 +126,12 @@ class Completion:
             "token_ids": self.token_ids[self.begins :],
             "prompt_token_ids": list(self.started.prompt_token_ids),
             "logprobs": [_likelihood(each) for each in self.logprobs] or None,
-            "finish_reason": FINISH_REASONS.get(self.finished.reason, "unknown"),
+            "finish_reason": self.finish_reason,
             "stop": self.finished.stop or None,
-            "session_id": self.started.session_id,
+            "session_id": self.session_id,
             "trace_id": self.trace_id or None,
             "model": self.started.model,
-            "seed": self.started.seed,
+            "seed": self.seed,
             "rounds": seen.rounds,
             "rounds_with_drafts": seen.rounds_with_drafts,
             "drafted": seen.drafted,

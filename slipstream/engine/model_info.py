@@ -20,3 +20,5 @@ class ModelInfo:
     dtype: str
     parameters: int
     eos_token_ids: tuple[int, ...]
+    chat_template: str = ""
+    """Fingerprint of the chat template (`slipstream.tokenizer.chat_template_source`); empty for none."""

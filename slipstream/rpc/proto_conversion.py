@@ -154,6 +154,8 @@ class Model(Protocol):
     def parameters(self) -> int: ...
     @property
     def dtype(self) -> str: ...
+    @property
+    def chat_template(self) -> str: ...
 
 
 def model_to_proto(model: Model) -> types_pb2.ModelInfo:
@@ -166,4 +168,5 @@ def model_to_proto(model: Model) -> types_pb2.ModelInfo:
         eos_token_ids=model.eos_token_ids,
         parameter_count=model.parameters,
         dtype=model.dtype,
+        chat_template_fingerprint=model.chat_template,
     )

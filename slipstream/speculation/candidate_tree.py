@@ -1,7 +1,7 @@
 """The candidate tree of one session: the one data structure that every method of drafting feeds.
 
 Drafters' frames are grafted onto it, each step verifies a selection of it, and a commit moves its root along the
-committed tokens. What does not hang below the new root falls off: that is rollback, and the tree never decides a token.
+committed tokens. What does not hang below the new root falls off; the tree never decides a token.
 
 Nodes with the same token and parent are one node, whichever sources sent them. A node has names, (source, number within
 the source's generation), which lead to it until it dies. Committed nodes keep their names, so that a drafter which has
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.frame import Frame, Grafted, TreeLimits
 from slipstream.speculation.node import Node
 from slipstream.speculation.selection import (
@@ -135,27 +135,6 @@ class CandidateTree:
                 self._forget_names(node)
             del self._trail[:excess]
         return diverged
-
-    def rollback(self, length: int) -> None:
-        """Shortens the committed prefix and empties the tree; frames of the generations so far become stale.
-
-        Raises OutOfRange for a length beyond the committed one. When the prefix is cut to before the remembered
-        window, frames must stand on exactly `length` or more.
-        """
-        if not 0 <= length <= self.base_length:
-            raise OutOfRange(f"cannot roll back to {length}; {self.base_length} tokens are committed.")
-        self._kill(self._root)
-        self._remove_dead()
-        self.version += 1
-        for source in self._sources.values():
-            # Once per generation: of two rollbacks in a row, a drafter may notice only the second.
-            source.generation += source.base >= 0
-            source.base = -1
-            source.names.clear()
-        self._trail = [node for node in self._trail if node.length <= length] or [Node(-1, length)]
-        for node in self._trail:
-            node.names.clear()
-            node.sources = ()
 
     def forget(self, source: int) -> None:
         """Removes a lost drafter: its names, and nodes that only it sent. Its number may be used again."""

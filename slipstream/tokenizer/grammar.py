@@ -14,7 +14,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
 from typing import Protocol
 
@@ -24,14 +24,18 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
+from slipstream.fair_threads import FairThreads
+from slipstream.tenants import tenant_of
 from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
 from slipstream.tokenizer.vocabulary import EMULATED, common_prefix, fingerprint, load_tokenizer
 
 Mask = npt.NDArray[np.uint8]
 """One bit for each token, lowest bits first; 1 is allowed."""
 
+COMPILERS = 2
+"""Threads that compile; one tenant uses at most one of them."""
 STACK_BYTES = 128 << 20
-"""Stack of the compiling thread. The library recurses into nested rules, about 3 kB for each: MAX_BYTES has room for
+"""Stack of a compiling thread. The library recurses into nested rules, about 3 kB for each: MAX_BYTES has room for
 9000 of them, and the usual 8 MiB would crash the process after 2500."""
 NO_TOKENIZER = "NO_TOKENIZER"
 KEPT = 64
@@ -60,7 +64,7 @@ class TokenizedModel(Protocol):
 
 
 class Grammars:
-    """The grammars of one model, compiled one after another on a separate thread. Thread-safe.
+    """The grammars of one model, compiled on separate threads that tenants share fairly. Thread-safe.
 
     `load` returns the tokenizer, which must have the given fingerprint; `vocabulary_size` is the width of the model's
     logits, `ends` are its end-of-text tokens.
@@ -73,7 +77,9 @@ class Grammars:
         self._fingerprint = fingerprint
         self._vocabulary_size = vocabulary_size
         self._ends = tuple(ends)
+        self._loading = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, StructuredOutput], Grammar] = OrderedDict()
 
     @classmethod
@@ -84,7 +90,7 @@ class Grammars:
     def prepare(self) -> Future[None]:
         """Loads the tokenizer before the first grammar needs it: with 128,000 tokens that blocks the interpreter for a
         second or two. A model that cannot be constrained raises no error yet."""
-        return _compiler().submit(self._prepare)
+        return _compilers().submit("", self._prepare)
 
     def _prepare(self) -> None:
         with contextlib.suppress(SlipstreamError):
@@ -94,23 +100,30 @@ class Grammars:
         """Compiles a grammar. The future fails with InvalidArgument (BAD_GRAMMAR) for a malformed one, and with
         FailedPrecondition where the model cannot satisfy it (NO_TOKENIZER, UNSATISFIABLE_GRAMMAR). Sessions of
         different salts share no grammar, so that compile times reveal nothing."""
-        return _compiler().submit(self._compiled, structure, salt)
+        return _compilers().submit(tenant_of(salt), self._compiled, structure, salt)
 
     def _compiled(self, structure: StructuredOutput, salt: str) -> Grammar:
-        """Returns the cached or newly compiled grammar; runs on the compiler's thread."""
+        """Returns the cached or newly compiled grammar; runs on a compiling thread. The salts of different tenants
+        differ, so no two threads compile one grammar."""
         key = (salt, structure)
-        grammar = self._known.pop(key, None) or Grammar(self._tokens(), _source(structure), self._ends)
-        self._known[key] = grammar
-        if len(self._known) > KEPT:
-            self._known.popitem(last=False)
+        with self._lock:
+            grammar = self._known.pop(key, None)
+        grammar = grammar or Grammar(self._tokens(), _source(structure), self._ends)
+        with self._lock:
+            self._known[key] = grammar
+            if len(self._known) > KEPT:
+                self._known.popitem(last=False)
         return grammar
 
     def _tokens(self) -> LLTokenizer:
-        if self._tokenizer is None:
-            if self._fingerprint.startswith(EMULATED):
-                raise FailedPrecondition("this model is emulated and has no words to constrain.", reason=NO_TOKENIZER)
-            self._tokenizer = self._read(self._load())
-        return self._tokenizer
+        with self._loading:
+            if self._tokenizer is None:
+                if self._fingerprint.startswith(EMULATED):
+                    raise FailedPrecondition(
+                        "this model is emulated and has no words to constrain.", reason=NO_TOKENIZER
+                    )
+                self._tokenizer = self._read(self._load())
+            return self._tokenizer
 
     def _read(self, tokenizer: Tokenizer) -> LLTokenizer:
         if fingerprint(tokenizer) != self._fingerprint:
@@ -167,10 +180,14 @@ class Cursor:
         allow the tokens; the cursor stays usable."""
         if not self._ends.isdisjoint(output):
             return None
-        self._move_to(list(output))
-        if self._mask is None:
-            self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-            self._check()
+        try:
+            self._move_to(list(output))
+            if self._mask is None:
+                self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+                self._check()
+        except BaseException:  # a matcher that has failed cannot be used again, nor one that panicked halfway
+            self._matcher, self._output, self._mask = self._fresh(), [], None
+            raise
         return self._mask
 
     def allows(self, output: Sequence[int], token: int) -> bool:
@@ -190,10 +207,9 @@ class Cursor:
         self._check()
 
     def _check(self) -> None:
-        """Replaces a matcher that has failed, since it cannot be used again, and raises its error."""
+        """Raises the error of a matcher that has failed."""
         if self._matcher.is_error():
             message = _shortened(self._matcher.get_error())
-            self._matcher, self._output, self._mask = self._fresh(), [], None
             raise FailedPrecondition(
                 f"the grammar cannot be followed any further: {message}.", reason="GRAMMAR_GAVE_UP"
             )
@@ -214,12 +230,6 @@ def _shortened(message: str) -> str:
 
 
 @cache
-def _compiler() -> ThreadPoolExecutor:
-    """One thread for the whole process, so that compiling never takes more than one core."""
-    executor = ThreadPoolExecutor(1, "grammar-compiler")
-    default = threading.stack_size(STACK_BYTES)
-    try:
-        executor.submit(lambda: None).result()  # starts the thread
-    finally:
-        threading.stack_size(default)
-    return executor
+def _compilers() -> FairThreads:
+    """The threads of the whole process, so that compiling never takes more than so many cores."""
+    return FairThreads(COMPILERS, "grammar-compiler", STACK_BYTES)

@@ -51,7 +51,7 @@ def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
     """Loads tokenizer.json from a folder or the hub, without the truncation and padding that some files set. Raises
     NotFound if it is missing, FailedPrecondition if it is broken."""
     try:
-        file = _file(name, "tokenizer.json", revision)
+        file = tokenizer_file(name, "tokenizer.json", revision)
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -79,6 +79,16 @@ def share_vocabulary(draft: types_pb2.ModelInfo, target: types_pb2.ModelInfo) ->
     return draft.vocabulary_fingerprint in ("", target.vocabulary_fingerprint)
 
 
+def template_warning(draft: types_pb2.ModelInfo, target: types_pb2.ModelInfo) -> str:
+    """A sentence where the target has a chat template that the draft model does not share; empty otherwise. A lookup
+    drafter has no template and needs none."""
+    wanted = target.chat_template_fingerprint
+    if not draft.vocabulary_fingerprint or not wanted or draft.chat_template_fingerprint == wanted:
+        return ""
+    has = "another chat template" if draft.chat_template_fingerprint else "no chat template"
+    return f"{draft.name} has {has}, unlike {target.name}: fewer of its candidates may be accepted in conversations."
+
+
 def common_prefix(first: list[int], second: list[int]) -> int:
     """The number of tokens with which both texts begin. Bisects: comparing slices is far faster than elements."""
     low, high = 0, min(len(first), len(second))
@@ -93,7 +103,7 @@ def eos_token_ids(name: str, revision: str = "main") -> tuple[int, ...]:
     config.json."""
     for wanted in ("generation_config.json", "config.json"):
         try:
-            content = _json(_file(name, wanted, revision))
+            content = read_json(tokenizer_file(name, wanted, revision))
         except NotFound:
             if wanted == "config.json":
                 raise
@@ -111,7 +121,8 @@ def as_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _file(name: str, wanted: str, revision: str) -> Path:
+def tokenizer_file(name: str, wanted: str, revision: str) -> Path:
+    """A file of a model's folder or hub repository. Raises NotFound when it is missing."""
     if is_local(name):
         file = model_folder(name) / wanted
         if not file.is_file():
@@ -126,7 +137,8 @@ def _file(name: str, wanted: str, revision: str) -> Path:
         raise NotFound(f"{wanted} of {name} cannot be had from the hub: {error}", reason="FILE_MISSING") from error
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises FailedPrecondition for anything else."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -9,10 +9,11 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "prompt_token_ids", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs")
+    __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +30,7 @@ class GenerateRequest(_message.Message):
     model: str
     prompt: str
     prompt_token_ids: TokenIds
+    chat: Chat
     sampling: SamplingOptions
     max_tokens: int
     stop: _containers.RepeatedScalarFieldContainer[str]
@@ -42,7 +44,7 @@ class GenerateRequest(_message.Message):
     structured_output: _types_pb2.StructuredOutput
     logprobs: bool
     top_logprobs: int
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class StoredRequest(_message.Message):
     __slots__ = ("model", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "owner", "revision", "vocabulary_fingerprint")
@@ -89,6 +91,26 @@ class Prediction(_message.Message):
     text: str
     token_ids: TokenIds
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+
+class Chat(_message.Message):
+    __slots__ = ("messages", "tools_json", "template_variables_json")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    tools_json: str
+    template_variables_json: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools_json: _Optional[str] = ..., template_variables_json: _Optional[str] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content", "fields_json")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_JSON_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    fields_json: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., fields_json: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("token_ids",)
@@ -214,7 +236,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_verifier_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., output_tokens: _Optional[int] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
 
 class Statistics(_message.Message):
-    __slots__ = ("rounds", "rounds_with_drafts", "drafted", "accepted", "ttft_s", "e2e_s", "wait_s", "verify_s", "rehomed", "hits", "misses", "bubble_s", "accepted_prediction_tokens", "rejected_prediction_tokens", "drafters", "emitted")
+    __slots__ = ("rounds", "rounds_with_drafts", "drafted", "accepted", "ttft_s", "e2e_s", "wait_s", "verify_s", "rehomed", "hits", "misses", "bubble_s", "accepted_prediction_tokens", "rejected_prediction_tokens", "drafters", "emitted", "accepted_lengths", "max_draft_tokens")
     class MissesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +260,8 @@ class Statistics(_message.Message):
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     rounds_with_drafts: int
     drafted: int
@@ -254,7 +278,9 @@ class Statistics(_message.Message):
     rejected_prediction_tokens: int
     drafters: _containers.RepeatedCompositeFieldContainer[DrafterStatistics]
     emitted: int
-    def __init__(self, rounds: _Optional[int] = ..., rounds_with_drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., rehomed: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., bubble_s: _Optional[float] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterStatistics, _Mapping]]] = ..., emitted: _Optional[int] = ...) -> None: ...
+    accepted_lengths: _containers.RepeatedScalarFieldContainer[int]
+    max_draft_tokens: int
+    def __init__(self, rounds: _Optional[int] = ..., rounds_with_drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., rehomed: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., bubble_s: _Optional[float] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterStatistics, _Mapping]]] = ..., emitted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class DrafterStatistics(_message.Message):
     __slots__ = ("name", "drafted", "accepted", "rounds")
@@ -373,14 +399,16 @@ class ServedModel(_message.Message):
     def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., verifiers: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[ServedDrafter, _Mapping]]] = ...) -> None: ...
 
 class ServedDrafter(_message.Message):
-    __slots__ = ("name", "model", "mismatch")
+    __slots__ = ("name", "model", "mismatch", "warning")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MISMATCH_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: _types_pb2.ModelInfo
     mismatch: str
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., mismatch: _Optional[str] = ...) -> None: ...
+    warning: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., mismatch: _Optional[str] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text")

@@ -92,7 +92,8 @@ class GatewayServiceServicer:
         RESOURCE_EXHAUSTED   no room, or above what the API key may use: retry after the time in google.rpc.RetryInfo.
         FAILED_PRECONDITION  the named drafter cannot serve this model (the message names both vocabularies), or draws nothing,
         as the acceptance rule needs it: choose another drafter, or the rule coupled. Or the model cannot
-        write what structured_output asks for: the message says why.
+        write what structured_output asks for: the message says why. Or it has no chat template
+        (CHAT_TEMPLATE_MISSING): send a prompt.
         UNAVAILABLE          no verifier or no session store: retry with backoff.
         DEADLINE_EXCEEDED    the caller's deadline passed; what was streamed stays valid.
         ABORTED              the session was rolled back (ROLLED_BACK) meanwhile: resume at what it was rolled back to.

@@ -13,6 +13,7 @@ import pytest
 from gateway.sessions.output_stream import Event
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import (
+    STEP_FAILED,
     Internal,
     NotFound,
     ResourceExhausted,
@@ -222,6 +223,24 @@ async def test_a_verifier_with_another_vocabulary_is_never_used(setting: Setting
         await front.generate(model="odd")
     assert len((await front.generate()).tokens) == 40
     assert odd.commands == []
+
+
+async def test_a_verifier_whose_model_fails_is_tried_again_after_pauses(setting: Setting) -> None:
+    """Without them all tries are over before what is wrong could pass."""
+    failing = setting.verifier(refuse=Unavailable("the model cannot run", reason=STEP_FAILED))
+    front = await setting.front(failing)
+    asyncio.get_running_loop().call_later(0.6, setattr, failing, "refuse", None)
+    answer = await front.generate()
+    assert answer.tokens == failing.script[:40]
+    assert 2 <= len(failing.opens()) <= 4
+
+
+async def test_a_session_leaves_a_verifier_whose_model_fails_for_another_at_once(setting: Setting) -> None:
+    failing = setting.verifier(refuse=Unavailable("the model cannot run", reason=STEP_FAILED))
+    front = await setting.front(failing, setting.verifier())
+    answers = [await front.generate() for _ in range(4)]
+    assert all(answer.tokens == failing.script[:40] for answer in answers)
+    assert len(failing.opens()) == sum(answer.finished.statistics.rehomed for answer in answers) > 0
 
 
 async def test_a_stuck_verifier_loses_its_sessions_to_another(setting: Setting) -> None:

@@ -12,7 +12,7 @@ from slipstream.engine.engine import ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.engine.tensor_parallel.group import GroupLost
-from tests.fleet import Decoded, gateway, verifier
+from tests.fleet import Decoded, emulated_text, gateway, verifier
 
 STEPS = 5
 
@@ -55,9 +55,7 @@ async def test_a_lost_group_breaks_the_streams_and_ends_the_verifier() -> None:
     assert code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_any_other_fault_fails_the_step_and_the_verifier_serves_on() -> None:
+async def test_any_other_fault_is_survived() -> None:
     async with verifier(failing(RuntimeError("bug"))) as server, gateway(server.address) as client:
-        failed = await client.decode([1, 2, 3], tokens=100)
-        assert failed.end is not None and failed.end.failure.code == grpc.StatusCode.INTERNAL.value[0]
-        served = await client.decode([1, 2, 3], tokens=10)
-        assert len(served.token_ids) == 10
+        served = await client.decode([1, 2, 3], tokens=100)
+        assert served.token_ids == emulated_text([1, 2, 3], 100)

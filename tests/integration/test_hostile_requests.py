@@ -56,6 +56,7 @@ UNREAD = {
         "open.target.revision",
         "open.target.dtype",
         "open.target.eos_token_ids",
+        "open.target.chat_template_fingerprint",
     },
 }
 """Fields that a service does not look at, so that their size is bounded by the message's alone."""
@@ -84,6 +85,9 @@ STREAMS = {"verifier": methods(verifier_pb2), "drafter": methods(drafter_pb2)}
 async def front(folder: Path) -> AsyncIterator[str]:
     """The address of a gateway on a scripted verifier."""
     model = toy_model(toy_tokenizer(folder))
+    (folder / "chat_template.jinja").write_text(
+        "{% for each in messages %}{{ each.role }} {{ each.content }}{% endfor %}"
+    )
     async with served(ScriptedVerifier(model, [65, 66, 67] * 100)) as (address, _):
         config = GatewayConfig(
             verifiers=(address,), tokenizer=str(folder), listen="127.0.0.1:0", grace_s=0.0, rehoming_wait_s=2.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.tokenizer.grammar import Cursor
+from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import drafter_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, in_time, opening, slowed, until, verifier
-from tests.grammars import END, LANGUAGES, TARGET, grammars, place, spelled, tokenizer
+from tests.grammars import END, LANGUAGES, TARGET, compiled, grammars, place, spelled, tokenizer
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence, StepOutcome
+from verifier_svc.grammar_compilation import MOST_HELD
 
 DRAFT = str(Path(TARGET).parent / "draft")
 PROMPT = tokenizer().encode("def read(self, path):").ids
@@ -292,6 +294,53 @@ async def test_what_is_said_of_a_session_waits_for_its_grammar(server: VerifierS
     await until(lambda: len(again.token_ids) > 4)
     await client.send(close)
     await until(again.done.is_set)
+
+
+@pytest.fixture
+def ready() -> Grammar:
+    return compiled(LANGUAGES["any"].structure)
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> list[Future[Grammar]]:
+    """Grammars that are being compiled until the test has the result."""
+    futures: list[Future[Grammar]] = []
+
+    def compile(grammars: Grammars, structure: StructuredOutput, salt: str = "") -> Future[Grammar]:
+        futures.append(Future())
+        return futures[-1]
+
+    monkeypatch.setattr(Grammars, "compile", compile)
+    return futures
+
+
+async def test_sessions_whose_grammar_is_compiled_count_as_open(
+    target: Engine, ready: Grammar, compiling: list[Future[Grammar]]
+) -> None:
+    structure = LANGUAGES["any"].structure
+    async with verifier(target, model=TARGET, max_sessions=2) as server, gateway(server.address) as client:
+        waiting = [(await client.open(PROMPT, structure=structure, stop=[END], tokens=4))[1] for _ in range(2)]
+        await until(lambda: len(compiling) == 2)
+        assert server.service.session_count == 2
+        for structured in (None, structure):
+            _, refused = await client.open(PROMPT, structure=structured, stop=[END])
+            assert await ended(refused) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED")
+        for future in compiling:
+            future.set_result(ready)
+        for decoded in waiting:
+            await until(decoded.done.is_set)
+            assert decoded.end is not None and not decoded.end.HasField("failure")
+        await until(lambda: server.service.session_count == 0)
+
+
+async def test_what_waits_for_a_grammar_is_bounded(
+    server: VerifierServer, client: Gateway, compiling: list[Future[Grammar]]
+) -> None:
+    number, flooded = await client.open(PROMPT, structure=LANGUAGES["any"].structure, stop=[END])
+    credit = verifier_pb2.DecodeCommand(session=number, epoch=1, credit=verifier_pb2.DecodeCredit(tokens=1))
+    await client.send(*[credit] * MOST_HELD)
+    assert await ended(flooded) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED")
+    await until(lambda: server.service.session_count == 0 and compiling[0].cancelled())
 
 
 async def test_a_gateway_that_leaves_takes_along_what_is_being_compiled(server: VerifierServer) -> None:

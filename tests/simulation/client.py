@@ -12,8 +12,11 @@ import grpc
 
 from slipstream.client.client import RetrySettings, complete, resume
 from slipstream.errors import (
+    DEVICE_MEMORY,
+    SESSION_FAULT,
     Aborted,
     DeadlineExceeded,
+    Internal,
     NotFound,
     OutOfRange,
     ResourceExhausted,
@@ -31,15 +34,17 @@ from tests.simulation.watching import Violation, Watched, demand
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-ERRANDS = {"listen": 0.5, "leave": 0.12, "edit": 0.23, "cancel": 0.15}
+ERRANDS = {"listen": 0.46, "leave": 0.12, "edit": 0.23, "cancel": 0.15, "poison": 0.04}
 PATIENCE = RetrySettings(resume_s=60.0, stall_s=2.0)
 ANSWER_S = 2.0
 """For one gateway to answer."""
 TRIES = 40
 PAUSE_S = 0.2
+MOST_COMMITTED = 9
+"""Tokens of a step."""
 MOST_EDITED = 3
 """Tokens of an edit."""
-CANCELLED = verifier_pb2.FINISH_REASON_CANCELLED
+CANCELLED, ERROR = verifier_pb2.FINISH_REASON_CANCELLED, verifier_pb2.FINISH_REASON_ERROR
 
 Ask = Callable[[Any], Awaitable[Any]]
 
@@ -79,6 +84,20 @@ class Client:
     async def _listen(self, text: Text) -> None:
         completion = await self._generate(text, self._gateway())
         _check_whole(completion, text, text.versions[:1])
+
+    async def _poison(self, text: Text) -> None:
+        """From some token on, every pass with this text fails."""
+        # A pass that begins before that token may commit as many more as a step takes.
+        self._world.poisons[text.first] = len(text.prompt) + self._chance.randrange(text.tokens - MOST_COMMITTED)
+        try:
+            completion = await self._generate(text, self._gateway())
+        except Internal as error:
+            demand(error.reason == SESSION_FAULT, f"poisoned text {text.first} got {error.reason}: {error.message}")
+            self._world.network.counts["texts poisoned"] += 1
+        except ResourceExhausted as error:
+            demand(error.reason == DEVICE_MEMORY, f"poisoned text {text.first} got {error.reason}: {error.message}")
+        else:  # told from the record
+            demand(completion.finished.reason == ERROR, f"poisoned text {text.first} came to its end")
 
     async def _leave(self, text: Text) -> None:
         try:

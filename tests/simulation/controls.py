@@ -18,10 +18,15 @@ from gateway.sessions.run import SessionRun
 from gateway.store.memory import MemoryStore
 from gateway.store.session_log import SessionLog
 from slipstream.client.completion import Completion
+from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.segment import Sequence
+from slipstream.errors import Internal
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.simulation import parties
 from tests.simulation.storm import Storm, honest_storm, restarts, storm
 from tests.simulation.world import Size
+from verifier_svc.execution.executor import ScheduledSequence, StepOutcome
+from verifier_svc.execution.fault_isolation import FaultIsolation
 from verifier_svc.service import GatewayStream
 from verifier_svc.sources import flow_control
 
@@ -66,6 +71,14 @@ async def _revise_uncounted(self: RequestValidator, *asked: Any) -> tuple[Resolv
     return replace(plan, revision=0), edit
 
 
+def _give_up(self: FaultIsolation, step: list[ScheduledSequence], *, failed: bool) -> list[StepOutcome]:
+    return [Internal("the step failed") for _ in step]
+
+
+def _keep_all(self: KVCacheManager, sequence: Sequence, length: int) -> None:
+    """Does not roll back."""
+
+
 _FOLLOW, _REVISE = OutputStream.follow, RequestValidator.revise
 HONEST = "a stream resumes at an offset"
 EDITED = Size(errands={"edit": 1.0})
@@ -89,6 +102,8 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "a cancel is written down": [_without(SessionOwnership, "finish_cancelled", _nothing)],
     "what was shown is written before a takeover": [_without(SessionOwnership, "flush_writes", _nothing)],
     "a gateway that ends writes what is left": [_without(parties, "flush", _nothing)],
+    "a failed step is run again in parts": [_without(FaultIsolation, "_run_apart", _give_up)],
+    "what a failed pass kept is rolled back": [_without(KVCacheManager, "rollback", _keep_all)],
     "sessions may finish before a worker ends": [_without(parties, "GRACE_S", 0.0)],
 }
 

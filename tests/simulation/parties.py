@@ -3,9 +3,10 @@ model's thread, channels, servers and the store."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from gateway.sessions.registry import SessionRegistry
 from gateway.sessions.run import GatewayContext
 from gateway.store.session_log import WriteBehindQueue
 from gateway.text.tokenizer import Tokenizer
-from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
+from slipstream.engine.engine import EngineLost
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.errors import Unavailable
 from slipstream.rpc import proto_conversion
@@ -36,6 +37,7 @@ from tests.hostile_drafter import HostileDrafter, frame, refusal
 from tests.simulation.chained import VOCABULARY, ChainedEngine
 from tests.simulation.clock import Party
 from tests.simulation.dialling import Channel, address_of
+from tests.simulation.faulty import FaultyEngine
 from tests.simulation.network import Network
 from tests.simulation.proposer import Recall
 from tests.simulation.serving import Host
@@ -63,8 +65,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(load_tokenizer(str(TOKENIZER)), 1 << 16)
 
 
-def target(thread: VirtualThread, blocks: int = BLOCKS) -> ChainedEngine:
-    return ChainedEngine(MODEL, TARGET, BlockPool(blocks, BLOCK_SIZE), lambda: 0.0, thread.sleep)
+def drafted_target() -> ChainedEngine:
+    return ChainedEngine(MODEL, TARGET, BlockPool(1, BLOCK_SIZE), lambda: 0.0)
 
 
 Drain = Callable[[], Coroutine[Any, Any, None]]
@@ -77,7 +79,9 @@ class VerifierParty:
     drain: Drain
     scheduler: Scheduler
     service: verifier_service.VerifierService
-    engine: EmulatedEngine
+    engine: FaultyEngine
+    decoding: asyncio.Task[None]
+    """Its end is the process's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +101,15 @@ class GatewayParty:
     """None: strict."""
 
 
-def verifier(network: Network, name: str) -> VerifierParty:
+def verifier(network: Network, name: str, poisons: Mapping[int, int]) -> VerifierParty:
     party = Party(name)
-    return party.context.run(_verifier, network, party)
+    return party.context.run(_verifier, network, party, poisons)
 
 
-def _verifier(network: Network, party: Party) -> VerifierParty:
+def _verifier(network: Network, party: Party, poisons: Mapping[int, int]) -> VerifierParty:
     clock, thread = network.loop.time, VirtualThread()
-    engine = target(thread)
+    pool = BlockPool(BLOCKS, BLOCK_SIZE)
+    engine = FaultyEngine(network.chance, poisons, MODEL, TARGET, pool, lambda: 0.0, thread.sleep)
     model = proto_conversion.model_to_proto(engine.model)
     drafters = CandidateSources(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
     planner = Planner(drafters, StepLimits(64, 32, 0.1), _curve(TARGET), clock)
@@ -114,14 +119,20 @@ def _verifier(network: Network, party: Party) -> VerifierParty:
     service = verifier_service.VerifierService(scheduler, drafters, bounds, Grammars.of("", engine.model))
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler))
     host = Host(network, party, party.name, [service.register, worker.register])
-    party.spawn(scheduler.run())
+    decoding = party.spawn(scheduler.run())
+    decoding.add_done_callback(_expect_loss)
     party.spawn(drafters.run())
 
     async def drain() -> None:
         service.start_draining()
         await worker.drain(host, GRACE_S)  # type: ignore[arg-type]
 
-    return VerifierParty(party, drain, scheduler, service, engine)
+    return VerifierParty(party, drain, scheduler, service, engine, decoding)
+
+
+def _expect_loss(decoding: asyncio.Task[None]) -> None:
+    if not decoding.cancelled() and (error := decoding.exception()) and not isinstance(error, EngineLost):
+        raise error
 
 
 def drafter(network: Network, name: str) -> DrafterParty:
@@ -138,7 +149,7 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
         4,
         network.loop.time,
     )
-    model = proto_conversion.model_to_proto(target(thread, 1).model)
+    model = proto_conversion.model_to_proto(drafted_target().model)
     service = drafter_service.DrafterService(
         scheduler, drafter_service.ServiceLimits(model, 64, 64, gives_distribution=False)
     )
@@ -156,7 +167,7 @@ def hostile(network: Network, name: str) -> DrafterParty:
 
 def _hostile(network: Network, party: Party) -> DrafterParty:
     liar = HostileDrafter(lambda _, command: lies(network.chance, command))
-    model = proto_conversion.model_to_proto(target(VirtualThread(), 1).model)
+    model = proto_conversion.model_to_proto(drafted_target().model)
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "index"), worker_pb2.WatchResponse)
     register = functools.partial(drafter_pb2_grpc.add_DrafterServiceServicer_to_server, liar)
     host = Host(network, party, party.name, [register, worker.register])

@@ -91,12 +91,34 @@ async def forget(world: World) -> None:
     await asyncio.sleep(0)
 
 
+async def fail_passes(world: World) -> None:
+    """Passes in a row, so that the first ones hold several sessions and the later ones their halves."""
+    verifiers = world.of(world.verifiers)
+    if verifiers:
+        world.chance.choice(verifiers).engine.failing = world.chance.randint(1, 6)
+        _count(world, "passes failed")
+    await asyncio.sleep(0)
+
+
+async def break_device(world: World) -> None:
+    verifiers = world.of(world.verifiers)
+    if not verifiers:
+        return
+    verifier = world.chance.choice(verifiers)
+    verifier.engine.broken = True
+    _count(world, "devices broken")
+    await asyncio.sleep(world.chance.choice((0.05, 0.5, 2.0)))
+    verifier.engine.broken = False
+
+
 FAULTS: tuple[tuple[Fault, float], ...] = (
     (kill, 3.0),
     (drain, 2.0),
     (freeze, 3.0),
     (block, 3.0),
     (reset, 2.0),
+    (fail_passes, 3.0),
+    (break_device, 1.0),
     (lose_store, 1.0),
     (fail_over, 1.0),
     (forget, 0.3),

@@ -31,6 +31,7 @@ FAULTS = [
     *(f"{role} drained" for role in ("gateway", "verifier", "drafter")),
     *(f"frames {fate}" for fate in ("late", "dropped", "repeated", "overtaken")),
     *("client frozen", "clients left", "sessions cancelled", "rollbacks", "branches"),
+    *("passes failed", "devices broken", "verifiers ended", "texts poisoned"),
     *("partitions", "resets", "peers given up"),
     *("store away", "store failed over", "store forgot all", "store operations failed"),
 ]

@@ -24,6 +24,7 @@ from tests.simulation.watching import Errors, Violation, Watched, demand, look, 
 
 LINGER_S = 0.01
 """Seconds after a process's end in which its last messages arrive."""
+RESTART_S = 0.2
 FINISH_S, REST_S = 60.0, 20.0
 """Virtual seconds after the storm: for the clients, and until nothing is left of their sessions."""
 
@@ -69,6 +70,8 @@ class World:
         self.relaxed = self.chance.random() < size.relaxed
         self.texts: dict[int, Text] = {}
         """By their first token."""
+        self.poisons: dict[int, int] = {}
+        """By the first token of a text, the length from which every pass with it fails."""
         self.watched: type[Watched] = type("Watched", (Watched,), {"world": self})
         self.verifiers = self._names("verifier", size.verifiers)
         self.drafters = self._names("drafter", size.drafters)
@@ -99,6 +102,8 @@ class World:
         if kind == "gateway":
             workers = self.verifiers, self.proposers
             self.alive[name] = parties.gateway(self.network, name, self.store, workers, relaxed=self.relaxed)
+        elif kind == "verifier":
+            self.alive[name] = parties.verifier(self.network, name, self.poisons)
         else:
             self.alive[name] = getattr(parties, kind)(self.network, name)
 
@@ -138,7 +143,7 @@ class World:
         """Raises Violation."""
         for name in self.names:
             self.start(name)
-        keeping = asyncio.create_task(self.network.keep_alive())
+        keeping = [asyncio.create_task(each) for each in (self.network.keep_alive(), self._supervise())]
         clients = [Client(self, number) for number in range(self.size.clients)]
         self.clients = {client.party.name: client.party for client in clients}
         talks = [client.talk() for client in clients]
@@ -149,13 +154,24 @@ class World:
             if self.size.gentle:
                 look_back(self)
         finally:
-            keeping.cancel()
+            for task in keeping:
+                task.cancel()
             for client, talk in zip(clients, talks, strict=True):
                 talk.cancel()
                 client.party.thaw()
             for name in list(self.alive):
                 self.kill(name)
             await self._end()
+
+    async def _supervise(self) -> None:
+        """Starts verifiers again that ended by themselves."""
+        while True:
+            await asyncio.sleep(RESTART_S)
+            for name in self.verifiers:
+                if name in self.alive and name not in self.leaving and self.alive[name].decoding.done():
+                    self.network.counts["verifiers ended"] += 1
+                    self.kill(name)
+                    self.start(name)
 
     async def _or_failed(self, work: asyncio.Future[Any], seconds: float, what: str) -> None:
         failed = asyncio.create_task(self._failed.wait())

@@ -24,6 +24,8 @@ from tests.vllm.conftest import open_executor
 from tests.vllm.decoding import ROOT, SAMPLINGS, TARGET, Case, decode, guesses, prompts, texts
 
 READY_S = 150
+PYTHON = str(ROOT / ".venv/bin/python")
+"""The environment of `make setup`: vLLM's has no room for what the gateway needs."""
 PROMPTS = [
     "def read(self, path):",
     "class Server:\n    def __init__(",
@@ -81,9 +83,8 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", *options]
-    environment = os.environ | {"SLIPSTREAM_VLLM_PYTHON": sys.executable}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    command = [PYTHON, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
@@ -98,7 +99,8 @@ def serving(*options: str) -> Iterator[str]:
 
 
 async def test_serve_with_default_settings_gives_one_text_with_and_without_candidates() -> None:
-    """Every setting but the type of the numbers is the default one: the measurement at the start too."""
+    """Every setting but the type of the numbers is the default one, the measurement at the start and the interpreter
+    with vLLM, which is found, included."""
     with serving("--engine", "vllm", "--dtype", "float32") as server:
         plain = await generate(server, requests(48, speculate=False))
         assert [len(text) for text in plain] == [48] * len(PROMPTS)
@@ -110,7 +112,7 @@ async def starting() -> AsyncIterator[Callable[..., Any]]:
     roles: list[Role] = []
 
     async def start(module: str, **settings: str) -> tuple[Role, str]:
-        roles.append(Role(module, settings))
+        roles.append(Role(module, settings, PYTHON if module == "gateway" else sys.executable))
         return roles[-1], await asyncio.wait_for(roles[-1].start(), READY_S)
 
     try:

@@ -56,7 +56,7 @@ class ExecutorLimits(NamedTuple):
 
 
 class KVBlocks(Protocol):
-    """Blocks of the KV cache. Called on the event loop between steps only."""
+    """Blocks of the KV cache. Called on the event loop between steps, and on the model's thread when a step failed."""
 
     @property
     def block_size(self) -> int:
@@ -101,8 +101,8 @@ class StepExecutor(Protocol):
 
     def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
         """Runs one step, whose KV blocks are reserved; returns an outcome for each sequence, in order. Called on the
-        model's own thread. Raises EngineLost when no step can run any more; any other error fails the step's sessions
-        alone."""
+        model's own thread. Raises EngineLost when no step can run any more. After any other exception, wherever it
+        was raised, the step may be run again in parts: what was kept is rolled back to `computed` first."""
 
     def measure_costs(self, curve: CostCurve, max_tokens: int, limit_s: float) -> None:
         """Measures steps of up to `max_tokens` tokens for about `limit_s` seconds and records their seconds in `curve`.

@@ -9,7 +9,9 @@ have room for. Sessions are served in order of `rank`: priority first, then arri
 - **Fit**: a step's blocks are taken in order of rank. A session that finds too few goes without candidates; if that
   does not help, the last session is preempted: it gives up its KV and waits to be admitted again. Its KV is then
   computed anew, or found in the prefix cache, where released blocks stay until they are needed.
-- Sessions that cannot run (their client does not read) are preempted before all others.
+- Sessions that cannot run (their client does not read) are preempted before all others. To compute their KV again for
+  each token that such a client takes would cost the others more than it gives: they are admitted again once they have
+  half of the credit that they can have, or `RETURN_S` seconds after they got some.
 
 So the first admitted session always goes on, because the pool holds the longest session that the service accepts, and
 every session ends.
@@ -19,7 +21,8 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from slipstream.engine.segment import Sequence as KVSequence
@@ -27,18 +30,25 @@ from slipstream.speculation.selection import Selection
 from verifier_svc.execution.executor import KVBlocks, ScheduledSequence
 from verifier_svc.session import Rank, Session
 
+RETURN_S = 2.0
+"""Seconds for which a session that yielded its KV waits with little credit; well below a gateway's stall limit."""
+
 
 class KVAdmission:
     """Owned by the event loop, which alone changes the KV blocks between steps."""
 
-    def __init__(self, kv: KVBlocks) -> None:
+    def __init__(self, kv: KVBlocks, clock: Callable[[], float] = time.monotonic) -> None:
         self._kv = kv
+        self._clock = clock
         self._admitted: dict[Session, None] = {}
         self._waiting: dict[Session, None] = {}
         self._queue: list[tuple[Rank, Session]] = []
         """A heap of the waiting sessions, and of some that ended or were admitted."""
         self._resting: dict[Session, None] = {}
         """Sessions without KV that cannot run."""
+        self._returning: dict[Session, float] = {}
+        """Sessions that yielded their KV and have little credit, by the monotonic seconds at which they are admitted
+        all the same."""
         self._refusal: _Refusal | None = None
         self.preemptions = 0
         """Times that a session gave up its KV before it ended."""
@@ -48,7 +58,12 @@ class KVAdmission:
     @property
     def waiting(self) -> int:
         """Sessions without KV."""
-        return len(self._waiting) + len(self._resting)
+        return len(self._waiting) + len(self._resting) + len(self._returning)
+
+    @property
+    def next_return_s(self) -> float | None:
+        """Seconds until a session may be admitted without any other change; None: none is to be."""
+        return max(0.0, min(self._returning.values()) - self._clock()) if self._returning else None
 
     def add_session(self, session: Session) -> None:
         self._waiting[session] = None
@@ -59,7 +74,7 @@ class KVAdmission:
         if session.sequence is not None:
             self._kv.close(session.sequence)
             session.sequence = None
-        for sessions in (self._admitted, self._waiting, self._resting):
+        for sessions in (self._admitted, self._waiting, self._resting, self._returning):
             sessions.pop(session, None)
         if len(self._queue) > 2 * len(self._waiting) + 64:  # most entries are of sessions that ended
             self._queue = [(waiting.rank, waiting) for waiting in self._waiting]
@@ -69,6 +84,9 @@ class KVAdmission:
         """Admits the sessions that fit; returns all that have KV."""
         for session in [session for session in self._resting if session.runnable]:
             del self._resting[session]
+            self._readmit(session)
+        for session in [session for session, due in self._returning.items() if self._may_return(session, due)]:
+            del self._returning[session]
             self.add_session(session)
         while self._queue:
             rank, session = heapq.heappop(self._queue)
@@ -102,6 +120,16 @@ class KVAdmission:
             self._preempt(max(self._admitted, key=lambda session: session.rank))
         return fitted
 
+    def _readmit(self, session: Session) -> None:
+        """A session without KV has credit again."""
+        if session.yielded_kv and session.low_on_credit:
+            self._returning[session] = self._clock() + RETURN_S
+        else:
+            self.add_session(session)
+
+    def _may_return(self, session: Session, due: float) -> bool:
+        return not session.low_on_credit or self._clock() >= due
+
     def _try_to_admit(self, session: Session) -> bool:
         victims = self._victims((session.priority, sys.maxsize))
         refusal = _Refusal(session, len(session.tokens), len(self._admitted), len(victims), self._kv.blocks_free)
@@ -119,6 +147,7 @@ class KVAdmission:
         self._kv.grow(sequence, pending)
         session.sequence, session.computed = sequence, sequence.length
         self._admitted[session] = None
+        session.yielded_kv = False
         if not session.admitted_once:
             session.admitted_once = True
             self.prefix_tokens_sought += len(session.tokens) - 1
@@ -161,8 +190,12 @@ class KVAdmission:
         self._kv.close(_held(session))
         session.sequence, session.computed = None, 0
         del self._admitted[session]
-        self.add_session(session)
         self.preemptions += 1
+        session.yielded_kv = not session.runnable
+        if session.yielded_kv:
+            self._resting[session] = None
+        else:
+            self.add_session(session)
 
     def _missing(self, scheduled: ScheduledSequence) -> int:
         return self._kv.missing(_held(scheduled.session), scheduled.tokens)

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Sequence
 
-from slipstream.engine.engine import EngineLost
 from slipstream.engine.model_thread import ModelThread
-from slipstream.errors import Internal, InvalidArgument, SlipstreamError
+from slipstream.errors import InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.proto_conversion import microseconds
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor, StepOutcome
+from verifier_svc.execution.fault_isolation import FaultIsolation
 from verifier_svc.observer import RoundResult, StepObserver, StepReport, StepTiming
 from verifier_svc.scheduling.kv_admission import KVAdmission
 from verifier_svc.scheduling.planner import Planner, StepPlan
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
-
-log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -41,13 +38,14 @@ class Scheduler:
         observers: Sequence[StepObserver] = (),
     ) -> None:
         self.executor = executor
+        self._isolation = FaultIsolation(executor)
         self._thread = thread
         self._sources = sources
         self._planner = planner
         self._clock = clock
         self.observers = tuple(observers)
         self._sessions: dict[Session, None] = {}
-        self.kv_admission = KVAdmission(executor.kv)
+        self.kv_admission = KVAdmission(executor.kv, clock)
         self._arrivals = 0
         self._closing: list[Session] = []
         """Sessions that ended and still have KV."""
@@ -117,7 +115,7 @@ class Scheduler:
             if not plan.step:
                 self._waiting_since = None  # the sessions that were waited for have ended
                 self._report()
-                await self._changed.wait()
+                await self._wait_for_change(self.kv_admission.next_return_s)
                 continue
             waited = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
             pause = self._planner.pause(plan, waited)
@@ -142,8 +140,11 @@ class Scheduler:
     async def _wait_for_candidates(self, pause: float) -> None:
         if self._waiting_since is None:
             self._waiting_since = self._clock()
+        await self._wait_for_change(pause)
+
+    async def _wait_for_change(self, limit_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause):
+            async with asyncio.timeout(limit_s):
                 await self._changed.wait()
 
     # Running and committing.
@@ -154,7 +155,7 @@ class Scheduler:
         started = self._clock()
         for scheduled in step:
             scheduled.session.in_step = True
-        running = self._thread.run(self._execute, step)
+        running = self._thread.run(self._isolation.run_step, step)
         self._report()
         for observer in self.observers:
             observer.step_started(step, self._planner.candidate_price)
@@ -162,21 +163,10 @@ class Scheduler:
         self.steps += 1
         tokens = sum(scheduled.tokens for scheduled in step)
         timing = StepTiming(started, self._clock(), waited, len(step), tokens)
-        if not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
+        if self._isolation.undisturbed and not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
             self._unreported_step = plan, timing, outcomes
         for scheduled, outcome in zip(step, outcomes, strict=True):
             self._finish(scheduled, outcome, timing)
-
-    def _execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
-        """Runs on the model's thread. An error of the whole step fails its sessions; only a lost executor ends the
-        verifier, whose sessions then continue on another one."""
-        try:
-            return self.executor.execute(step)
-        except EngineLost:
-            raise
-        except Exception as error:
-            log.error("a verifier step failed", exc_info=error)
-            return [Internal("the verifier failed in this session's step.") for _ in step]
 
     def _finish(self, scheduled: ScheduledSequence, outcome: StepOutcome, timing: StepTiming) -> None:
         session = scheduled.session

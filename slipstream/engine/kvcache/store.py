@@ -59,6 +59,8 @@ class KVStore:
         self._masked = masked
         self._moves: dict[int, int] = {}
         """The source row of each row to be written."""
+        self._writes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        """Copies that were read but not yet written, so that an error amid them can be mended: group, rows, values."""
 
     def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """key, value [1, heads, T, dim] to the pool rows [T]. A layer that shares another's rows writes nothing."""
@@ -82,17 +84,25 @@ class KVStore:
         return [(source, target) for target, source in self._moves.items()]
 
     def apply_moves(self) -> None:
-        """Runs the queued copies."""
+        """Runs the queued copies. After an error the next call runs what is left."""
+        self._write_moves()
         if not self._moves:
             return
         pairs = torch.tensor(self.queued_moves)
         devices = {group.device: upload(pairs, group.device) for group in self._groups}
         there = [devices[group.device] for group in self._groups]
-        # The calls that may fail come first: the moves stay queued then.
         rows = [group.index_select(1, here[:, 0]) for group, here in zip(self._groups, there, strict=True)]
-        for group, here, moved in zip(self._groups, there, rows, strict=True):
-            group.index_copy_(1, here[:, 1], moved)
+        self._writes = [
+            (group, here[:, 1], moved) for group, here, moved in zip(self._groups, there, rows, strict=True)
+        ]
         self._moves = {}
+        self._write_moves()
+
+    def _write_moves(self) -> None:
+        while self._writes:
+            group, rows, moved = self._writes[-1]
+            group.index_copy_(1, rows, moved)
+            self._writes.pop()
 
 
 def _shape(layer: AttentionLayer, dim: int) -> _Shape:

@@ -21,6 +21,7 @@ from slipstream.engine.models.lean_selection import fits, lean_forward
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
 from slipstream.engine.models.spread import ONE_DEVICE, Spread, spread_options
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
+from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
 from slipstream.tokenizer.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
 
 REVISION = "main"
@@ -175,6 +176,7 @@ def _info(name: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
         dtype=dtype,
         parameters=parameters,
         eos_token_ids=as_ids(eos if eos is not None else config.eos_token_id),
+        chat_template=chat_template_fingerprint(name, REVISION),
     )
 
 

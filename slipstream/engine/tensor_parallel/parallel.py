@@ -52,7 +52,7 @@ class LeadingEngine(TorchEngine):
         self._tell(encode_step(BroadcastStep(self._store.queued_moves, segments)))
         try:
             return super()._run_pass(segments)
-        except Exception as error:
+        except BaseException as error:  # native libraries raise those too
             self._lose(error)
 
     def beat(self, every_s: float) -> None:
@@ -70,11 +70,11 @@ class LeadingEngine(TorchEngine):
             raise self.lost
         try:
             self._line.send(words)
-        except Exception as error:
+        except BaseException as error:
             self._lose(error)
         self._told_at = self._clock()
 
-    def _lose(self, error: Exception) -> NoReturn:
+    def _lose(self, error: BaseException) -> NoReturn:
         self.lost = error if isinstance(error, GroupLost) else GroupLost(f"{type(error).__name__}: {error}")
         raise self.lost from error
 

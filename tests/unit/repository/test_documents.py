@@ -11,8 +11,9 @@ import pytest
 from tools.settings import CONFIGS, docstrings, document
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = {path.stem: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
-TESTS = {name for text in FILES.values() for name in re.findall(r"def (test_\w+)\(", text)}
+PATHS = list((ROOT / "tests").rglob("test_*.py"))
+FILES = {path.stem for path in PATHS}
+TESTS = {name for path in PATHS for name in re.findall(r"def (test_\w+)\(", path.read_text("utf-8"))}
 
 
 @pytest.mark.parametrize("name", ["SECURITY.md", "docs/reliability.md"])

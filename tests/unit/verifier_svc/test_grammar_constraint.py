@@ -97,7 +97,14 @@ def test_a_rollback_takes_the_grammar_along() -> None:
     assert allowed(constraint.after(())) == allowed(place(structure).mask(text[:1])) != allowed(before)
 
 
-def test_a_candidate_on_which_the_library_gives_up_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+class Panic(BaseException):
+    """As pyo3's PanicException, no Exception."""
+
+
+@pytest.mark.parametrize("error", [FailedPrecondition("too complex", reason="GRAMMAR_GAVE_UP"), Panic()])
+def test_a_candidate_on_which_the_library_gives_up_costs_only_itself(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     structure, text = LANGUAGES["any"].structure, tokenizer().encode("abc").ids
     constraint, tree = constrained(structure, list(PROMPT))
     genuine, asked = Cursor.mask, list[Path]()
@@ -105,14 +112,14 @@ def test_a_candidate_on_which_the_library_gives_up_costs_only_itself(monkeypatch
     def fragile(cursor: Cursor, output: list[int]) -> object:
         asked.append(tuple(output))
         if output:
-            raise FailedPrecondition("too complex", reason="GRAMMAR_GAVE_UP")
+            raise error
         return genuine(cursor, output)
 
     monkeypatch.setattr(Cursor, "mask", fragile)
     a = text[0]
     assert tree.graft(Frame(3, 0, 1, (a, a), (-0.1, -0.1))).dropped == {"forbidden": 1}
     assert paths(tree) == {(a,)}
-    with pytest.raises(FailedPrecondition):
+    with pytest.raises(type(error)):
         constraint.after((a,))
     for generation in range(1, 2 * MOST_FAILURES):
         tree.graft(Frame(3, generation, 1, (a, a), (-0.1, -0.1)))

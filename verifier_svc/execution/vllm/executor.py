@@ -53,13 +53,11 @@ class VLLMExecutor:
         requests = [_request(scheduled) for scheduled in step]
         forbidden: Forbidden = {}
         output = self._run(requests, lambda: self._masks(step, requests, forbidden))
-        outcomes: list[StepOutcome] = []
-        for scheduled, request in zip(step, requests, strict=True):
-            outcome = self._outcome(scheduled, request, output, forbidden)
-            outcomes.append(outcome)
-            if not isinstance(outcome, SlipstreamError):
-                self.kv.keep(request.segment, [] if outcome is None else list(outcome.path))
-        return outcomes
+        try:
+            return [self._finish(*each, output, forbidden) for each in zip(step, requests, strict=True)]
+        except BaseException:
+            self.kv.step_failed(requests)
+            raise
 
     def _run(self, requests: Sequence[RequestStep], masks: Callable[[], Masks]) -> Any:
         """vLLM's output. A step that failed leaves the KV of committed tokens as it was, and may run again."""
@@ -79,6 +77,15 @@ class VLLMExecutor:
             for each in segments
         ]
         self._run(requests, dict)
+
+    def _finish(
+        self, scheduled: ScheduledSequence, request: RequestStep, output: Any, forbidden: Forbidden
+    ) -> StepOutcome:
+        """Keeps the KV of what was decided; returns the outcome."""
+        outcome = self._outcome(scheduled, request, output, forbidden)
+        if not isinstance(outcome, SlipstreamError):
+            self.kv.keep(request.segment, [] if outcome is None else list(outcome.path))
+        return outcome
 
     def _outcome(
         self, scheduled: ScheduledSequence, request: RequestStep, output: Any, forbidden: Forbidden

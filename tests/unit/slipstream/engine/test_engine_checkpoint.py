@@ -16,6 +16,7 @@ from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
+from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import VOCABULARY, save_checkpoint
 
@@ -52,6 +53,13 @@ def test_a_folder_is_described_without_the_network(llama: Path, monkeypatch: pyt
 def test_the_revision_follows_the_files(llama: Path, tmp_path: Path) -> None:
     other = save_checkpoint("llama", tmp_path, rms_norm_eps=1e-5)
     assert load_checkpoint(str(other)).info.revision != load_checkpoint(str(llama)).info.revision
+
+
+def test_a_model_is_described_with_its_chat_template(tmp_path: Path) -> None:
+    save_checkpoint("llama", tmp_path)
+    assert load_checkpoint(str(tmp_path)).info.chat_template == ""
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert load_checkpoint(str(tmp_path)).info.chat_template == chat_template_fingerprint(str(tmp_path)) != ""
 
 
 def test_without_a_tokenizer_the_fingerprint_is_the_size(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, models
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
+from slipstream.tenants import tenant_salt
 from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars
 from slipstream.tokenizer.structured_output import MAX_BYTES, StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
@@ -81,6 +83,34 @@ def test_a_cursor_that_cannot_follow_says_so_and_can_be_used_again() -> None:
     assert allowed(cursor.mask(a)) == allowed(place(StructuredOutput("regex", "[ab]c")).mask(a)) != []
 
 
+class Panic(BaseException):
+    """As pyo3's PanicException, no Exception."""
+
+
+class Panicking:
+    """A matcher that panics after it took some of the tokens."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def consume_tokens(self, tokens: list[int]) -> None:
+        self._matcher.consume_tokens(tokens[:1])
+        raise Panic
+
+
+def test_a_cursor_whose_library_panicked_halfway_is_where_it_says() -> None:
+    cursor, fresh = place(StructuredOutput("regex", "[ab]+c")), place(StructuredOutput("regex", "[ab]+c"))
+    text = [*tokenizer().encode("a").ids, *tokenizer().encode("b").ids]
+    cursor._matcher = Panicking(cursor._matcher)  # type: ignore[assignment]
+    with pytest.raises(Panic):
+        cursor.mask(text)
+    assert allowed(cursor.mask([])) == allowed(fresh.mask([]))
+    assert allowed(cursor.mask(text)) == allowed(fresh.mask(text))
+
+
 def test_where_one_text_can_follow_the_mask_is_the_tokenizers_own_next_token() -> None:
     text = "return the quick brown fox"
     structure, ids = StructuredOutput("regex", text), tokenizer().encode(text).ids
@@ -130,19 +160,21 @@ def test_a_structure_has_a_largest_size_and_a_known_format() -> None:
         StructuredOutput("xml", "")
 
 
-@pytest.mark.parametrize("name", ["a", "A"])
-def test_as_many_rules_as_find_room_end_no_process(name: str) -> None:
-    """The library recurses along rules that name rules: on a usual stack this would be the end of the test run."""
+def nested_rules(name: str) -> StructuredOutput:
+    """As many rules as find room, each of which names the next."""
     rules = [f"start: {name}0"]
     size = len(rules[0])
     while size < MAX_BYTES - 40:
         rules.append(f"{name}{len(rules) - 1}: {name}{len(rules)}")
         size += 1 + len(rules[-1])
     rules.append(f'{name}{len(rules) - 1}: "x"')
-    assert (
-        allowed(compiled(StructuredOutput("grammar", "\n".join(rules))).cursor().mask([]))
-        == tokenizer().encode("x").ids
-    )
+    return StructuredOutput("grammar", "\n".join(rules))
+
+
+@pytest.mark.parametrize("name", ["a", "A"])
+def test_as_many_rules_as_find_room_end_no_process(name: str) -> None:
+    """The library recurses along rules that name rules: on a usual stack this would be the end of the test run."""
+    assert allowed(compiled(nested_rules(name)).cursor().mask([])) == tokenizer().encode("x").ids
 
 
 @settings(deadline=None, max_examples=120)
@@ -211,6 +243,17 @@ def test_the_same_grammar_is_compiled_once_for_each_salt() -> None:
         return grammars().compile(structure, salt)
 
     assert of("one").result() is of("one").result() is not of("other").result()
+
+
+def test_one_tenant_s_large_grammars_delay_no_other_tenant_s() -> None:
+    """Compiled one after another, the small one would come last."""
+    mine, theirs = tenant_salt("mine", ""), tenant_salt("theirs", "")
+    large = [nested_rules(f"r{number}") for number in range(12)]
+    compiling = [grammars().compile(structure, theirs) for structure in large]
+    assert isinstance(grammars().compile(StructuredOutput("regex", "small"), mine).result(), Grammar)
+    assert not compiling[-1].done()
+    for future in compiling:
+        future.cancel()
 
 
 STRUCTURES = [StructuredOutput("json_object"), *(language.structure for language in LANGUAGES.values())]

@@ -13,7 +13,7 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.scheduling.kv_admission import KVAdmission
+from verifier_svc.scheduling.kv_admission import RETURN_S, KVAdmission
 from verifier_svc.session import Session
 
 BLOCKS, SIZE = 8, 4
@@ -57,7 +57,8 @@ class World:
 
     def __init__(self, blocks: int = BLOCKS) -> None:
         self.engine = KVCacheManager(BlockPool(blocks, SIZE), 1000)
-        self.admission = KVAdmission(self.engine)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.admission = KVAdmission(self.engine, lambda: self.now)  # type: ignore[arg-type]
         self.sessions: list[Session] = []
 
     def add(self, new: Session) -> Session:
@@ -218,6 +219,34 @@ def test_a_session_whose_client_does_not_read_gives_its_room_up_first_and_comes_
     slow.credit = 5
     assert [turn.session for turn in world.turns()] == [slow]
     assert slow.computed >= 4  # the beginning of what it had is still there
+
+
+def test_a_slow_client_s_kv_is_not_computed_again_for_each_token_that_it_takes() -> None:
+    """Two clients take one token at a time in turn, and only one of their sessions has room."""
+    world = World(blocks=7)
+    both = [world.add(session(number, [number] * 17)) for number in range(2)]
+    computed = 0
+
+    def go_on() -> None:
+        nonlocal computed
+        while turns := world.step():
+            computed += sum(len(turn.pending) for turn in turns)
+
+    for each in both:
+        each.credit, each.credit_window = 1, 8
+    go_on()
+    for _ in range(8):
+        for each in both:
+            each.add_credit(1)
+            go_on()
+    texts = [len(each.tokens) - 17 for each in both]
+    assert min(texts) >= 5 and computed <= 3 * sum(map(len, (each.tokens for each in both))), computed
+    world.now += RETURN_S
+    go_on()
+    world.now += RETURN_S
+    go_on()
+    assert [len(each.tokens) - 17 for each in both] == [9, 9], "the rest came too, if later"
+    world.balance()
 
 
 def test_who_waits_enters_as_soon_as_another_one_cannot_run() -> None:

@@ -1,0 +1,217 @@
+"""A conversation as the model was trained to read it: the model's chat template, rendered in Jinja's sandbox.
+
+The set-up is that of transformers' `apply_chat_template`: the same blocks, filters and globals. Besides, rendering is
+bounded: a template takes a limited number of steps and writes a limited number of bytes. A template comes with the
+files of a model; none is ever taken from a request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.tokenizer.chat_template_source import ChatTemplateSource
+
+MAX_STEPS = 1_000_000
+"""Calls and passes through loops of one rendering; a conversation of 10,000 messages takes a few of each."""
+MAX_REPEATED = 1_000_000
+"""Most characters or elements that multiplication makes; most bits of a power."""
+
+_steps: ContextVar[int] = ContextVar("steps")
+"""Steps that the rendering in this context has taken."""
+Message = Mapping[str, Any]
+"""One message of a conversation, as OpenAI's API writes it: `role`, `content` and what else the template reads."""
+
+
+class ChatTemplate:
+    """The template of one model."""
+
+    def __init__(self, source: ChatTemplateSource | None, max_bytes: int) -> None:
+        self._source = source
+        self._max_bytes = max_bytes
+        self._compiled: dict[str, Template] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        return "" if self._source is None else self._source.fingerprint
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that the model answers. `tools`: definitions of functions in JSON schema. `variables`: what else the
+        template reads, such as `enable_thinking`.
+
+        Raises FailedPrecondition for a model without a usable template, InvalidArgument for messages that the template
+        refuses or that become too long. Takes time: not for the event loop.
+        """
+        if not messages:
+            raise InvalidArgument("The conversation is empty; send at least one message.", reason="EMPTY_PROMPT")
+        template = self._template(bool(tools))
+        given = {
+            "messages": [{name: value for name, value in each.items() if value is not None} for each in messages],
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        assert self._source is not None
+        token = _steps.set(0)
+        try:
+            return self._joined(template.generate({**self._source.special_tokens, **(variables or {}), **given}))
+        except InvalidArgument:
+            raise
+        except Exception as error:  # a template is a program: it may fail in any way
+            raise InvalidArgument(
+                f"The model's chat template does not take this conversation: {error}. Change its messages.",
+                reason="CHAT_REFUSED",
+            ) from error
+        finally:
+            _steps.reset(token)
+
+    def _joined(self, blocks: Iterable[str]) -> str:
+        written, size = list[str](), 0
+        for block in blocks:
+            size += len(block.encode())
+            if size > self._max_bytes:
+                raise InvalidArgument(
+                    f"The conversation has more than {self._max_bytes} bytes in the model's template; shorten it.",
+                    reason="TEXT_TOO_LONG",
+                )
+            written.append(block)
+        return "".join(written)
+
+    def _template(self, tools: bool) -> Template:
+        if self._source is None:
+            raise FailedPrecondition(
+                "The model has no chat template; send a prompt instead, or let the operator name a template with "
+                "GATEWAY_CHAT_TEMPLATE (`slipstream serve --chat-template FILE`).",
+                reason="CHAT_TEMPLATE_MISSING",
+            )
+        source = self._source.chosen(tools=tools)
+        if source not in self._compiled:
+            self._compiled[source] = _compile(source)
+        return self._compiled[source]
+
+
+def _compile(source: str) -> Template:
+    environment = _Sandbox()
+    try:
+        tree = environment.parse(source)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+        tree.set_environment(environment)
+        return environment.from_string(tree)
+    except TemplateSyntaxError as error:
+        raise FailedPrecondition(
+            f"The model's chat template cannot be read (line {error.lineno}: {error.message}); name another one with "
+            "GATEWAY_CHAT_TEMPLATE (`slipstream serve --chat-template FILE`).",
+            reason="CHAT_TEMPLATE_BROKEN",
+        ) from error
+
+
+class _Generation(Extension):
+    """`{% generation %}`: marks what the model wrote, for training; here its content stands as it is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(("*", "**"))
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self.filters |= {"tojson": _to_json, "counted": _counted}
+        self.globals |= {
+            "raise_exception": _raise,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+            "dict": _Dict(),
+            "namespace": _Namespace,
+        }
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _take(1)
+        return super().call(context, called, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            sizes = [len(each) if isinstance(each, (str, list, tuple)) else each for each in (left, right)]
+            size = 0 if isinstance(left, (int, float)) and isinstance(right, (int, float)) else sizes[0] * sizes[1]
+        else:
+            size = abs(right) * (left.bit_length() if isinstance(left, int) else 1)
+        if size > MAX_REPEATED:
+            raise SecurityError(f"{operator} makes more than {MAX_REPEATED} characters")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Dict:
+    """`dict` without the attributes of a class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(Namespace):
+    """`namespace` that takes no name with an underscore in front: such ones lead out of the sandbox."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *given = args
+        attributes = dict(*given, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace takes no name with an underscore in front, such as {name}")
+
+
+def _take(steps: int) -> None:
+    taken = _steps.get() + steps
+    if taken > MAX_STEPS:
+        raise SecurityError(f"it takes more than {MAX_STEPS} steps")
+    _steps.set(taken)
+
+
+@pass_context  # a template's own constants too are counted when it is rendered, not when it is compiled
+def _counted(_: Context, values: Iterable[Any]) -> list[Any]:
+    """A list of what a loop passes through; each element is a step."""
+    found = list(values)
+    _take(len(found))
+    return found
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Jinja's own filter escapes HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
