@@ -12,7 +12,8 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.model_thread import ModelThread
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import dialer
-from slipstream.rpc.server import DRAFTER, Server, role_access
+from slipstream.rpc.roles import DRAFTER
+from slipstream.rpc.server import Server, role_access
 from slipstream.rpc.tls import Certificates
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing

@@ -14,13 +14,13 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.options import explained
+from slipstream.cli.options import explained, need_installed
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.process import ALLOCATOR, END_WITH_PARENT
 from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
-from slipstream.rpc.server import DRAFTER, VERIFIER
+from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
@@ -335,6 +335,7 @@ def serve(
         raise typer.BadParameter("`--drafter none` is plain decoding; give it alone.")
     kinds = [kind for kind in dict.fromkeys(kinds) if kind != "none"]
     with explained("serve"):
+        need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
         target, draft = target or shipped_model("target"), draft or shipped_model("draft")
     if engine not in (EMBEDDED, "vllm"):
         raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")

@@ -89,7 +89,8 @@ class CandidateTree:
 
     def graft(self, frame: Frame) -> Grafted:
         """Adds a checked frame's nodes. Raises FailedPrecondition for a frame that stands on uncommitted tokens, and
-        InvalidArgument for one that moves its generation's root; the tree is then unchanged."""
+        InvalidArgument for one that moves its generation's root; the tree is then unchanged. Raises InvalidArgument
+        for a new node's distribution that is not valid; the nodes before it are then in the tree."""
         self._remove_dead()
         source = self._sources.get(frame.source)
         if source is None:
@@ -107,10 +108,10 @@ class CandidateTree:
         if frame.base_length != source.base:
             raise InvalidArgument("base_length changed within a generation; start a new generation instead.")
         fates: dict[str, int] = {}
+        self.version += 1
         for index, token in enumerate(frame.token_ids):
             fate = self._graft_node(frame, index, token, source)
             fates[fate] = fates.get(fate, 0) + 1
-        self.version += 1
         return Grafted(fates.pop("added", 0), fates.pop("merged", 0), fates)
 
     def commit(self, token_ids: Sequence[int]) -> bool:
@@ -199,12 +200,12 @@ class CandidateTree:
             return None, "full"
         if self.admits is not None and not self.admits(parent.path(), token):
             return None, "forbidden"
+        distribution = frame.distributions[index] if frame.distributions else None  # raises, so nothing changed yet
         self._order += 1
         self._nodes += 1
         node = parent.children[token] = Node(token, parent.length + 1, parent, self._order)
         node.log_prob = frame.log_probs[index]
-        if frame.distributions:
-            node.distribution = frame.distributions[index]
+        node.distribution = distribution
         return node, "added"
 
     def _committed(self, length: int) -> Node | None:

@@ -15,6 +15,7 @@ from slipstream.speculation.selection import ROOT, Selection
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.estimators.per_tenant import PerTenant
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.observer import StepTiming
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
@@ -78,7 +79,7 @@ class Planner:
         self._limits = limits
         self._curve = curve
         self._clock = clock
-        self._calibration = Calibration(clock)
+        self._calibrations = PerTenant(lambda: Calibration(clock))
         self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
 
     # Planning.
@@ -160,7 +161,8 @@ class Planner:
         return tree.select_drawn(limit) if trees else tree.select_chain(limit)
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
-        return self._calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
+        calibration = self._calibrations[session.tenant]
+        return calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
 
     # Waiting.
 
@@ -175,7 +177,8 @@ class Planner:
     def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan) -> ExpectedGain:
         session, chosen = scheduled.session, scheduled.selection
         paths = plan.paths.get(session) or self._paths(session, chosen)
-        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, self._draft_limit(session))
+        limit = self._draft_limit(session)
+        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, limit, session.tenant)
 
     # Learning and measuring.
 
@@ -202,9 +205,10 @@ class Planner:
         """Learns from what became of the sequence's candidates."""
         session, chosen, path = scheduled.session, scheduled.selection, result.path
         if len(chosen):
-            self._calibration.learn(_labels(session, chosen), session.workload, chosen, path)
+            calibration = self._calibrations[session.tenant]
+            calibration.learn(_labels(session, chosen), session.workload, chosen, path)
             rejected = chosen.first_child(path[-1] if path else ROOT) is not None
-            self._wait_policy.observe_round(len(path), rejected)
+            self._wait_policy.observe_round(len(path), rejected, session.tenant)
 
     def cost_s(self, scheduled: ScheduledSequence, timing: StepTiming) -> float:
         """The sequence's own seconds of a step. The time that as many sessions take without further tokens is divided
@@ -217,7 +221,8 @@ class Planner:
 
     def prepare(self) -> None:
         """Computes ahead what the next plan needs and no arrival changes. Called while a step runs."""
-        self._calibration.draw_curves()
+        for calibration in self._calibrations:
+            calibration.draw_curves()
 
 
 def _labels(session: Session, chosen: Selection) -> list[str]:
