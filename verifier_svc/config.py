@@ -58,6 +58,8 @@ class VerifierConfig:
     """Most sessions that are open here at a time; more are refused."""
     max_draft_tokens: int = 32
     """Most candidates of one session in one step, whatever its policy asks for."""
+    always_speculate: bool = False
+    """True: candidates count as free, so that steps verify what has come even where that is slower. For tests."""
     step_tokens: int = 512
     """Most tokens of one forward pass."""
     prefill_tokens: int = 256

@@ -81,7 +81,7 @@ async def _serving(
     model = proto_conversion.model_to_proto(executor.model)
     dial = dialer(DRAFTER, parts.certificates)
     sources = CandidateSources(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
-    curve = CostCurve()
+    curve = CostCurve(free_candidates=config.always_speculate)
     await thread.run(executor.measure_costs, curve, config.step_tokens, config.measure_s)
     limits = StepLimits(config.step_tokens, config.prefill_tokens, config.max_wait_s, executor.limits)
     stats = StepStats()
