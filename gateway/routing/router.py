@@ -94,6 +94,11 @@ class Router:
     def workers(self) -> list[VerifierWorker | DrafterWorker]:
         return [*self.verifiers, *self.drafters]
 
+    @property
+    def ready(self) -> bool:
+        """Whether a verifier can serve."""
+        return any(verifier.ready for verifier in self.verifiers)
+
     def models(self) -> dict[str, types_pb2.ModelInfo]:
         """The models served, by name. Raises Unavailable while no verifier is known."""
         known = {verifier.model.name: verifier.model for verifier in self.verifiers if verifier.model is not None}

@@ -20,7 +20,7 @@ from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import KEY_NAME, GatewayEndpoint, digest, new_key
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.rpc.channel import dialer, error_of, parsed
-from slipstream.rpc.server import DRAFTER, VERIFIER
+from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import Certificates, certificates_from_env
 from slipstream.tokenizer.vocabulary import share_vocabulary, template_warning
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from importlib.util import find_spec
 from typing import Annotated, TypeVar
 
 import grpc
@@ -14,6 +15,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import error_of
 
 T = TypeVar("T")
+INSTALL_ALL = "the client alone does without; run: pip install 'slipstream-serve[gateway,drafter,verifier]'"
 LOCAL = "127.0.0.1:50051"
 Server = Annotated[str, typer.Option(help="HOST:PORT of the gateway.")]
 Servers = Annotated[
@@ -41,6 +43,16 @@ def explained(command: str) -> Iterator[None]:
     except SlipstreamError as error:
         typer.echo(f"slipstream {command}: {error.message} [{error.reason}]", err=True)
         raise typer.Exit(1) from error
+    except ModuleNotFoundError as error:
+        typer.echo(f"slipstream {command}: {error.name} is not installed; {INSTALL_ALL}. [NOT_INSTALLED]", err=True)
+        raise typer.Exit(1) from error
+
+
+def need_installed(*modules: str) -> None:
+    """Raises ModuleNotFoundError for the first module that the client's own installation lacks."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(name=module)
 
 
 def endpoints(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -> list[GatewayEndpoint]:
