@@ -120,16 +120,18 @@ def test_a_missing_model_is_refused_before_torch_is_loaded(
 
 
 QUIET = """
-import logging, sys
+import builtins, logging
 
-class Watch:
-    def find_spec(self, name, path, target=None):
-        if name == "transformers":
-            loggers = map(logging.getLogger, ("torchao", "torch.utils._pytree"))
-            print(*((each.isEnabledFor(logging.WARNING), each.isEnabledFor(logging.ERROR)) for each in loggers))
-            raise SystemExit
+load = builtins.__import__
 
-sys.meta_path.insert(0, Watch())
+def watched(name, *rest):
+    if name.partition(".")[0] == "transformers":
+        loggers = map(logging.getLogger, ("torchao", "torch.utils._pytree"))
+        print(*((each.isEnabledFor(logging.WARNING), each.isEnabledFor(logging.ERROR)) for each in loggers))
+        raise SystemExit
+    return load(name, *rest)
+
+builtins.__import__ = watched
 """
 TRAIN = "from slipstream.cli import app\napp(['train', '--steps', '1'])"
 OPEN = "from slipstream.engine.factory import open_engine\nopen_engine('models/target')"

@@ -71,8 +71,7 @@ def test_a_drafter_far_slower_than_the_verifier_costs_nothing(sessions: int) -> 
     assert held_us <= 0.02 * wall_us
 
 
-@pytest.mark.parametrize("delay_ms", [10, 20, 50, 100, 1000])
-@pytest.mark.parametrize("sessions", [1, 4])
+@pytest.mark.parametrize(("delay_ms", "sessions"), [(20, 1), (1000, 1), (20, 4)])
 def test_no_step_is_held_back_for_longer_than_two(delay_ms: int, sessions: int) -> None:
     """Whenever candidates come, if they come at all."""
     outcome = speculated(delay_ms, sessions, 120, 8)
