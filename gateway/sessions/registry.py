@@ -307,6 +307,11 @@ class SessionRegistry:
         stored_request(record)  # raises for another tenant's
         return record
 
+    @property
+    def open_sessions(self) -> int:
+        """Number of sessions here."""
+        return len(self._entries)
+
     def running(self, session_id: str) -> SessionRun | None:
         """The run of one of the caller's sessions, if it runs here."""
         entry = self._entry_of_caller(session_id)

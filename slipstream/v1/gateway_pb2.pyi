@@ -1,5 +1,6 @@
 from slipstream.v1 import types_pb2 as _types_pb2
 from slipstream.v1 import verifier_pb2 as _verifier_pb2
+from slipstream.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -429,6 +430,38 @@ class TokenizeResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetFleetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetFleetResponse(_message.Message):
+    __slots__ = ("workers", "sessions")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[FleetWorker]
+    sessions: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[FleetWorker, _Mapping]]] = ..., sessions: _Optional[int] = ...) -> None: ...
+
+class FleetWorker(_message.Message):
+    __slots__ = ("role", "name", "address", "model", "present", "problem", "warning", "load")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    role: _worker_pb2.Role
+    name: str
+    address: str
+    model: _types_pb2.ModelInfo
+    present: bool
+    problem: str
+    warning: str
+    load: _worker_pb2.WatchResponse
+    def __init__(self, role: _Optional[_Union[_worker_pb2.Role, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., present: _Optional[bool] = ..., problem: _Optional[str] = ..., warning: _Optional[str] = ..., load: _Optional[_Union[_worker_pb2.WatchResponse, _Mapping]] = ...) -> None: ...
 
 class GetExperimentRequest(_message.Message):
     __slots__ = ()
