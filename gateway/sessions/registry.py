@@ -294,6 +294,7 @@ class SessionRegistry:
             output_token_ids=output_of(record),
             finish_reason=finished.reason,
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
+            annotation=stored.annotation,
         )
 
     async def read_record(self, session_id: str) -> SessionRecord:
