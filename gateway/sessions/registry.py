@@ -294,6 +294,7 @@ class SessionRegistry:
             output_token_ids=output_of(record),
             finish_reason=finished.reason,
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
+            annotation=stored.annotation,
         )
 
     async def read_record(self, session_id: str) -> SessionRecord:
@@ -307,8 +308,8 @@ class SessionRegistry:
         return record
 
     @property
-    def count(self) -> int:
-        """Sessions that clients follow here."""
+    def open_sessions(self) -> int:
+        """Number of sessions here."""
         return len(self._entries)
 
     def running(self, session_id: str) -> SessionRun | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
+from slipstream.tokenizer.vocabulary import check_folder, share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -31,6 +32,11 @@ END_GRACE_S = 25.0
 """Longer than the gateway's own grace for its sessions, so that it can report to clients and traces before it is
 killed."""
 RESTART_S = 1.0
+VERIFIER_WAIT_S = 120.0
+"""Seconds that sessions wait for a verifier that is started again: it loads its model."""
+EMBEDDED = "embedded"
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
+"""Where `make setup-vllm` puts it."""
 SOMEWHERE = "127.0.0.1:1"
 """Address in place of workers that have none yet."""
 
@@ -38,8 +44,9 @@ SOMEWHERE = "127.0.0.1:1"
 class Role:
     """One process: started, waited for until it can serve, ended."""
 
-    def __init__(self, module: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, module: str, settings: Mapping[str, str], python: str = sys.executable) -> None:
         self.module = module
+        self._python = python
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
         self.metrics = self.http = ""
@@ -71,7 +78,7 @@ class Role:
 
     async def _run(self, more: Mapping[str, str], *options: str) -> asyncio.subprocess.Process:
         environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more)
-        command = [sys.executable, "-m", self.module, *options]
+        command = [self._python, "-m", self.module, *options]
         return await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -110,6 +117,7 @@ class Fleet:
         metrics: bool = False,
         draft_in_verifier: bool = False,
         chat_template: Path | None = None,
+        engine: str = EMBEDDED,
     ) -> None:
         self._chat = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
@@ -121,7 +129,11 @@ class Fleet:
         if self._local:
             verifier |= _local_settings(self._local, draft, dtype, draft_quantisation, translate=translate)
             kinds = []
-        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing)
+        python = sys.executable
+        if engine != EMBEDDED:
+            verifier |= {"ENGINE": engine}
+            python = vllm_python()
+        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing, python)
         drafter = both | {"MODEL": draft, "QUANTISATION": draft_quantisation}
         methods = {kind: drafter | {"METHOD": kind} for kind in kinds}
         for kind, settings in methods.items():
@@ -132,6 +144,7 @@ class Fleet:
             kind: Role("drafter_svc", _prefixed("DRAFTER_", methods[kind]) | self._tracing) for kind in kinds
         }
         self._addresses: dict[str, str] = {}
+        """By drafter, and the verifier's."""
         self.gateway: Role | None = None
 
     async def start(self, listen: str, store: str, http: str = "off") -> str:
@@ -141,9 +154,10 @@ class Fleet:
         starting = [role.start() for role in (self.verifier, *self.drafters.values())]
         _, *workers = await asyncio.gather(check, *starting)
         verifier, *drafters = [str(address) for address in workers]
-        self._addresses = dict(zip(self.drafters, drafters, strict=True))
+        named = dict(zip(self.drafters, drafters, strict=True))
+        self._addresses = named | {"verifier": verifier}
         await check_fit(verifier, drafters)
-        self.gateway = self._gateway(listens, store, verifier, self._addresses)
+        self.gateway = self._gateway(listens, store, verifier, named)
         return await self.gateway.start()
 
     def _gateway(self, listens: Mapping[str, str], store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
@@ -155,19 +169,31 @@ class Fleet:
             "GATEWAY_TRUSTED_DRAFTERS": ",".join(named),  # our own processes
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
+            "GATEWAY_REHOMING_WAIT_S": os.environ.get("GATEWAY_REHOMING_WAIT_S", str(VERIFIER_WAIT_S)),
         }
         return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat)
 
-    async def tend(self, kind: str) -> None:
+    async def tend_drafter(self, kind: str) -> None:
         """A drafter is disposable: one that ends is started again at its address; sessions go on without it."""
-        role = self.drafters[kind]
         while True:
-            status = await role.ended()
-            typer.echo(f"slipstream serve: drafter {kind} ended with status {status}; starting it again.", err=True)
+            await self._ended(self.drafters[kind], f"drafter {kind}")
             await asyncio.sleep(RESTART_S)
             with contextlib.suppress(Unavailable):  # it logged why; try again
-                places = {"LISTEN": self._addresses[kind], "METRICS_LISTEN": role.metrics}
-                await role.start(_prefixed("DRAFTER_", places))
+                await self._start_again(self.drafters[kind], "DRAFTER_", kind)
+
+    async def tend_verifier(self) -> None:
+        """One that ends is started again at its address, and sessions go on with the same text. Raises Unavailable when
+        it does not start."""
+        while True:
+            await self._ended(self.verifier, "the verifier")
+            await self._start_again(self.verifier, "VERIFIER_", "verifier")
+
+    async def _ended(self, role: Role, name: str) -> None:
+        status = await role.ended()
+        typer.echo(f"slipstream serve: {name} ended with status {status}; starting it again.", err=True)
+
+    async def _start_again(self, role: Role, prefix: str, name: str) -> None:
+        await role.start(_prefixed(prefix, {"LISTEN": self._addresses[name], "METRICS_LISTEN": role.metrics}))
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -188,6 +214,24 @@ class Fleet:
     async def stop(self) -> None:
         for role in self.roles.values():
             await role.end()
+
+
+def vllm_python() -> str:
+    """The interpreter with vLLM: SLIPSTREAM_VLLM_PYTHON, else the one that `make setup-vllm` made, else this one.
+    Raises FailedPrecondition where none of them has it."""
+    if named := os.environ.get("SLIPSTREAM_VLLM_PYTHON"):
+        if Path(named).exists():
+            return named
+        raise FailedPrecondition(f"SLIPSTREAM_VLLM_PYTHON={named} is no file; name an interpreter that has vLLM.")
+    beside = (Path(sys.prefix).parent / VLLM_PYTHON, Path(__file__).parents[2] / VLLM_PYTHON, Path.cwd() / VLLM_PYTHON)
+    if found := next((path for path in beside if path.exists()), None):
+        return str(found)
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    raise FailedPrecondition(
+        "no interpreter with vLLM was found; run `make setup-vllm`, or set SLIPSTREAM_VLLM_PYTHON.",
+        reason="VLLM_MISSING",
+    )
 
 
 def _local_settings(
@@ -229,7 +273,8 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
 
 
 async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
-    """Serve until SIGTERM or SIGINT, or until the verifier or the gateway ends, which is an error."""
+    """Serve until SIGTERM or SIGINT, or until the gateway ends or the verifier cannot be started again, which is an
+    error."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -242,15 +287,17 @@ async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
             return
         metrics = f" metrics={fleet.metrics}" if fleet.metrics else ""
         print(f"{READY}{starting.result()} http={fleet.http or 'off'}{metrics}", flush=True)
-        tending = [asyncio.create_task(fleet.tend(kind)) for kind in fleet.drafters]
-        vital = [role for role in fleet.roles.values() if role.module != "drafter_svc"]
-        ends = [asyncio.create_task(role.ended(), name=role.module) for role in vital]
-        done, pending = await asyncio.wait([stop, *ends], return_when=asyncio.FIRST_COMPLETED)
-        for task in [*pending, *tending]:
+        assert fleet.gateway is not None
+        drafters = [asyncio.create_task(fleet.tend_drafter(kind)) for kind in fleet.drafters]
+        verifier, gateway = asyncio.create_task(fleet.tend_verifier()), asyncio.create_task(fleet.gateway.ended())
+        done, pending = await asyncio.wait([stop, verifier, gateway], return_when=asyncio.FIRST_COMPLETED)
+        for task in [*pending, *drafters]:
             task.cancel()
-        if stop not in done:
-            ended = done.pop()
-            raise Unavailable(f"{ended.get_name()} ended with status {ended.result()}; serving is over.")
+        await asyncio.gather(*pending, *drafters, return_exceptions=True)  # none starts a process any more
+        if verifier in done:
+            verifier.result()
+        if gateway in done:
+            raise Unavailable(f"the gateway ended with status {gateway.result()}; serving is over.")
     finally:
         await fleet.stop()
 
@@ -277,6 +324,7 @@ def serve(
     threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
     target_quantisation: Annotated[str, typer.Option(help="int8 or int4; changes the text.")] = "",
     draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.")] = "",
+    engine: Annotated[str, typer.Option(help="What runs the target: embedded or vllm (`make setup-vllm`).")] = EMBEDDED,
     translate: Annotated[
         bool, typer.Option("--translate", help="The draft model may have another tokenizer; translate its tokens.")
     ] = False,
@@ -308,19 +356,25 @@ def serve(
     with explained("serve"):
         need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
         target, draft = target or shipped_model("target"), draft or shipped_model("draft")
-    fleet = Fleet(
-        target,
-        draft,
-        kinds,
-        dtype,
-        threads or default_threads(),
-        target_quantisation,
-        draft_quantisation,
-        translate,
-        traces,
-        metrics,
-        draft_in_verifier,
-        chat_template,
-    )
+        check_folder(target)
+        if any(METHODS[kind].needs_model for kind in kinds):
+            check_folder(draft)
+    if engine not in (EMBEDDED, "vllm"):
+        raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
+        fleet = Fleet(
+            target,
+            draft,
+            kinds,
+            dtype,
+            threads or default_threads(),
+            target_quantisation,
+            draft_quantisation,
+            translate,
+            traces,
+            metrics,
+            draft_in_verifier,
+            chat_template,
+            engine,
+        )
         asyncio.run(run(fleet, listen, store, http))

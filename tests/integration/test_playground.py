@@ -207,7 +207,8 @@ async def test_what_a_model_writes_is_text(page: Page) -> None:
           document.getElementById("runs").append(run.root);
           const tokens = [{ text, origin: "drafted", drafters: [text] }];
           const times = { wait_ms: 0, bubble_ms: 0, verify_ms: 1, drafts: [], drafters: [] };
-          run.add({ choices: [{ text, speculation: { rounds: [{ round: 1, drafted: 1, accepted: 1, tokens, ...times }] } }] });
+          const round = { round: 1, drafted: 1, accepted: 1, tokens, ...times };
+          run.add({ choices: [{ text, speculation: { rounds: [round] } }] });
           return [run.output.textContent, document.querySelectorAll("#runs img, #runs script, #legend img").length];
         }""",
         evil,

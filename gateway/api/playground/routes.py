@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
+from google.protobuf.json_format import MessageToDict
 from starlette.responses import Response
 
 from gateway.api.http.parts import HttpParts
 from gateway.auth.tenant import check_operator
+from slipstream.v1 import gateway_pb2
 
 PAGE = Path(__file__).parent / "page"
 POLICY = (
@@ -31,9 +33,12 @@ def routes(parts: HttpParts) -> APIRouter:
 
     @router.get("/playground/fleet")
     async def fleet() -> dict[str, Any]:
-        """Verifiers, drafters and sessions; where there are API keys, for an operator's key."""
+        """A GetFleetResponse; where there are API keys, for an operator's key."""
         check_operator()
-        return fleet_state(parts)
+        state = gateway_pb2.GetFleetResponse(
+            workers=parts.router.describe_fleet(), sessions=parts.sessions.open_sessions
+        )
+        return MessageToDict(state, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
     for file in sorted(PAGE.iterdir()):
         path = "/playground" if file.suffix == ".html" else f"/playground/{file.name}"
@@ -49,36 +54,3 @@ def _serving(file: Path) -> Any:
         return Response(content, headers={"content-type": kind, **HEADERS})
 
     return serve
-
-
-def fleet_state(parts: HttpParts) -> dict[str, Any]:
-    """The workers as the gateway knows them."""
-    router = parts.router
-    verifiers = [
-        {
-            "address": verifier.address,
-            "model": verifier.model.name if verifier.model else "",
-            "ready": verifier.ready,
-            "draining": verifier.load.draining,
-            "sessions": verifier.sessions,
-            "waiting": verifier.load.waiting,
-            "kv_blocks_total": verifier.load.kv_blocks_total,
-            "kv_blocks_free": verifier.load.kv_blocks_free,
-            "preemptions": verifier.load.preemptions,
-        }
-        for verifier in router.verifiers
-    ]
-    now = router.clock()
-    drafters = [
-        {
-            "name": drafter.pool,
-            "address": drafter.address,
-            "method": drafter.method,
-            "present": drafter.present,
-            "draining": drafter.draining,
-            "sessions": drafter.sessions,
-            "breaker": drafter.breaker.state(now).name.lower(),
-        }
-        for drafter in router.drafters
-    ]
-    return {"sessions": parts.sessions.count, "ready": router.ready, "verifiers": verifiers, "drafters": drafters}

@@ -28,14 +28,17 @@ export function watchFleet(key) {
 
 function render(fleet, note) {
   say(note, `${fleet.sessions} sessions at this gateway.`);
-  fill("verifiers", ["Verifier", "Model", "State", "Sessions", "Waiting", "KV used"], fleet.verifiers.map((each) => [
-    each.address, each.model || "–", each.draining ? "draining" : each.ready ? "ready" : "away", each.sessions, each.waiting,
-    each.kv_blocks_total ? `${Math.round(100 - (100 * each.kv_blocks_free) / each.kv_blocks_total)} %` : "–",
+  const of = (role) => fleet.workers.filter((each) => each.role === role);
+  fill("verifiers", ["Verifier", "Model", "State", "Sessions", "Waiting", "KV used"], of("ROLE_VERIFIER").map((each) => [
+    each.address, each.model?.name ?? "–", state(each), each.load.sessions, each.load.waiting, used(each.load),
   ]));
-  fill("drafters", ["Drafter", "Method", "State", "Sessions", "Address"], fleet.drafters.map((each) => [
-    each.name, each.method || "–", each.draining ? "draining" : !each.present ? "away" : each.breaker === "closed" ? "ready" : "failing", each.sessions, each.address,
+  fill("drafters", ["Drafter", "Model", "State", "Sessions", "KV used", "Address"], of("ROLE_DRAFTER").map((each) => [
+    each.name, each.model?.name ?? "–", state(each), each.load.sessions, used(each.load), each.address,
   ]));
 }
+
+const state = (each) => (each.load.draining ? "draining" : !each.present ? "away" : each.problem || each.warning || "ready");
+const used = (load) => (load.kv_blocks_total ? `${Math.round(100 - (100 * load.kv_blocks_free) / load.kv_blocks_total)} %` : "–");
 
 // Only what changed is said again to those who listen to the page.
 function say(note, text) {
