@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -13,13 +14,13 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.options import explained
+from slipstream.cli.options import explained, need_installed
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.process import ALLOCATOR, END_WITH_PARENT
 from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
-from slipstream.rpc.server import DRAFTER, VERIFIER
+from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
@@ -31,6 +32,9 @@ END_GRACE_S = 25.0
 """Longer than the gateway's own grace for its sessions, so that it can report to clients and traces before it is
 killed."""
 RESTART_S = 1.0
+EMBEDDED = "embedded"
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
+"""Where `make setup-vllm` puts it."""
 SOMEWHERE = "127.0.0.1:1"
 """Address in place of workers that have none yet."""
 
@@ -38,8 +42,9 @@ SOMEWHERE = "127.0.0.1:1"
 class Role:
     """One process: started, waited for until it can serve, ended."""
 
-    def __init__(self, module: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, module: str, settings: Mapping[str, str], python: str = sys.executable) -> None:
         self.module = module
+        self._python = python
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
         self.metrics = self.http = ""
@@ -71,7 +76,7 @@ class Role:
 
     async def _run(self, more: Mapping[str, str], *options: str) -> asyncio.subprocess.Process:
         environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more)
-        command = [sys.executable, "-m", self.module, *options]
+        command = [self._python, "-m", self.module, *options]
         return await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -110,6 +115,7 @@ class Fleet:
         metrics: bool = False,
         draft_in_verifier: bool = False,
         chat_template: Path | None = None,
+        engine: str = EMBEDDED,
     ) -> None:
         self._chat = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
@@ -121,7 +127,11 @@ class Fleet:
         if self._local:
             verifier |= _local_settings(self._local, draft, dtype, draft_quantisation, translate=translate)
             kinds = []
-        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing)
+        python = sys.executable
+        if engine != EMBEDDED:
+            verifier |= {"ENGINE": engine}
+            python = vllm_python()
+        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing, python)
         drafter = both | {"MODEL": draft, "QUANTISATION": draft_quantisation}
         methods = {kind: drafter | {"METHOD": kind} for kind in kinds}
         for kind, settings in methods.items():
@@ -188,6 +198,24 @@ class Fleet:
     async def stop(self) -> None:
         for role in self.roles.values():
             await role.end()
+
+
+def vllm_python() -> str:
+    """The interpreter with vLLM: SLIPSTREAM_VLLM_PYTHON, else the one that `make setup-vllm` made, else this one.
+    Raises FailedPrecondition where none of them has it."""
+    if named := os.environ.get("SLIPSTREAM_VLLM_PYTHON"):
+        if Path(named).exists():
+            return named
+        raise FailedPrecondition(f"SLIPSTREAM_VLLM_PYTHON={named} is no file; name an interpreter that has vLLM.")
+    beside = (Path(sys.prefix).parent / VLLM_PYTHON, Path(__file__).parents[2] / VLLM_PYTHON, Path.cwd() / VLLM_PYTHON)
+    if found := next((path for path in beside if path.exists()), None):
+        return str(found)
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    raise FailedPrecondition(
+        "no interpreter with vLLM was found; run `make setup-vllm`, or set SLIPSTREAM_VLLM_PYTHON.",
+        reason="VLLM_MISSING",
+    )
 
 
 def _local_settings(
@@ -277,6 +305,7 @@ def serve(
     threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
     target_quantisation: Annotated[str, typer.Option(help="int8 or int4; changes the text.")] = "",
     draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.")] = "",
+    engine: Annotated[str, typer.Option(help="What runs the target: embedded or vllm (`make setup-vllm`).")] = EMBEDDED,
     translate: Annotated[
         bool, typer.Option("--translate", help="The draft model may have another tokenizer; translate its tokens.")
     ] = False,
@@ -306,20 +335,24 @@ def serve(
         raise typer.BadParameter("`--drafter none` is plain decoding; give it alone.")
     kinds = [kind for kind in dict.fromkeys(kinds) if kind != "none"]
     with explained("serve"):
+        need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
         target, draft = target or shipped_model("target"), draft or shipped_model("draft")
-    fleet = Fleet(
-        target,
-        draft,
-        kinds,
-        dtype,
-        threads or default_threads(),
-        target_quantisation,
-        draft_quantisation,
-        translate,
-        traces,
-        metrics,
-        draft_in_verifier,
-        chat_template,
-    )
+    if engine not in (EMBEDDED, "vllm"):
+        raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
+        fleet = Fleet(
+            target,
+            draft,
+            kinds,
+            dtype,
+            threads or default_threads(),
+            target_quantisation,
+            draft_quantisation,
+            translate,
+            traces,
+            metrics,
+            draft_in_verifier,
+            chat_template,
+            engine,
+        )
         asyncio.run(run(fleet, listen, store, http))

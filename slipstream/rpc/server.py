@@ -11,6 +11,7 @@ from grpc_health.v1._async import HealthServicer
 
 from slipstream.errors import PermissionDenied, Unavailable
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
+from slipstream.rpc.roles import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.status_interceptor import Authorise, Context, StatusInterceptor, allow_all
 from slipstream.rpc.tls import Certificates, server_credentials
 
@@ -35,7 +36,6 @@ HEALTH = "grpc.health.v1.Health"
 LIVENESS = "liveness"
 """The health service's name for liveness probes: SERVING for as long as the event loop answers, whatever the load and
 the peers. Without a name it answers whether to send work."""
-DRAFTER, VERIFIER, GATEWAY = "drafter", "verifier", "gateway"
 ALLOWED_ROLES: Mapping[str, frozenset[str]] = {
     "slipstream.v1.VerifierService": frozenset({GATEWAY}),
     "slipstream.v1.DrafterService": frozenset({VERIFIER}),

@@ -6,6 +6,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from gateway.api.http.choices import Choice, Position, collect_choices, resume_choice, run_choices
@@ -31,12 +32,30 @@ LEAST_LOGPROB = -9999.0
 class ChoiceStream:
     """A choice of a stream, which holds what was not sent yet."""
 
-    def __init__(self, choice: Choice, position: Position | None) -> None:
+    def __init__(self, choice: Choice, position: Position | None, *, rereads: bool) -> None:
+        """`rereads`: the events begin at the session's beginning, not at the position."""
         self.choice = choice
         self.resumed = position is not None
         self.tokens = position.tokens if position else 0
         """Output tokens that were sent, or that the client had."""
         self.characters = position.characters if position else 0
+        self._known_tokens, self._known_characters = (self.tokens, self.characters) if rereads else (0, 0)
+        """How much of what is to come the client has."""
+        self.known = 0
+        """Characters of the text taken last that the client has."""
+
+    def take_text(self) -> str:
+        """The text that came since the last call; it counts as sent."""
+        choice = self.choice
+        text, choice.text = choice.text, ""
+        self.known = min(self._known_characters, len(text))
+        self.characters += len(text) - self.known
+        self._known_characters -= self.known
+        known_tokens = min(self._known_tokens, len(choice.token_ids))
+        self._known_tokens -= known_tokens
+        del choice.token_ids[:known_tokens]
+        del choice.logprobs[: max(0, len(choice.logprobs) - len(choice.token_ids))]
+        return text
 
     def advance(self) -> Position:
         """Forget what is sent now; returns the position behind it."""
@@ -52,6 +71,8 @@ class Call(ABC):
     """Of the answer's id."""
     object: ClassVar[str]
     chunk_object: ClassVar[str]
+    rereads = False
+    """True where the rest of an output can be read only by reading it from its beginning."""
 
     def __init__(
         self,
@@ -89,7 +110,7 @@ class Call(ABC):
     async def _stream(self, reply: Reply, position: Position | None, *, ids: bool) -> None:
         if ids and len(self._requests) > 1:
             raise InvalidArgument("Events have ids only in a stream of one choice.")
-        streams = [ChoiceStream(Choice(index), position) for index in range(len(self._requests))]
+        streams = [ChoiceStream(Choice(index), position, rereads=self.rereads) for index in range(len(self._requests))]
 
         async def send(index: int, event: Event) -> None:
             await self._send_chunk(reply, streams[index], event, ids=ids)
@@ -97,7 +118,8 @@ class Call(ABC):
         if position is None:
             await run_choices(self.parts.sessions, self._context, self._requests, send)
         else:
-            await resume_choice(self.parts.sessions, self._context, position, send)
+            begin = replace(position, tokens=0, characters=0) if self.rereads else position
+            await resume_choice(self.parts.sessions, self._context, begin, send)
         if self.asked.include_usage:
             choices = [stream.choice for stream in streams]
             last = self._frame(self.chunk_object, choices[0].started, []) | self._totals(choices)

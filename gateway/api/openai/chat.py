@@ -18,8 +18,12 @@ from gateway.api.openai.fields import Fields, SamplingFields, TextPart, log_unkn
 from gateway.request_context import RequestContext
 from gateway.requests.chat import MAX_MESSAGES
 from gateway.sessions.output_stream import Event
+from gateway.text.tool_calls import NONE, AnswerReader, Part, ToolCall, format_of, new_reader
 from slipstream.errors import InvalidArgument
 from slipstream.v1 import gateway_pb2
+
+MAX_TOOLS = 512
+"""Most tools of one request."""
 
 
 class FunctionCall(Fields):
@@ -27,7 +31,7 @@ class FunctionCall(Fields):
     arguments: str
 
 
-class ToolCall(Fields):
+class ToolCallField(Fields):
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -38,7 +42,7 @@ class ChatMessage(Fields):
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCallField], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     def as_template_data(self) -> dict[str, Any]:
@@ -66,13 +70,38 @@ class ChatFields(SamplingFields):
         return [message.as_template_data() for message in self.messages]
 
 
+class FunctionField(Fields):
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolField(Fields):
+    type: Literal["function"]
+    function: FunctionField
+
+
 class ChatRequest(ChatFields):
+    tools: Annotated[list[ToolField], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=2**32 - 1)
     """Comes before `max_tokens`."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     reasoning_effort: str | None = None
     verbosity: str | None = None
+
+    def tool_data(self) -> list[dict[str, Any]]:
+        """The tools as templates know them; none where the model is to call none. Raises InvalidArgument for a choice
+        that is not served."""
+        if not self.tools or self.tool_choice == "none":
+            return []
+        if self.tool_choice not in (None, "auto"):
+            raise InvalidArgument(
+                "tool_choice is served as none and auto; a call cannot be forced.", reason="TOOL_CHOICE"
+            )
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
 
 def routes(parts: HttpParts) -> APIRouter:
@@ -85,43 +114,66 @@ def routes(parts: HttpParts) -> APIRouter:
         context = context_of(request.scope)
         position = last_position(context)
         ids = position is not None or wants_ids(context, request.query_params)
-        prompt = [] if position else await chat_prompt(parts, asked)
-        return ChatCall(parts, context, asked, prompt).answer(position, ids=ids)
+        tools = asked.tool_data()
+        format = call_format(parts, tools)
+        prompt = [] if position else await chat_prompt(parts, asked, tools)
+        return ChatCall(parts, context, asked, prompt, format).answer(position, ids=ids)
 
     return router
 
 
-async def chat_prompt(parts: HttpParts, asked: ChatFields) -> list[int]:
+async def chat_prompt(parts: HttpParts, asked: ChatFields, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
     """Token ids of the conversation, up to where the answer begins. Raises FailedPrecondition for a model without a
     chat template, InvalidArgument for messages that it refuses."""
-    return await parts.tokenizer.encode_chat(asked.template_data(), variables=asked.chat_template_kwargs)
+    return await parts.tokenizer.encode_chat(asked.template_data(), tools, asked.chat_template_kwargs)
 
 
 class ChatCall(Call):
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     asked: ChatRequest
 
-    def __init__(self, parts: HttpParts, context: RequestContext, asked: ChatRequest, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        parts: HttpParts,
+        context: RequestContext,
+        asked: ChatRequest,
+        prompt: Sequence[int],
+        format: str,
+    ) -> None:
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
         requests = [asked.to_generate(prompt, index) for index in range(asked.choices)]
         for request in requests:
             request.logprobs, request.top_logprobs = bool(asked.logprobs), asked.top_logprobs or 0
         super().__init__(parts, context, asked, requests)
+        self._format = format
+        self._answers: dict[int, _Answer] = {}
+        """By index of the choice."""
+        self.rereads = format != NONE
 
     async def whole_choice(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return self._choice(choice, {"message": message})
+        answer = _Answer(choice, new_reader(self._format))
+        text, calls = answer.read(choice.text, finished=True)
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if calls:
+            message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
+        return self._choice(choice, {"message": message}, called=answer.calls > 0)
 
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         choice = stream.choice
         if isinstance(event, gateway_pb2.Started):
+            self._answers[choice.index] = _Answer(choice, new_reader(self._format))
             return None if stream.resumed else self._choice(choice, {"delta": {"role": "assistant", "content": ""}})
-        if not (choice.text or choice.finished):
+        answer = self._answers[choice.index]
+        text, calls = answer.read(stream.take_text(), finished=choice.finished is not None, known=stream.known)
+        if not (text or calls or choice.finished):
             return None
-        return self._choice(choice, {"delta": {"content": choice.text} if choice.text else {}})
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if calls:
+            delta["tool_calls"] = calls
+        return self._choice(choice, {"delta": delta}, called=answer.calls > 0)
 
-    def _choice(self, choice: Choice, content: dict[str, Any]) -> dict[str, Any]:
+    def _choice(self, choice: Choice, content: dict[str, Any], *, called: bool = False) -> dict[str, Any]:
         logprobs = {"content": [_logprob(each) for each in choice.logprobs], "refusal": None}
         made = {
             "index": choice.index,
@@ -129,18 +181,60 @@ class ChatCall(Call):
             "logprobs": logprobs if self.asked.logprobs else None,
             **ending(choice.finished),
         }
+        if called and made["finish_reason"] == "stop":
+            made["finish_reason"] = "tool_calls"
         if self.asked.return_token_ids:
             made["token_ids"] = list(choice.token_ids)
             made["prompt_token_ids"] = list(choice.started.prompt_token_ids)
         return made
 
 
-def _call_data(call: ToolCall) -> dict[str, Any]:
+class _Answer:
+    """Reads the text of one choice as text and calls."""
+
+    def __init__(self, choice: Choice, reader: AnswerReader) -> None:
+        self._choice = choice
+        self._reader = reader
+        self.calls = 0
+        """Calls so far."""
+
+    def read(self, text: str, *, finished: bool, known: int = 0) -> tuple[str, list[dict[str, Any]]]:
+        """The text and the calls that are certain now. `known`: characters of `text` that the client has: what they
+        say is not returned again."""
+        if known:
+            self._taken(self._reader.push(text[:known]))
+        parts = self._reader.push(text[known:]) + (self._reader.finish() if finished else [])
+        return self._taken(parts)
+
+    def _taken(self, parts: Sequence[Part]) -> tuple[str, list[dict[str, Any]]]:
+        calls = []
+        for call in parts:
+            if isinstance(call, ToolCall):
+                id = f"call_{self._choice.started.session_id}_{self.calls}"
+                function = {"name": call.name, "arguments": call.arguments}
+                calls.append({"index": self.calls, "id": id, "type": "function", "function": function})
+                self.calls += 1
+        return "".join(part for part in parts if isinstance(part, str)), calls
+
+
+def call_format(parts: HttpParts, tools: Sequence[Any]) -> str:
+    """The format of calls in the answer to a request with these tools. Raises FailedPrecondition for tools whose calls
+    could not be told from text."""
+    if not tools:
+        return NONE
+    return format_of(parts.tokenizer.chat_template.source(tools=True), parts.config.tool_calls)
+
+
+def parsed_arguments(arguments: str) -> Any:
+    """The arguments of a call that comes back in a conversation. Raises InvalidArgument for no JSON."""
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        return json.loads(arguments or "{}")
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument("The arguments of a tool call in messages are not JSON.") from error
-    function = {"name": call.function.name, "arguments": arguments}
+        raise InvalidArgument("The arguments of a tool call in the conversation are not JSON.") from error
+
+
+def _call_data(call: ToolCallField) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": parsed_arguments(call.function.arguments)}
     return {"id": call.id, "type": call.type, "function": function}
 
 
