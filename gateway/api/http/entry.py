@@ -66,7 +66,7 @@ class Entry:
         answer = _Answering(send, _request_id(context))
         try:
             if self._keys is not None and not _is_open(scope["path"]):
-                self._keys.authenticate(context)
+                await self._keys.authenticate(context)
             body = await self._read(context, receive)
             await self._routes(scope, _replay(body, receive), answer.send)
         except Left:

@@ -47,7 +47,7 @@ def routes(parts: HttpParts) -> APIRouter:
 
 
 def _serving(file: Path) -> Any:
-    """A handler that answers with the file as it is now."""
+    """A handler that answers with the file as it was when the gateway started."""
     content, kind = file.read_bytes(), TYPES[file.suffix]
 
     async def serve() -> Response:
