@@ -195,6 +195,12 @@ class AsyncClient:
         request = gateway_pb2.ListModelsRequest()
         return list((await self._ask(lambda stub: stub.ListModels(request, timeout=ANSWER_S))).models)
 
+    async def fleet(self) -> gateway_pb2.GetFleetResponse:
+        """Every worker that the gateway knows, with its load. For operators' keys."""
+        request = gateway_pb2.GetFleetRequest()
+        workers: gateway_pb2.GetFleetResponse = await self._ask(lambda stub: stub.GetFleet(request, timeout=ANSWER_S))
+        return workers
+
     async def tokenize(self, text: str, model: str = "") -> list[int]:
         """Token ids of a text, as `generate` would read it."""
         request = gateway_pb2.TokenizeRequest(text=text, model=model)

@@ -115,6 +115,9 @@ class Client:
     def models(self) -> list[gateway_pb2.ServedModel]:
         return self._thread.run(self._client.models())
 
+    def fleet(self) -> gateway_pb2.GetFleetResponse:
+        return self._thread.run(self._client.fleet())
+
     def tokenize(self, text: str, model: str = "") -> list[int]:
         return self._thread.run(self._client.tokenize(text, model))
 
