@@ -10,13 +10,16 @@ from slipstream.process import exit_on_error, run_role, tune_runtime, until_sign
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.telemetry import logs
 from slipstream.telemetry.span_exporters import tracing_from_env
+from slipstream.tokenizer.vocabulary import check_folder
 from verifier_svc.config import PREFIX, VerifierConfig
-from verifier_svc.verifier import VerifierParts, running
 
 log = logging.getLogger("verifier_svc")  # run as a program, the module is called __main__
 
 
 async def serve(config: VerifierConfig) -> None:
+    # Imported now, because torch takes seconds and a model that is missing is told at once.
+    from verifier_svc.verifier import VerifierParts, running
+
     async with (
         tracing_from_env("slipstream-verifier") as tracing,
         running(config, VerifierParts(certificates=certificates_from_env(), tracing=tracing)) as verifier,
@@ -33,6 +36,8 @@ def main() -> None:
     with exit_on_error("verifier"):
         config = from_env(VerifierConfig, PREFIX)
         logs.configure("verifier", config.log_level, config.log_format)
+        for model in filter(None, [config.model, *config.local_methods().values()]):
+            check_folder(model)
     run_role("verifier", serve(config))
 
 
