@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import FailedPrecondition
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.tokenizer.grammar import Mask
+from slipstream.tokenizer.grammar import Mask, MaskBudget
 from tests.enumeration import Draft, Path, Target, bias, draft_of, error, target_of
 from tests.rounds import PROMPT, Round, World, law
 from tests.unit.verifier_svc.acceptance.test_acceptance_coupled import (
@@ -197,12 +199,26 @@ class Cursors:
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
+        self._output: Path = ()
 
-    def cursor(self) -> Cursors:
-        return self
+    def cursor(self, budget: MaskBudget) -> Cursors:
+        return Cursors(self._vocabulary)
 
-    def allows(self, output: list[int], token: int) -> bool:
-        return token in choices(tuple(output), self._vocabulary)
+    def commit(self, tokens: list[int]) -> None:
+        self._output += tuple(tokens)
+
+    def mask(self, path: list[int]) -> Mask:
+        return mask_of(choices((*self._output, *path), self._vocabulary), self._vocabulary)
+
+
+class AtOnce:
+    """Threads that are done before they are asked anything else."""
+
+    def submit(self, tenant: str, work: Callable[[], None]) -> None:
+        work()
+
+
+THREADS = SimpleNamespace(quick=AtOnce(), slow=AtOnce(), computed=0)
 
 
 def through_rounds(seed: int, *, drawn: bool) -> float:
@@ -211,8 +227,14 @@ def through_rounds(seed: int, *, drawn: bool) -> float:
     target = masked(seed, vocabulary)
 
     def admits(session: Session) -> object:
-        grammar = Cursors(vocabulary)
-        return GrammarConstraint(grammar, session.tokens, len(PROMPT), drawn=drawn).admits  # type: ignore[arg-type]
+        session.constraint = GrammarConstraint(
+            Cursors(vocabulary),  # type: ignore[arg-type]
+            session.tokens[len(PROMPT) :],
+            drawn=drawn,
+            threads=THREADS,  # type: ignore[arg-type]
+            call_soon=lambda function: function(),
+        )
+        return session.constraint.admits
 
     drafts = [draft_of(seed + number, vocabulary, vocabulary) for number in (1, 2)]
     rounds = Round(passes=2, budget=2), Round(passes=1, budget=3)
