@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from slipstream.errors import CONTROL_FLOW, GRAMMAR_TOO_COSTLY, Internal, SlipstreamError
@@ -29,6 +30,8 @@ TURN_S = 0.002
 """Seconds after which a session leaves its thread to the next one."""
 SLOW_S, SLOW_MASKS = 0.002, 32
 """A session is slow until so many masks in a row took less than SLOW_S seconds of a processor each."""
+LONG_OUTPUT = 64
+"""Tokens of an output above which a session is slow until its first mask is there."""
 WORTH_S = 0.005
 """Most seconds that a step waits for the masks of a session that is not slow."""
 THREADS = 2
@@ -72,6 +75,16 @@ class MaskThreads:
         """Masks so far: a verifier that computes some is not stuck."""
 
 
+@dataclass(frozen=True, slots=True)
+class MaskWorkers:
+    """Where the masks of one session are computed."""
+
+    threads: MaskThreads
+    call_soon: Callable[[Callable[[], None]], object]
+    """Has the event loop call a function; called on other threads."""
+    tenant: str = ""
+
+
 class GrammarConstraint:
     """Owned by the event loop; while a step runs, the model's thread calls `after`."""
 
@@ -81,22 +94,18 @@ class GrammarConstraint:
         output: Sequence[int],
         *,
         drawn: bool,
-        threads: MaskThreads,
-        tenant: str = "",
-        call_soon: Callable[[Callable[[], None]], object],
+        workers: MaskWorkers,
+        budget: MaskBudget | None = None,
     ) -> None:
-        """`output`: the tokens that are committed already. `drawn`: candidates are judged by a ratio rule. `call_soon`:
-        has the event loop call a function; called on other threads."""
+        """`output`: the tokens that are committed already. `drawn`: candidates are judged by a ratio rule."""
         self._grammar = grammar
         self._drawn = drawn
-        self._threads = threads
-        self._tenant = tenant
-        self._call_soon = call_soon
+        self._workers = workers
         self.settled: Callable[[], object] = lambda: None
         """Called on the event loop when masks have come."""
         self.failure: SlipstreamError | None = None
         """The error that ends the session, whatever it commits."""
-        self._budget = MaskBudget()
+        self._budget = budget or MaskBudget()
         self._moving = threading.Lock()
         """Held while the root moves, and while a thread reads where it stands."""
         self._root = _Place(None, -1)
@@ -106,7 +115,7 @@ class GrammarConstraint:
         self.busy = False
         """True while masks are being computed."""
         self._busy_since = 0.0
-        self._quick_left = 0
+        self._quick_left = int(len(output) > LONG_OUTPUT)
         """Quick masks after which the session is not slow any more."""
         self._failures = 0
         self._cursor: Cursor | None = None
@@ -162,16 +171,13 @@ class GrammarConstraint:
     def beside(self, output: Sequence[int]) -> GrammarConstraint:
         """A constraint with this grammar along other tokens, for candidates that are judged apart, at the expense of
         the same budget."""
-        double = GrammarConstraint(
+        return GrammarConstraint(
             self._grammar,
             output,
             drawn=self._drawn,
-            threads=self._threads,
-            tenant=self._tenant,
-            call_soon=self._call_soon,
+            workers=self._workers,
+            budget=self._budget,
         )
-        double._budget = self._budget
-        return double
 
     def _find(self, path: Sequence[int]) -> _Place:
         """The place at this path; it is there, because a candidate is."""
@@ -190,12 +196,12 @@ class GrammarConstraint:
             self._submit()
 
     def _submit(self) -> None:
-        threads = self._threads.slow if self._quick_left else self._threads.quick
+        threads = self._workers.threads.slow if self._quick_left else self._workers.threads.quick
         try:
-            threads.submit(self._tenant, self._work)
+            threads.submit(self._workers.tenant, self._work)
         except SlipstreamError as error:
             self.failure = error
-            self._call_soon(self._end_turn)
+            self._workers.call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
         if self._wanted and self.failure is None:
@@ -208,9 +214,12 @@ class GrammarConstraint:
 
     def after(self, path: tuple[int, ...]) -> Mask | None:
         """What may follow the committed tokens and this path. Raises what made that impossible to say."""
-        result = self._find(path).result
+        place = self._find(path)
+        result = place.result
         if isinstance(result, BaseException):
             raise result
+        if place.parent is not None and place.parent.result is None:
+            return None  # behind an end of text nothing counts
         if isinstance(result, _Known):
             raise Internal("a step began before the grammar's masks were there.")
         return result
@@ -227,7 +236,7 @@ class GrammarConstraint:
             log.error("following a grammar failed", exc_info=error)
             self.failure = Internal("the verifier failed on this session's grammar.")
         with contextlib.suppress(RuntimeError):  # the loop is closed: no session waits any more
-            self._call_soon(self._end_turn)
+            self._workers.call_soon(self._end_turn)
 
     def _next(self) -> _Place | None:
         try:
@@ -244,16 +253,12 @@ class GrammarConstraint:
         self._cursor.commit(unread)
         if path is None or place.result is not _Known.NOT_YET:
             return
-        above = place.parent.result if path and place.parent is not None else None
-        if path and above is None and self._drawn:  # behind an end of text nothing counts
-            place.result = None
-            return
-        if path and not _leads_to(above, place.token):
+        if path and place.parent is not None and not _leads_to(place.parent.result, place.token):
             place.result = _Known.FORBIDDEN
             return
         began = time.thread_time()
         place.result = self._mask(self._cursor, path)
-        self._threads.computed += 1
+        self._workers.threads.computed += 1
         slow = time.thread_time() - began > SLOW_S
         self._quick_left = SLOW_MASKS if slow else max(0, self._quick_left - 1)
 

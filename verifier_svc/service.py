@@ -31,7 +31,7 @@ from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
-from verifier_svc.grammar_constraint import GrammarConstraint, MaskThreads
+from verifier_svc.grammar_constraint import GrammarConstraint, MaskThreads, MaskWorkers
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Reply, Session
 from verifier_svc.sources.address_allowlist import AddressAllowlist
@@ -219,9 +219,11 @@ class GatewayStream:
             grammar,
             session.tokens[session.prompt_length :],
             drawn=not session.sampling.coupled,
-            threads=self._service.masks,
-            tenant=tenant_of(session.cache_salt),
-            call_soon=asyncio.get_running_loop().call_soon_threadsafe,
+            workers=MaskWorkers(
+                self._service.masks,
+                asyncio.get_running_loop().call_soon_threadsafe,
+                tenant_of(session.cache_salt),
+            ),
         )
         session.tree.admits = constraint.admits
         constraint.settled = partial(self._service.masks_came, session, constraint)

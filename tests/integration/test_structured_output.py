@@ -271,7 +271,9 @@ async def test_a_grammar_whose_masks_take_long_ends_alone_while_others_go_on(
         for decoded in await asyncio.gather(*both):
             assert decoded.end is not None and not decoded.end.HasField("failure")
     for decoded in doomed:
-        assert await ended(decoded) == (grpc.StatusCode.FAILED_PRECONDITION, "GRAMMAR_TOO_COSTLY")
+        code, reason = await ended(decoded)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert reason in ("GRAMMAR_TOO_COSTLY", "GRAMMAR_GAVE_UP")  # a fast processor reaches the library's limit first
         assert decoded.token_ids and set(spelled(decoded.token_ids)) <= {"a", "b"}
     assert server.service.progress > server.scheduler.steps
     await until(lambda: not len(server.scheduler))

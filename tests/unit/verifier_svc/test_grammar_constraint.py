@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame, Grafted
-from slipstream.tokenizer.grammar import Cursor
+from slipstream.tokenizer.grammar import Cursor, MaskBudget
 from slipstream.tokenizer.structured_output import StructuredOutput
 from tests.grammars import AMBIGUOUS, END, LANGUAGES, allowed, compiled, place, tokenizer
-from verifier_svc.grammar_constraint import MOST_FAILURES, GrammarConstraint, MaskThreads
+from verifier_svc.grammar_constraint import MOST_FAILURES, GrammarConstraint, MaskThreads, MaskWorkers
 
 Path = tuple[int, ...]
 PROMPT = [9, 8, 7]
@@ -33,7 +33,11 @@ class Constrained:
         self.tree = CandidateTree([*PROMPT, *output])
         self.forbidden = 0
         self.constraint = GrammarConstraint(
-            compiled(structure), output, drawn=drawn, threads=THREADS, tenant=tenant, call_soon=self._calls.put
+            compiled(structure),
+            output,
+            drawn=drawn,
+            workers=MaskWorkers(THREADS, self._calls.put, tenant),
+            budget=MaskBudget(0.005, 0.5),
         )
         self.constraint.settled = self._settled
         self.tree.admits = self.constraint.admits
@@ -218,7 +222,7 @@ def test_while_one_tenant_s_masks_take_long_others_get_theirs() -> None:
     """The others' are all there before the slow ones are, however many those are."""
     (a,) = tokenizer().encode("a").ids
     text = tokenizer().encode("foobar12!").ids
-    slow = [Constrained(AMBIGUOUS, [a] * 150) for _ in range(6)]
+    slow = [Constrained(AMBIGUOUS, [a] * 150) for _ in range(16)]
     for _ in range(20):
         quick = Constrained(LANGUAGES["words"].structure, tenant="other")
         quick.graft(Frame(len(PROMPT), 0, 1, tuple(text), (-0.1,) * len(text)))

@@ -34,7 +34,7 @@ from tests.unit.verifier_svc.acceptance.test_acceptance_coupled import (
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
-from verifier_svc.grammar_constraint import GrammarConstraint
+from verifier_svc.grammar_constraint import GrammarConstraint, MaskWorkers
 from verifier_svc.session import Session
 
 
@@ -231,8 +231,7 @@ def through_rounds(seed: int, *, drawn: bool) -> float:
             Cursors(vocabulary),  # type: ignore[arg-type]
             session.tokens[len(PROMPT) :],
             drawn=drawn,
-            threads=THREADS,  # type: ignore[arg-type]
-            call_soon=lambda function: function(),
+            workers=MaskWorkers(THREADS, lambda function: function()),  # type: ignore[arg-type]
         )
         return session.constraint.admits
 
