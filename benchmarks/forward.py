@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from benchmarks.processes import INFLATED, MODELS, inflate
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.engine.attention.plan import Read, visible
+from slipstream.engine.attention.reads import Read, visible
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.store import KVStore

@@ -11,6 +11,7 @@ from gateway.routing.experiment import Experiment
 from gateway.routing.experiment import parse as parse_experiment
 from gateway.routing.rules import Rule, parse
 from gateway.store.address import parse as parse_store
+from gateway.text.tool_calls import FORMATS as TOOL_FORMATS
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
 from slipstream.telemetry.logs import check as check_logs
@@ -37,6 +38,15 @@ class GatewayConfig:
     """File with a chat template in Jinja; empty: the one in the folder of the tokenizer, if any."""
     listen: str = "127.0.0.1:50051"
     """HOST:PORT to listen at; port 0 picks a free one."""
+    http: str = "off"
+    """HOST:PORT of the HTTP API; port 0 picks a free one. `off`: none."""
+    http_idle_s: float = 30.0
+    """Seconds that an HTTP client has to send a request, and to take what is written to it."""
+    http_origins: tuple[str, ...] = ()
+    """Origins of web pages that browsers may let use the HTTP API (CORS); `*` for all."""
+    tool_calls: str = "auto"
+    """The format in which the model calls tools: `hermes`, `llama3_json`, `mistral`; `auto` reads it off the chat
+    template."""
     health_listen: str = ""
     """HOST:PORT for health checks alone, in plaintext; empty: they are answered at `listen` only."""
     tls_folder: str = ""
@@ -131,6 +141,8 @@ class GatewayConfig:
         self._check_numbers()
         if self.durability not in ("strict", "relaxed"):
             raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
+        if self.tool_calls not in TOOL_FORMATS:
+            raise InvalidArgument(f"GATEWAY_TOOL_CALLS={self.tool_calls!r}; choose one of {', '.join(TOOL_FORMATS)}.")
         self._check_store()
         self._check_drafters()
         check_logs(self.log_level, self.log_format)
@@ -171,7 +183,7 @@ class GatewayConfig:
         return prices
 
     def _check_numbers(self) -> None:
-        require_positive(self, PREFIX, "discovery_s", "store_grace_s", "rehoming_wait_s", "stall_s")
+        require_positive(self, PREFIX, "discovery_s", "store_grace_s", "rehoming_wait_s", "stall_s", "http_idle_s")
         require_positive(self, PREFIX, "max_sessions", "max_tokens_default", "credit_tokens", "max_prompt_bytes")
         require_positive(self, PREFIX, "breaker_window_s", "breaker_cool_down_s")
         require_not_negative(self, PREFIX, "failed_keys_per_minute", "max_draft_tokens", "rehomings", "grace_s")

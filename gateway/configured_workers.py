@@ -16,7 +16,7 @@ from gateway.routing.verifiers import DrafterFailed, VerifierWorker
 from slipstream.proposers.registry import method_in_verifier
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter
-from slipstream.rpc.server import DRAFTER, VERIFIER
+from slipstream.rpc.roles import DRAFTER, VERIFIER
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gateway.api.grpc_service import GatewayService, authenticating
 from gateway.auth.api_keys import ApiKeys
@@ -36,12 +37,17 @@ from slipstream.rpc.channel import MAX_MESSAGE_BYTES, Dial, dialer
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import AccessControl, Server
 from slipstream.rpc.tls import Certificates, certificates_from_env, server_credentials
+from slipstream.telemetry.metrics_collector import MetricsCollector
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.chat_template_source import load_chat_template
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
+if TYPE_CHECKING:
+    from gateway.api.http.server import HttpServer
+
+OFF = "off"
 BESIDES_BYTES = 1 << 20
 """Bytes of a request for everything that is neither prompt nor prediction."""
 CONNECTION_AGE_MS = 30 * 60 * 1000
@@ -84,7 +90,7 @@ class GatewayServer:
 
     async def ready(self) -> None:
         """Wait until a verifier can serve, then let health checks succeed."""
-        while not any(verifier.ready for verifier in self.router.verifiers):
+        while not self.router.ready:
             await self.router.changes.wait()
         for model in [verifier.model for verifier in self.router.verifiers if verifier.model is not None]:
             await self.tokenizer.prepare(model)
@@ -101,8 +107,9 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         metrics, traffic = _request_metrics(config), ByteCounter()
         experiment = config.parsed_experiment()
         dial_for = partial(_dial_role, outside)
-        failed = metrics.drafter_failed
-        workers = ConfiguredWorkers(config, tokenizer.fingerprint, dial_for, traffic, failed, experiment)
+        workers = ConfiguredWorkers(
+            config, tokenizer.fingerprint, dial_for, traffic, metrics.drafter_failed, experiment
+        )
         router = workers.router(outside.clock)
         for worker in router.workers:
             stack.push_async_callback(worker.close)
@@ -117,8 +124,9 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         keys = ApiKeys(config.api_keys, failures, outside.clock) if config.api_keys else None
         server = Server([service.register], _access(config, outside, keys), _grpc_options(config))
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, outside.tracing)
-        exposed = exposing(metrics_collector(parts), config.metrics_listen)
-        server.metrics_address = await stack.enter_async_context(exposed)
+        collector = metrics_collector(parts)
+        server.metrics_address = await stack.enter_async_context(exposing(collector, config.metrics_listen))
+        http = _http_server(config, outside, keys, (sessions, router, tokenizer, collector))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
@@ -128,9 +136,10 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
                 loops.append(tasks.create_task(write_behind.run()))
             try:
                 address = await server.start(config.listen, config.health_listen)
+                server.http_address = "" if http is None else await http.start(config.http)
                 yield GatewayServer(address, router, sessions, server, tokenizer, metrics, trial)
             finally:
-                await drain(server, sessions, config.grace_s)
+                await drain(server, sessions, config.grace_s, http)
                 await flush(write_behind, config.store_grace_s)
                 for loop in loops:
                     loop.cancel()
@@ -156,12 +165,38 @@ async def check(config: GatewayConfig) -> None:
     server = Server([])
     await server.start(config.listen, config.health_listen)
     await server.stop(0.0)
+    if config.http != OFF:
+        from gateway.api.http.server import bind
+
+        bind(config.http).close()
 
 
 async def _announce(gateway: GatewayServer) -> None:
     await gateway.ready()
     log.info("%s", gateway.server.announcement)
     print(gateway.server.announcement, flush=True)
+
+
+def _http_server(
+    config: GatewayConfig,
+    outside: GatewayDependencies,
+    keys: ApiKeys | None,
+    shared: tuple[SessionRegistry, Router, Tokenizer, MetricsCollector],
+) -> HttpServer | None:
+    if config.http == OFF:
+        return None
+    # Imported here: a gateway without HTTP starts without its libraries.
+    from gateway.api.http.parts import HttpParts
+    from gateway.api.http_front import http_server
+
+    sessions, router, tokenizer, collector = shared
+    parts = HttpParts(config, sessions, router, tokenizer, collector)
+    return http_server(parts, keys, _client_certificates(config, outside))
+
+
+def _client_certificates(config: GatewayConfig, outside: GatewayDependencies) -> Certificates | None:
+    """What clients see: the folder's, or else the certificate that the gateway shows to other services."""
+    return Certificates(config.tls_folder, authorities=False) if config.tls_folder else outside.certificates
 
 
 def _load_tokenizer(config: GatewayConfig) -> Tokenizer:
@@ -186,7 +221,7 @@ def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> SessionS
 def _access(config: GatewayConfig, outside: GatewayDependencies, keys: ApiKeys | None) -> AccessControl:
     """Clients have keys, no certificates. The server's own certificate is the folder's, or else the one that it shows
     to other services."""
-    certificates = Certificates(config.tls_folder, authorities=False) if config.tls_folder else outside.certificates
+    certificates = _client_certificates(config, outside)
     credentials = server_credentials(certificates, ask_clients=False) if certificates is not None else None
     if keys is None:
         log.warning("GATEWAY_API_KEYS is not set: every client that reaches %s may use this gateway", config.listen)
@@ -215,14 +250,15 @@ def _request_metrics(config: GatewayConfig) -> RequestMetrics:
     return RequestMetrics(objectives, config.metric_workloads)
 
 
-async def drain(server: Server, sessions: SessionRegistry, grace_s: float) -> None:
+async def drain(server: Server, sessions: SessionRegistry, grace_s: float, http: HttpServer | None = None) -> None:
     """Give sessions `grace_s` to finish, whatever protocol their clients came by; the others are released, and their
     clients receive an error that asks them to resume."""
     log.info("draining: sessions have %g s to finish", grace_s)
-    stopping = asyncio.create_task(server.stop(grace_s + FAREWELL_S))
+    ends = [server.stop(grace_s + FAREWELL_S)] + ([] if http is None else [http.stop(grace_s + FAREWELL_S)])
+    stopping = asyncio.gather(*ends)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
-            await asyncio.wait([stopping])
+            await asyncio.shield(stopping)
             await sessions.wait_until_deserted()
     await sessions.close()
     await stopping

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-from slipstream.v1 import drafter_pb2
+from slipstream.v1 import drafter_pb2, types_pb2
 from tests.hostile_drafter import Command, HostileDrafter, Responses, frame, hostile
 
 Flood = Callable[[Command], drafter_pb2.DraftResponse]
@@ -18,12 +18,19 @@ def _crowd(command: Command) -> drafter_pb2.DraftResponse:
     return drafter_pb2.DraftResponse(candidates=[one] * 100_000)
 
 
+def _distributions(command: Command) -> drafter_pb2.DraftResponse:
+    """As many entries of distributions as one frame may have."""
+    longest = types_pb2.Distribution(token_ids=range(256), weights=[65535] * 256)
+    return frame(command, range(256), parents=[0] * 256, distributions=[longest] * 256)
+
+
 FLOODS: dict[str, Flood] = {
     "repeats": lambda command: frame(command, [1] * 50),
     "bushes": lambda command: frame(command, range(250), parents=[0] * 250),
     "for nobody": lambda command: frame(command, [1] * 50, session=command.session + 1000),
     "nothing": lambda command: drafter_pb2.DraftResponse(),
     "crowds": _crowd,
+    "distributions": _distributions,
 }
 
 

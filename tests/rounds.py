@@ -262,7 +262,8 @@ class Run:
             assert isinstance(candidates, types_pb2.Candidates), candidates
             if candidates.session == self._number:
                 tree = self.session.tree
-                tree.graft(read_frame(candidates, self._number, len(self._world.target(())), tree.limits))
+                size = len(self._world.target(()))
+                tree.graft(read_frame(candidates, self._number, size, tree.limits, with_distributions=True))
         self._frames.clear()
 
 

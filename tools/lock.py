@@ -22,8 +22,17 @@ HEAD = "# What images are built of: the versions that were tested. Made by `pyth
 def wanted(project: Path = PROJECT) -> list[Requirement]:
     """Requirements of the roles in pyproject.toml."""
     declared = tomllib.loads(project.read_text("utf-8"))["project"]
-    extra = [line for name in EXTRAS for line in declared["optional-dependencies"][name]]
-    return [Requirement(line) for line in [*declared["dependencies"], *extra]]
+    found, extras, seen = [Requirement(line) for line in declared["dependencies"]], list(EXTRAS), set[str]()
+    while extras:
+        if (name := extras.pop()) in seen:
+            continue
+        seen.add(name)
+        for requirement in map(Requirement, declared["optional-dependencies"][name]):
+            if requirement.name == declared["name"]:  # one extra names another
+                extras += requirement.extras
+            else:
+                found.append(requirement)
+    return found
 
 
 def closure(requirements: Iterable[Requirement]) -> dict[str, Version]:

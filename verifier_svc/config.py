@@ -13,12 +13,19 @@ from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 PREFIX = "VERIFIER_"
+ENGINES = ("embedded", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierConfig:
     model: str
     """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.factory`)."""
+    engine: str = "embedded"
+    """What runs the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
+    vllm_args: str = ""
+    """For `vllm`: further options of `vllm serve`, as `--tensor-parallel-size 4 --quantization awq`."""
+    vllm_step_timeout_s: float = 30.0
+    """For `vllm`: seconds after which a worker that does not answer is given up, and the verifier with it."""
     listen: str = "127.0.0.1:50071"
     """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
@@ -51,6 +58,8 @@ class VerifierConfig:
     """Most sessions that are open here at a time; more are refused."""
     max_draft_tokens: int = 32
     """Most candidates of one session in one step, whatever its policy asks for."""
+    always_speculate: bool = False
+    """True: candidates count as free, so that steps verify what has come even where that is slower. For tests."""
     step_tokens: int = 512
     """Most tokens of one forward pass."""
     prefill_tokens: int = 256
@@ -99,6 +108,11 @@ class VerifierConfig:
         require_positive(self, PREFIX, "draft_kv_tokens", "group_timeout_s", "group_start_s")
         require_not_negative(self, PREFIX, "threads", "max_draft_tokens", "min_path_probability", "max_wait_s")
         require_not_negative(self, PREFIX, "measure_s", "grace_s")
+        require_positive(self, PREFIX, "vllm_step_timeout_s")
+        if self.engine not in ENGINES:
+            raise InvalidArgument(f"VERIFIER_ENGINE={self.engine!r}; choose one of {', '.join(ENGINES)}.")
+        if self.vllm_args and self.engine != "vllm":
+            raise InvalidArgument("VERIFIER_VLLM_ARGS needs VERIFIER_ENGINE=vllm.")
         if self.min_path_probability > 1.0:
             raise InvalidArgument(
                 f"VERIFIER_MIN_PATH_PROBABILITY={self.min_path_probability}; give a probability, 1 at most."

@@ -247,6 +247,7 @@ class GatewayStream:
             history=_history(tokens, prompt_length) if sampling.penalised else None,
             send=self._send,
             workload=request.workload,
+            tenant=request.tenant,
             prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
             priority=request.priority,

@@ -60,7 +60,9 @@ class Session:
     send: Callable[[Reply], None]
     """Queues a reply to the session's gateway; never blocks, never raises."""
     workload: str = ""
-    """Label of the kind of work; acceptance is measured for each kind apart."""
+    """Label of the kind of work; acceptance is measured for each kind of a tenant's work apart."""
+    tenant: str = ""
+    """Name of the client's API key; empty where there is none."""
     prediction: tuple[int, ...] = ()
     """Output that the client expects; sent to the drafters."""
     cache_salt: str = ""

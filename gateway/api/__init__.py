@@ -1,4 +1,4 @@
-"""The gateway's public protocols: gRPC. Imports everything below it.
+"""The gateway's public protocols: gRPC, and HTTP for clients of OpenAI. Imports everything below it.
 
 To add a protocol, do this in one task for each call:
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from grpc_reflection.v1alpha import reflection
 
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import check_operator
@@ -46,6 +47,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
     def register(self, server: grpc.aio.Server) -> None:
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self, server)
+        named = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
+        reflection.enable_server_reflection((named, HEALTH, reflection.SERVICE_NAME), server)
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
         with _request_context(context) as called:
@@ -76,6 +79,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         check_name(request.model)
         self._router.model(request.model)
         return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text))
+
+    async def GetFleet(self, request: gateway_pb2.GetFleetRequest, context: Context) -> gateway_pb2.GetFleetResponse:
+        check_operator()
+        return gateway_pb2.GetFleetResponse(
+            workers=self._router.describe_fleet(), sessions=self._sessions.open_sessions
+        )
 
     async def GetExperiment(
         self, request: gateway_pb2.GetExperimentRequest, context: Context

@@ -41,6 +41,8 @@ class ResolvedRequest:
     """Names of drafters that propose without serving."""
     revision: int = 0
     """Number of times that the session was rolled back: a client that has the former text sees that this is another."""
+    annotation: bytes = b""
+    """What the client keeps with the session."""
     vocabulary: str = ""
     """Fingerprint of the tokenizer that makes the session's text."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
@@ -69,6 +71,7 @@ class ResolvedRequest:
             structured_output=proto_conversion.structure_to_proto(self.structure),
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
+            annotation=self.annotation,
             owner=self.owner,
             revision=self.revision,
             vocabulary_fingerprint=self.vocabulary,

@@ -94,6 +94,11 @@ class Router:
     def workers(self) -> list[VerifierWorker | DrafterWorker]:
         return [*self.verifiers, *self.drafters]
 
+    @property
+    def ready(self) -> bool:
+        """Whether a verifier can serve."""
+        return any(verifier.ready for verifier in self.verifiers)
+
     def models(self) -> dict[str, types_pb2.ModelInfo]:
         """The models served, by name. Raises Unavailable while no verifier is known."""
         known = {verifier.model.name: verifier.model for verifier in self.verifiers if verifier.model is not None}
@@ -213,6 +218,12 @@ class Router:
                 for name, model in sorted(self.models().items())
             ]
         )
+
+    def describe_fleet(self) -> list[gateway_pb2.FleetWorker]:
+        """Every worker, verifiers first. A drafter is compared with the first model."""
+        target = next(iter(self.models().values()), None)
+        drafters = [drafter.as_fleet_worker(target) for drafter in self.drafters]
+        return [*(verifier.as_fleet_worker() for verifier in self.verifiers), *drafters]
 
     def _names(self) -> list[str]:
         return list(dict.fromkeys([*self.pools, *(drafter.pool for drafter in self.drafters)]))

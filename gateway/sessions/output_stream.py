@@ -6,7 +6,9 @@ text for all of them. The client that is farthest sets the verifier's credit.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import accumulate
 
 from gateway.text.transcript import Transcript
 from slipstream.concurrency import Broadcast
@@ -44,6 +46,8 @@ class OutputStream:
         """Called when the last client has gone."""
         self._pieces: list[str] = []
         """Text that each token made final."""
+        self._ends: list[int] = []
+        """Characters of text up to and including each token's."""
         self._tail = ""
         """Text that became final at the end."""
         self._without_logprobs = 0
@@ -64,7 +68,9 @@ class OutputStream:
     def append_tokens(self, tokens: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] = ()) -> None:
         """Add output that is in the log already, with the verifier's log-probabilities if they were asked for."""
         self.tokens += tokens
-        self._pieces += [self.transcript.push([token]) for token in tokens]
+        pieces = [self.transcript.push([token]) for token in tokens]
+        self._pieces += pieces
+        self._ends += list(accumulate(map(len, pieces), initial=self._end(len(self._ends))))[1:]
         stopped = self.transcript.carrying() if self.transcript.stop else len(self.tokens)
         fresh = self.tokens[self._shown : max(self._shown, stopped)]
         self._shown += len(fresh)
@@ -142,14 +148,20 @@ class OutputStream:
 
     def _ahead(self, offset: int, characters: int | None) -> int | None:
         """`characters` once `offset` tokens were sent; None from where the tokens' text is as long."""
-        if characters is None or characters <= sum(map(len, self._pieces[:offset])):
-            return None
-        return characters
+        return None if characters is None or characters <= self._end(offset) else characters
+
+    def _end(self, tokens: int) -> int:
+        """Characters of the first tokens' text."""
+        return self._ends[tokens - 1] if tokens else 0
+
+    def _text(self, characters: int, until: int) -> str:
+        """The text of the first `until` tokens, without its first characters. Touches no token before those."""
+        first = bisect_right(self._ends, characters, hi=until)
+        return "".join(self._pieces[first:until])[max(0, characters - self._end(first)) :]
 
     def _delta(self, offset: int, until: int, characters: int | None) -> gateway_pb2.Delta:
-        text = "".join(self._pieces[offset:until])
-        if characters is not None:  # the client counts its text itself
-            text = "".join(self._pieces[:until])[characters:]
+        # A client that sends a number of characters counts its text itself.
+        text = "".join(self._pieces[offset:until]) if characters is None else self._text(characters, until)
         return gateway_pb2.Delta(
             offset=offset,
             token_ids=self.tokens[offset:until],
@@ -161,7 +173,8 @@ class OutputStream:
         """The text behind so many tokens, with the text of tokens that are not sent."""
         if characters is None:
             return "".join(self._pieces[offset:]) + self._tail
-        return ("".join(self._pieces) + self._tail)[characters:]
+        total = len(self._pieces)
+        return self._text(characters, total) + self._tail[max(0, characters - self._end(total)) :]
 
     def _take(self, reached: int) -> None:
         if reached > self.reached:

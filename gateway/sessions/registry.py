@@ -294,6 +294,7 @@ class SessionRegistry:
             output_token_ids=output_of(record),
             finish_reason=finished.reason,
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
+            annotation=stored.annotation,
         )
 
     async def read_record(self, session_id: str) -> SessionRecord:
@@ -305,6 +306,11 @@ class SessionRegistry:
         record = await self._ownership.store.read(session_id)
         stored_request(record)  # raises for another tenant's
         return record
+
+    @property
+    def open_sessions(self) -> int:
+        """Number of sessions here."""
+        return len(self._entries)
 
     def running(self, session_id: str) -> SessionRun | None:
         """The run of one of the caller's sessions, if it runs here."""

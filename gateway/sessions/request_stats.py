@@ -19,6 +19,9 @@ MISSES = {
 MOST_DRAFTERS = 64
 """Drafters that are counted apart; the others share the name `other`."""
 
+MOST_LENGTHS = 1024
+"""Longest accepted path that is counted by its length."""
+
 
 @dataclass(slots=True)
 class RoundCounters:
@@ -70,6 +73,11 @@ class RoundCounters:
             rounds += self.lengths[depth]
             yield depth, rounds
 
+    def histogram(self) -> list[int]:
+        """Rounds with candidates that accepted none of them, one, two, and so on."""
+        longest = min(max(self.lengths, default=-1), MOST_LENGTHS)  # a number that a verifier sent
+        return [self.lengths[length] for length in range(longest + 1)]
+
     def _count_hit_or_miss(self, done: verifier_pb2.Round) -> None:
         if done.miss == verifier_pb2.MISS_CAUSE_UNSPECIFIED:
             self.hits += 1
@@ -89,8 +97,8 @@ class RequestStats:
     clock: Callable[[], float]
     """Monotonic seconds."""
     arrived_at: float
-    speculates: bool = True
-    """Whether the session wants candidates at all."""
+    max_draft_tokens: int = 1
+    """Most candidates verified in one round; 0 for a session that wants none."""
     predicts: Callable[[str], bool] = lambda drafter: False
     """Whether the drafter of this name proposes from the request's prediction."""
     sums: RoundCounters = field(default_factory=RoundCounters)
@@ -99,6 +107,11 @@ class RequestStats:
     first_token_at: float | None = None
     last_token_at: float = 0.0
     ended_at: float | None = None
+
+    @property
+    def speculates(self) -> bool:
+        """True if the session wants candidates at all."""
+        return self.max_draft_tokens > 0
 
     def add_round(self, done: verifier_pb2.Round) -> None:
         if done.token_ids:
@@ -148,6 +161,8 @@ class RequestStats:
             rejected_prediction_tokens=sum(share.drafted - share.accepted for share in predicted),
             drafters=shares,
             emitted=sums.emitted,
+            accepted_lengths=sums.histogram(),
+            max_draft_tokens=self.max_draft_tokens,
         )
 
     @property

@@ -94,14 +94,18 @@ class ChatTemplate:
             written.append(block)
         return "".join(written)
 
-    def _template(self, tools: bool) -> Template:
+    def source(self, *, tools: bool) -> str:
+        """Jinja source for a request with tools, or without. Raises FailedPrecondition for a model without one."""
         if self._source is None:
             raise FailedPrecondition(
                 "The model has no chat template; send a prompt instead, or let the operator name a template with "
                 "GATEWAY_CHAT_TEMPLATE (`slipstream serve --chat-template FILE`).",
                 reason="CHAT_TEMPLATE_MISSING",
             )
-        source = self._source.chosen(tools=tools)
+        return self._source.chosen(tools=tools)
+
+    def _template(self, tools: bool) -> Template:
+        source = self.source(tools=tools)
         if source not in self._compiled:
             self._compiled[source] = _compile(source)
         return self._compiled[source]

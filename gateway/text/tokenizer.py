@@ -53,6 +53,15 @@ class Tokenizer:
         """Token ids of a part of a text, without special tokens around it. Raises what `encode` raises."""
         return await self._measured(self._middle.encode, text)
 
+    async def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of a text that holds its special tokens already, as a chat template writes it. Raises what `encode`
+        raises."""
+        return await self._measured(partial(self._encode, special=False), text)
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """The text of these tokens, without special tokens."""
+        return await asyncio.to_thread(self._decoding.whole, tokens)
+
     async def prepare(self, model: types_pb2.ModelInfo) -> None:
         """Prepare structured output for a model: what takes long the first time is done now."""
         await asyncio.wrap_future(self._grammars_of(model).prepare())

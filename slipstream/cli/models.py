@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.options import explained
+from slipstream.cli.options import explained, need_installed
 from slipstream.process import ALLOCATOR
 
 COUNT_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
@@ -44,6 +44,8 @@ def train(
 ) -> None:
     """Train a target, distil its drafter, evaluate both on held-out files, and write the models."""
     _with_allocator(threads)
+    with explained("train"):
+        need_installed("torch", "transformers")
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -101,6 +103,8 @@ def inflate(
     seed: Annotated[int, typer.Option(help="Seed of the added random weights.")] = 0,
 ) -> None:
     """Write a larger model that computes the same function, to measure serving with a small trained pair."""
+    with explained("inflate"):
+        need_installed("torch", "transformers")
     from rich.console import Console
     from rich.progress import Progress
 

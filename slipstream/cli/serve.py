@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -13,13 +14,13 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.options import explained
+from slipstream.cli.options import explained, need_installed
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.process import ALLOCATOR, END_WITH_PARENT
 from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
-from slipstream.rpc.server import DRAFTER, VERIFIER
+from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
@@ -31,6 +32,9 @@ END_GRACE_S = 25.0
 """Longer than the gateway's own grace for its sessions, so that it can report to clients and traces before it is
 killed."""
 RESTART_S = 1.0
+EMBEDDED = "embedded"
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
+"""Where `make setup-vllm` puts it."""
 SOMEWHERE = "127.0.0.1:1"
 """Address in place of workers that have none yet."""
 
@@ -38,12 +42,13 @@ SOMEWHERE = "127.0.0.1:1"
 class Role:
     """One process: started, waited for until it can serve, ended."""
 
-    def __init__(self, module: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, module: str, settings: Mapping[str, str], python: str = sys.executable) -> None:
         self.module = module
+        self._python = python
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
-        self.metrics = ""
-        """HOST:PORT of its metrics; empty for none."""
+        self.metrics = self.http = ""
+        """HOST:PORT of its metrics, and of its HTTP API; empty for none."""
 
     @property
     def process(self) -> asyncio.subprocess.Process:
@@ -65,13 +70,13 @@ class Role:
         async for line in process.stdout:
             if (text := line.decode()).startswith(READY):
                 ready = dict(word.partition("=")[::2] for word in text.split()[1:])
-                self.metrics = ready.get("metrics", "")
+                self.metrics, self.http = ready.get("metrics", ""), ready.get("http", "")
                 return ready["grpc"]
         raise Unavailable(f"{self.module} ended with status {await process.wait()} before it was ready.")
 
     async def _run(self, more: Mapping[str, str], *options: str) -> asyncio.subprocess.Process:
         environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more)
-        command = [sys.executable, "-m", self.module, *options]
+        command = [self._python, "-m", self.module, *options]
         return await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -110,6 +115,7 @@ class Fleet:
         metrics: bool = False,
         draft_in_verifier: bool = False,
         chat_template: Path | None = None,
+        engine: str = EMBEDDED,
     ) -> None:
         self._chat = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
@@ -121,7 +127,11 @@ class Fleet:
         if self._local:
             verifier |= _local_settings(self._local, draft, dtype, draft_quantisation, translate=translate)
             kinds = []
-        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing)
+        python = sys.executable
+        if engine != EMBEDDED:
+            verifier |= {"ENGINE": engine}
+            python = vllm_python()
+        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing, python)
         drafter = both | {"MODEL": draft, "QUANTISATION": draft_quantisation}
         methods = {kind: drafter | {"METHOD": kind} for kind in kinds}
         for kind, settings in methods.items():
@@ -134,21 +144,22 @@ class Fleet:
         self._addresses: dict[str, str] = {}
         self.gateway: Role | None = None
 
-    async def start(self, listen: str, store: str) -> str:
+    async def start(self, listen: str, store: str, http: str = "off") -> str:
         # The gateway starts last: its settings are checked before models load.
-        check = self._gateway(listen, store, SOMEWHERE, dict.fromkeys(self.drafters, SOMEWHERE)).check()
+        listens = {"GATEWAY_LISTEN": listen, "GATEWAY_HTTP": http}
+        check = self._gateway(listens, store, SOMEWHERE, dict.fromkeys(self.drafters, SOMEWHERE)).check()
         starting = [role.start() for role in (self.verifier, *self.drafters.values())]
         _, *workers = await asyncio.gather(check, *starting)
         verifier, *drafters = [str(address) for address in workers]
         self._addresses = dict(zip(self.drafters, drafters, strict=True))
         await check_fit(verifier, drafters)
-        self.gateway = self._gateway(listen, store, verifier, self._addresses)
+        self.gateway = self._gateway(listens, store, verifier, self._addresses)
         return await self.gateway.start()
 
-    def _gateway(self, listen: str, store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
+    def _gateway(self, listens: Mapping[str, str], store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
         named = {kind: IN_VERIFIER + kind for kind in self._local} | dict(drafters)
         settings = {
-            "GATEWAY_LISTEN": listen,
+            **listens,
             "GATEWAY_VERIFIERS": verifier,
             "GATEWAY_DRAFTERS": ",".join(f"{kind}={address}" for kind, address in named.items()),
             "GATEWAY_TRUSTED_DRAFTERS": ",".join(named),  # our own processes
@@ -175,6 +186,11 @@ class Fleet:
         return {**gateway, "verifier": self.verifier, **self.drafters}
 
     @property
+    def http(self) -> str:
+        """HOST:PORT of the HTTP API; empty for none."""
+        return "" if self.gateway is None else self.gateway.http
+
+    @property
     def metrics(self) -> str:
         """NAME=HOST:PORT of each role that serves metrics."""
         return ",".join(f"{name}={role.metrics}" for name, role in self.roles.items() if role.metrics)
@@ -182,6 +198,24 @@ class Fleet:
     async def stop(self) -> None:
         for role in self.roles.values():
             await role.end()
+
+
+def vllm_python() -> str:
+    """The interpreter with vLLM: SLIPSTREAM_VLLM_PYTHON, else the one that `make setup-vllm` made, else this one.
+    Raises FailedPrecondition where none of them has it."""
+    if named := os.environ.get("SLIPSTREAM_VLLM_PYTHON"):
+        if Path(named).exists():
+            return named
+        raise FailedPrecondition(f"SLIPSTREAM_VLLM_PYTHON={named} is no file; name an interpreter that has vLLM.")
+    beside = (Path(sys.prefix).parent / VLLM_PYTHON, Path(__file__).parents[2] / VLLM_PYTHON, Path.cwd() / VLLM_PYTHON)
+    if found := next((path for path in beside if path.exists()), None):
+        return str(found)
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    raise FailedPrecondition(
+        "no interpreter with vLLM was found; run `make setup-vllm`, or set SLIPSTREAM_VLLM_PYTHON.",
+        reason="VLLM_MISSING",
+    )
 
 
 def _local_settings(
@@ -222,20 +256,20 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
             typer.echo(f"slipstream serve: {warning}", err=True)
 
 
-async def run(fleet: Fleet, listen: str, store: str) -> None:
+async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
     """Serve until SIGTERM or SIGINT, or until the verifier or the gateway ends, which is an error."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     try:
         stop = asyncio.create_task(stopping.wait())
-        starting = asyncio.create_task(fleet.start(listen, store))
+        starting = asyncio.create_task(fleet.start(listen, store, http))
         await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             return
         metrics = f" metrics={fleet.metrics}" if fleet.metrics else ""
-        print(f"{READY}{starting.result()} http=off{metrics}", flush=True)
+        print(f"{READY}{starting.result()} http={fleet.http or 'off'}{metrics}", flush=True)
         tending = [asyncio.create_task(fleet.tend(kind)) for kind in fleet.drafters]
         vital = [role for role in fleet.roles.values() if role.module != "drafter_svc"]
         ends = [asyncio.create_task(role.ended(), name=role.module) for role in vital]
@@ -263,11 +297,15 @@ def serve(
         typer.Option(help=f"{', '.join(METHODS)}; repeat it for more. `none`: plain decoding."),
     ] = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.")] = "127.0.0.1:50051",
+    http: Annotated[
+        str, typer.Option(help="HOST:PORT of the HTTP API, OpenAI-compatible; port 0 picks a free one; `off`: none.")
+    ] = "127.0.0.1:8000",
     store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.")] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
     target_quantisation: Annotated[str, typer.Option(help="int8 or int4; changes the text.")] = "",
     draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.")] = "",
+    engine: Annotated[str, typer.Option(help="What runs the target: embedded or vllm (`make setup-vllm`).")] = EMBEDDED,
     translate: Annotated[
         bool, typer.Option("--translate", help="The draft model may have another tokenizer; translate its tokens.")
     ] = False,
@@ -288,7 +326,8 @@ def serve(
         bool, typer.Option("--metrics", help="Serve /metrics of every role, at the addresses in the ready line.")
     ] = False,
 ) -> None:
-    """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT` when they can serve."""
+    """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can
+    serve."""
     kinds = drafter or ["model"]
     if unknown := set(kinds) - {*METHODS, "none"}:
         raise typer.BadParameter(f"no such drafter: {', '.join(unknown)}; choose {', '.join(METHODS)} or none.")
@@ -296,20 +335,24 @@ def serve(
         raise typer.BadParameter("`--drafter none` is plain decoding; give it alone.")
     kinds = [kind for kind in dict.fromkeys(kinds) if kind != "none"]
     with explained("serve"):
+        need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
         target, draft = target or shipped_model("target"), draft or shipped_model("draft")
-    fleet = Fleet(
-        target,
-        draft,
-        kinds,
-        dtype,
-        threads or default_threads(),
-        target_quantisation,
-        draft_quantisation,
-        translate,
-        traces,
-        metrics,
-        draft_in_verifier,
-        chat_template,
-    )
+    if engine not in (EMBEDDED, "vllm"):
+        raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
-        asyncio.run(run(fleet, listen, store))
+        fleet = Fleet(
+            target,
+            draft,
+            kinds,
+            dtype,
+            threads or default_threads(),
+            target_quantisation,
+            draft_quantisation,
+            translate,
+            traces,
+            metrics,
+            draft_in_verifier,
+            chat_template,
+            engine,
+        )
+        asyncio.run(run(fleet, listen, store, http))

@@ -107,7 +107,7 @@ async def _restarted(
                 lost_at, request = _now(), _seeded(request, completion.seed)
                 completion.forget()
             elif not _may_begin_again(error, retry, lost_at, refusals < len(channels)):
-                raise _explained(error) from error
+                raise explained_absence(error) from error
             else:
                 await backoff.wait()
         channels = [*channels[1:], channels[0]]
@@ -284,7 +284,7 @@ def _unanswered(error: SlipstreamError) -> bool:
     return isinstance(error, Unavailable) and error.reason == error.code.name
 
 
-def _explained(error: SlipstreamError) -> SlipstreamError:
+def explained_absence(error: SlipstreamError) -> SlipstreamError:
     """Names the problem where no gateway answered."""
     if _unanswered(error):
         detail = error.message.splitlines()[0][:200] if error.message else "no answer"

@@ -96,6 +96,11 @@ class Segment:
         return len(self.pending) + len(self.nodes)
 
     @property
+    def is_chain(self) -> bool:
+        """True if each node's parent is the node before it."""
+        return self.parents == list(range(-1, len(self.nodes) - 1))
+
+    @property
     def logit_rows(self) -> int:
         return 1 + len(self.nodes) if self.want_logits else 0
 

@@ -11,6 +11,7 @@ from grpc_health.v1._async import HealthServicer
 
 from slipstream.errors import PermissionDenied, Unavailable
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
+from slipstream.rpc.roles import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.status_interceptor import Authorise, Context, StatusInterceptor, allow_all
 from slipstream.rpc.tls import Certificates, server_credentials
 
@@ -35,7 +36,6 @@ HEALTH = "grpc.health.v1.Health"
 LIVENESS = "liveness"
 """The health service's name for liveness probes: SERVING for as long as the event loop answers, whatever the load and
 the peers. Without a name it answers whether to send work."""
-DRAFTER, VERIFIER, GATEWAY = "drafter", "verifier", "gateway"
 ALLOWED_ROLES: Mapping[str, frozenset[str]] = {
     "slipstream.v1.VerifierService": frozenset({GATEWAY}),
     "slipstream.v1.DrafterService": frozenset({VERIFIER}),
@@ -107,7 +107,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for register in services:
             register(self._server)
-        self.address = self.health_address = self.metrics_address = ""
+        self.address = self.http_address = self.health_address = self.metrics_address = ""
 
     async def start(self, listen: str, health_listen: str = "") -> str:
         """Bind HOST:PORT (port 0 picks a free one) and return the address bound. Raises Unavailable.
@@ -128,7 +128,7 @@ class Server:
     @property
     def announcement(self) -> str:
         """The line that a role prints when it can serve."""
-        others = {"health": self.health_address, "metrics": self.metrics_address}
+        others = {"http": self.http_address, "health": self.health_address, "metrics": self.metrics_address}
         return " ".join([f"ready grpc={self.address}", *(f"{name}={at}" for name, at in others.items() if at)])
 
     async def set_serving(self, ready: bool) -> None:

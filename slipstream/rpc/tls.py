@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,6 +79,17 @@ class Certificates:
             except (OSError, ValueError) as error:
                 self._complaint.log_problem(f"the certificates in {folder} cannot be read, the former stay: {error}")
             return self._material
+
+    def server_context(self) -> ssl.SSLContext:
+        """A context of Python's own TLS with the present material, for servers that do not speak gRPC."""
+        material = self.current()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        with tempfile.NamedTemporaryFile() as file:  # it reads files only; readable for this process alone
+            file.write(material.key + b"\n" + material.chain)
+            file.flush()
+            context.load_cert_chain(file.name, password=_no_password)
+        return context
 
     def _stamped(self) -> Stamp:
         found = (path.stat() for path in self._files)

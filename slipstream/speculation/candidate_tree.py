@@ -1,7 +1,7 @@
 """The candidate tree of one session: the one data structure that every method of drafting feeds.
 
 Drafters' frames are grafted onto it, each step verifies a selection of it, and a commit moves its root along the
-committed tokens. What does not hang below the new root falls off: that is rollback, and the tree never decides a token.
+committed tokens. What does not hang below the new root falls off; the tree never decides a token.
 
 Nodes with the same token and parent are one node, whichever sources sent them. A node has names, (source, number within
 the source's generation), which lead to it until it dies. Committed nodes keep their names, so that a drafter which has
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.frame import Frame, Grafted, TreeLimits
 from slipstream.speculation.node import Node
 from slipstream.speculation.selection import (
@@ -92,7 +92,8 @@ class CandidateTree:
 
     def graft(self, frame: Frame) -> Grafted:
         """Adds a checked frame's nodes. Raises FailedPrecondition for a frame that stands on uncommitted tokens, and
-        InvalidArgument for one that moves its generation's root; the tree is then unchanged."""
+        InvalidArgument for one that moves its generation's root; the tree is then unchanged. Raises InvalidArgument
+        for a new node's distribution that is not valid; the nodes before it are then in the tree."""
         self._remove_dead()
         source = self._sources.get(frame.source)
         if source is None:
@@ -110,10 +111,10 @@ class CandidateTree:
         if frame.base_length != source.base:
             raise InvalidArgument("base_length changed within a generation; start a new generation instead.")
         fates: dict[str, int] = {}
+        self.version += 1
         for index, token in enumerate(frame.token_ids):
             fate = self._graft_node(frame, index, token, source)
             fates[fate] = fates.get(fate, 0) + 1
-        self.version += 1
         return Grafted(fates.pop("added", 0), fates.pop("merged", 0), fates)
 
     def recheck(self) -> int:
@@ -159,27 +160,6 @@ class CandidateTree:
                 self._forget_names(node)
             del self._trail[:excess]
         return diverged
-
-    def rollback(self, length: int) -> None:
-        """Shortens the committed prefix and empties the tree; frames of the generations so far become stale.
-
-        Raises OutOfRange for a length beyond the committed one. When the prefix is cut to before the remembered
-        window, frames must stand on exactly `length` or more.
-        """
-        if not 0 <= length <= self.base_length:
-            raise OutOfRange(f"cannot roll back to {length}; {self.base_length} tokens are committed.")
-        self._kill(self._root)
-        self._remove_dead()
-        self.version += 1
-        for source in self._sources.values():
-            # Once per generation: of two rollbacks in a row, a drafter may notice only the second.
-            source.generation += source.base >= 0
-            source.base = -1
-            source.names.clear()
-        self._trail = [node for node in self._trail if node.length <= length] or [Node(-1, length)]
-        for node in self._trail:
-            node.names.clear()
-            node.sources = ()
 
     def forget(self, source: int) -> None:
         """Removes a lost drafter: its names, and nodes that only it sent. Its number may be used again."""
@@ -245,12 +225,12 @@ class CandidateTree:
         allowed = True if self.admits is None else self.admits(parent.path(), token)
         if allowed is False:
             return None, "forbidden"
+        distribution = frame.distributions[index] if frame.distributions else None  # raises, so nothing changed yet
         self._order += 1
         self._nodes += 1
         node = parent.children[token] = Node(token, parent.length + 1, parent, self._order)
         node.log_prob = frame.log_probs[index]
-        if frame.distributions:
-            node.distribution = frame.distributions[index]
+        node.distribution = distribution
         if allowed is None:
             node.checked = False
             self._unchecked.append(node)

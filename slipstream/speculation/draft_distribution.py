@@ -7,8 +7,10 @@ ratio rule `rejection`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from slipstream.errors import InvalidArgument
 
@@ -30,13 +32,16 @@ class DraftDistribution:
         return DraftDistribution(tuple(token for token, _ in kept), tuple(weight for _, weight in kept))
 
 
-def check(distribution: DraftDistribution, vocabulary_size: int) -> None:
-    """Raises InvalidArgument for a distribution that no correct drafter sends."""
-    if not 1 <= len(distribution.token_ids) <= MAX_TOKENS or len(distribution.token_ids) != len(distribution.weights):
+def checked(token_ids: Sequence[int], weights: Sequence[int], vocabulary_size: int) -> DraftDistribution:
+    """The distribution of these tokens and weights. Raises InvalidArgument for one that no correct drafter sends."""
+    if not 1 <= len(token_ids) <= MAX_TOKENS or len(token_ids) != len(weights):
         raise InvalidArgument(f"a distribution needs 1 to {MAX_TOKENS} tokens, each with one weight.")
-    if len(set(distribution.token_ids)) != len(distribution.token_ids):
+    ids, shares = np.array(token_ids, dtype=np.int64), np.array(weights, dtype=np.int64)
+    ordered = np.sort(ids)
+    if (ordered[1:] == ordered[:-1]).any():
         raise InvalidArgument("a distribution names a token twice; send each token once.")
-    if not all(0 <= token < vocabulary_size for token in distribution.token_ids):
+    if ordered[0] < 0 or ordered[-1] >= vocabulary_size:
         raise InvalidArgument("a distribution names a token outside the vocabulary.")
-    if not all(1 <= weight <= MAX_WEIGHT for weight in distribution.weights):
+    if shares.min() < 1 or shares.max() > MAX_WEIGHT:
         raise InvalidArgument(f"weights must lie in 1..{MAX_WEIGHT}.")
+    return DraftDistribution(tuple(ids.tolist()), tuple(shares.tolist()))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from slipstream.errors import InvalidArgument
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -33,6 +33,15 @@ class TreeLimits:
     """Committed tokens that are remembered, so that frames on an older prefix can still be placed."""
 
 
+class Distributions(Protocol):
+    """One distribution for each node, or none at all. The tree reads those of the nodes that it adds, and no others: a
+    received one is checked when it is read."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> DraftDistribution | None: ...
+
+
 class Frame(NamedTuple):
     """Nodes first_node, first_node + 1, ... of one (source, generation).
 
@@ -47,7 +56,7 @@ class Frame(NamedTuple):
     log_probs: tuple[float, ...]
     """The drafter's log-probability of each node, given its parent."""
     parents: tuple[int, ...] = ()
-    distributions: tuple[DraftDistribution | None, ...] = ()
+    distributions: Distributions = ()
     """The distribution that each token was drawn from; only the rule `rejection` needs it."""
     source: int = 0
     """The drafter that sent the frame: a small number given by the receiver, not sent over the network."""

@@ -58,14 +58,14 @@ def _application(meter: MetricsCollector, loop: asyncio.AbstractEventLoop) -> Ca
         except (TimeoutError, RuntimeError):  # stuck, or closed
             start("503 Service Unavailable", [])
             return ()
-        kind, page = _page(meter, environ.get("HTTP_ACCEPT", ""))
+        kind, page = metrics_page(meter, environ.get("HTTP_ACCEPT", ""))
         start("200 OK", [("Content-Type", kind), ("Content-Length", str(len(page)))])
         return (page,)
 
     return application
 
 
-def _page(meter: MetricsCollector, accept: str) -> tuple[str, bytes]:
+def metrics_page(meter: MetricsCollector, accept: str) -> tuple[str, bytes]:
     """Content type and content; only OpenMetrics has exemplars."""
     if "application/openmetrics-text" not in accept:
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(meter.registry)

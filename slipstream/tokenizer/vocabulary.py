@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import FailedPrecondition, NotFound
 from slipstream.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SHIPPED = Path(__file__).resolve().parents[1] / "models"
 """The small trained pair that comes with the package; in a checkout a link to the folder `models`."""
@@ -50,6 +51,9 @@ def shipped_model(role: str) -> str:
 def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
     """Loads tokenizer.json from a folder or the hub, without the truncation and padding that some files set. Raises
     NotFound if it is missing, FailedPrecondition if it is broken."""
+    # Imported here: a command that only compares models does without.
+    from tokenizers import Tokenizer
+
     try:
         file = tokenizer_file(name, "tokenizer.json", revision)
         tokenizer = Tokenizer.from_file(str(file))

@@ -27,7 +27,7 @@ MEASURED = {"VERIFIER_MEASURE_S": "1"}
 
 def serve_command(*options: str) -> list[str]:
     """`slipstream serve` at a free port."""
-    return [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", *options]
+    return [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *options]
 
 
 def serve_environment() -> dict[str, str]:
@@ -37,6 +37,13 @@ def serve_environment() -> dict[str, str]:
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
     """The gateway's address, while `slipstream serve` runs with these options."""
+    with serving_both(*options) as (grpc, _):
+        yield grpc
+
+
+@contextmanager
+def serving_both(*options: str) -> Iterator[tuple[str, str]]:
+    """The gateway's addresses for gRPC and for HTTP."""
     process = subprocess.Popen(
         serve_command(*options), cwd=ROOT, env=serve_environment(), stdout=subprocess.PIPE, text=True
     )
@@ -44,7 +51,8 @@ def serving(*options: str) -> Iterator[str]:
     try:
         line = process.stdout.readline()
         assert line.startswith("ready grpc="), line
-        yield line.split()[1].removeprefix("grpc=")
+        ready = dict(word.partition("=")[::2] for word in line.split()[1:])
+        yield ready["grpc"], ready["http"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     finally:

@@ -99,7 +99,9 @@ def test_a_port_that_is_taken_is_told_of_before_anything_serves() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = subprocess.run(slipstream("serve", "--listen", address), cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            slipstream("serve", "--listen", address, "--http", "127.0.0.1:0"), cwd=ROOT, capture_output=True, text=True
+        )
     assert done.returncode == 1 and not done.stdout
     assert f"cannot listen on {address}" in done.stderr
 

@@ -22,7 +22,7 @@ from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest, new_key
 from slipstream.errors import NotFound, PermissionDenied, SlipstreamError, Unauthenticated
 from slipstream.rpc.channel import channel, dialer, error_of
-from slipstream.rpc.server import DRAFTER, GATEWAY, VERIFIER
+from slipstream.rpc.roles import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.tls import Certificates
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc

@@ -11,15 +11,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from slipstream.engine.factory import open_engine
 from slipstream.speculation.frame import TreeLimits
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
 from tests.flooder import FLOODS, flood
-from tests.hostile_drafter import hostile
+from tests.hostile_drafter import Command, HostileDrafter, Responses, hostile
 from verifier_svc.sources import flow_control
 from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.sources.flow_control import COMMANDS, FRAMES_PER_S, FrameRate, WorkAllowance
@@ -28,6 +30,8 @@ PROMPT = [7, 8, 9]
 TOKENS = 120
 SLOW = 300.0
 """Frames a second that are enough for a drafter of 4 ms a pass, and that a flood exceeds on any machine."""
+CALLS_PER_NODE = 20
+"""Python calls for one node of a frame; looking at each entry of a distribution would take over 500."""
 CLOSE = verifier_pb2.DecodeClose()
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,6 +144,51 @@ async def flooded_pace(decoded: Decoded, client: Gateway, enemy: str) -> float:
         for each in flooded:
             await until(each.done.is_set)
             assert each.token_ids == emulated_text(PROMPT, TOKENS)
+
+
+class Work:
+    """Counts the Python calls (a generator's next value is one) that each frame causes on the event loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.frames: list[int] = []
+        self._calls = 0
+        receive = DrafterLink.receive
+
+        def counted(link: DrafterLink, frame: drafter_pb2.DraftResponse) -> None:
+            self._calls = 0
+            sys.setprofile(self._count)
+            try:
+                receive(link, frame)
+            finally:
+                sys.setprofile(None)
+            self.frames.append(self._calls)
+
+        monkeypatch.setattr(DrafterLink, "receive", counted)
+
+    def _count(self, frame: FrameType, event: str, argument: object) -> None:
+        self._calls += event in ("call", "c_call")
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["new nodes", "the same again"])
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+async def test_what_a_frame_costs_depends_on_its_nodes_and_not_on_what_hangs_on_them(
+    rule: str, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One frame for each command is within every allowance: each has as many distributions, as long as can be."""
+    work = Work(monkeypatch)
+
+    def answer(_: HostileDrafter, command: Command) -> Responses:
+        if command.HasField("open") or command.HasField("commit"):
+            yield FLOODS["distributions"](command)
+            if again:
+                yield FLOODS["distributions"](command)
+
+    sampling = SamplingParams(temperature=1.0, seed=4, acceptance=rule)
+    async with hostile(answer) as enemy, fleet() as (_, client, _):
+        _, decoded = await client.open(PROMPT, tokens=40, drafters=[enemy.address], sampling=sampling, trusted=True)
+        await until(decoded.done.is_set)
+    print(max(work.frames), len(work.frames), failures(decoded))
+    assert max(work.frames) <= CALLS_PER_NODE * TreeLimits().frame_nodes
 
 
 def test_who_answers_every_command_with_a_whole_tree_never_runs_out() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import random
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,6 +23,7 @@ from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.calls import store
 from tests.front import Answer, Setting
+from tests.gateway_process import announced, gateway_process
 from tests.loopback import HOST, free_port
 from tests.scripted_verifier import served
 
@@ -93,30 +91,6 @@ async def test_a_text_in_another_vocabulary_is_not_told(setting: Setting) -> Non
         with pytest.raises(FailedPrecondition, match="f00d") as caught:
             await call
         assert caught.value.reason == "VOCABULARY_MISMATCH"
-
-
-async def announced(process: asyncio.subprocess.Process) -> str:
-    """The address in the line that a process prints when it can serve."""
-    assert process.stdout is not None
-    line = (await process.stdout.readline()).decode()
-    assert line.startswith("ready grpc=127.0.0.1:"), line
-    return line.strip().removeprefix("ready grpc=")
-
-
-@asynccontextmanager
-async def gateway_process(folder: Path, verifier: str, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
-    environ |= {"GATEWAY_TOKENIZER": str(folder), "GATEWAY_VERIFIERS": verifier, "GATEWAY_LISTEN": "127.0.0.1:0"}
-    environ |= {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", env=environ, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def test_a_process_says_when_it_is_ready_and_finishes_its_sessions_on_sigterm(

@@ -53,17 +53,21 @@ _Row = list[_Cell | None]
 class CostCurve:
     """Seconds of one step as a function of its tokens and sessions. Owned by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, free_candidates: bool = False) -> None:
+        """`free_candidates`: a step takes as long as without any, so that every candidate pays."""
+        self._free_candidates = free_candidates
         self._rows: dict[int, _Row] = {}
         self._tables: dict[int, list[float]] = {}
 
     def seconds(self, tokens: int, sessions: int) -> float:
         """Positive, and non-decreasing in tokens. 1 µs, or 0.1 ms when measurements came in since the last call."""
-        return _at(self._table(_row(sessions)), tokens)
+        return _at(self._table(_row(sessions)), sessions if self._free_candidates else tokens)
 
     def over(self, sessions: int) -> Callable[[range], list[float]]:
         """`seconds` of hundreds of sizes at once, ascending by one, as the budget asks for them in every step."""
         table = self._table(_row(sessions))
+        if self._free_candidates:
+            return lambda sizes: [_at(table, sessions)] * len(sizes)
         return lambda sizes: [
             *table[sizes.start : min(sizes.stop, LAST + 1)],
             *(_at(table, tokens) for tokens in range(max(sizes.start, LAST + 1), sizes.stop)),

@@ -1,17 +1,19 @@
-"""Opens the target: in this process alone, or on several ranks, whose leader schedules and whose others follow."""
+"""Opens the target: in this process, on vLLM's workers, or on several ranks, whose leader schedules."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.emulated.model import EMULATED
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, EngineLost
 from slipstream.engine.factory import open_engine
 from slipstream.engine.model_thread import ModelThread
 from slipstream.engine.models.quantisation import check_target_quantisation, silence_quantiser_logs
@@ -19,9 +21,12 @@ from slipstream.engine.models.spread import Spread
 from slipstream.engine.tensor_parallel.group import Group, Rank, leading
 from slipstream.errors import InvalidArgument
 from verifier_svc.config import VerifierConfig
+from verifier_svc.execution.embedded import EmbeddedExecutor
+from verifier_svc.execution.executor import StepExecutor
 
 if TYPE_CHECKING:
     from slipstream.engine.models.checkpoint import Checkpoint
+    from verifier_svc.execution.vllm.executor import VLLMExecutor
 
 
 def own_rank() -> Rank:
@@ -30,13 +35,49 @@ def own_rank() -> Rank:
 
 
 @asynccontextmanager
-async def running_engine(
+async def running_executor(
     opening: Callable[[VerifierConfig], Engine], config: VerifierConfig, thread: ModelThread
-) -> AsyncIterator[Engine]:
-    """The engine that `opening` returns, opened on `thread`. The other ranks, if there are any, end with the block."""
+) -> AsyncIterator[StepExecutor]:
+    """The configured executor, opened on `thread`; an embedded one runs the engine that `opening` returns. The other
+    ranks, if there are any, and vLLM's workers end with the block. Lost ones end it with EngineLost."""
+    if config.engine == "vllm":
+        async with _running_vllm(config, thread) as executor:
+            yield executor
+        return
     engine = await thread.run(opening, config)
     async with leading(engine, thread, config.group_timeout_s):
-        yield engine
+        yield EmbeddedExecutor(engine)
+
+
+@asynccontextmanager
+async def _running_vllm(config: VerifierConfig, thread: ModelThread) -> AsyncIterator[StepExecutor]:
+    executor = await thread.run(_open_vllm, config)
+    loop, lost = asyncio.get_running_loop(), asyncio.Event()
+    executor.core.on_lost = partial(loop.call_soon_threadsafe, lost.set)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(_raise_when(lost))
+            try:
+                yield executor
+            finally:
+                watching.cancel()
+    finally:
+        await thread.run(executor.close)
+
+
+async def _raise_when(lost: asyncio.Event) -> None:
+    await lost.wait()
+    raise EngineLost("a vLLM worker ended", reason="WORKER_LOST")
+
+
+def _open_vllm(config: VerifierConfig) -> VLLMExecutor:
+    """Imports vLLM, which not every interpreter has. Raises what `VLLMExecutor` raises."""
+    from slipstream.engine.models.checkpoint import describe_checkpoint
+    from verifier_svc.execution.vllm.executor import VLLMExecutor
+
+    if config.model.startswith(EMULATED):
+        raise InvalidArgument(f"{config.model} has no weights; use VERIFIER_ENGINE=embedded.")
+    return VLLMExecutor(config, describe_checkpoint(config.model))
 
 
 def open_target(config: VerifierConfig) -> Engine:

@@ -15,6 +15,7 @@ from slipstream.speculation.selection import ROOT, Selection
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.estimators.per_tenant import PerTenant
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.observer import StepTiming
@@ -23,6 +24,8 @@ from verifier_svc.session import CandidateChoice, Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
+PROMPT_PLACES = 4
+"""One of so many places of a step is for prompts, where its sessions are bounded."""
 NO_CANDIDATES = Selection()
 ANY_CANDIDATES = ExecutorLimits()
 NO_CHOICE = CandidateChoice(-1, 0, NO_CANDIDATES, [])
@@ -77,7 +80,7 @@ class Planner:
         self._limits = limits
         self._curve = curve
         self._clock = clock
-        self._calibration = Calibration(clock)
+        self._calibrations = PerTenant(lambda: Calibration(clock))
         self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
         self._masks_s = 0.0
         """Seconds for which the last plan should wait for the masks of a session's grammar."""
@@ -99,11 +102,11 @@ class Planner:
         if decoding:
             most = min(self._limits.prefill_tokens, self._limits.step_tokens // 2)
             reserved = min(most, sum(session.pending for session in prefilling))
-        decoding = decoding[: self._limits.step_tokens - reserved]
+        decoding = decoding[: min(self._limits.step_tokens - reserved, self._most_decoding(len(prefilling)))]
         plan = self._plan_decoding(decoding, self._limits.step_tokens - reserved - len(decoding), reserved)
         room = self._limits.step_tokens - sum(1 + len(scheduled.selection) for scheduled in plan.step)
         room = min(room, self._limits.prefill_tokens) if decoding else room
-        chunks = prefill_chunks(prefilling, room)
+        chunks = prefill_chunks(self._first_prompts(prefilling, len(decoding)), room)
         plan.step.extend(_schedule(session, size, NO_CANDIDATES) for session, size in chunks.items())
         return plan
 
@@ -136,6 +139,16 @@ class Planner:
         paths = {session: choice.paths for session, choice in zip(competing, choices, strict=True)}
         return StepPlan(step, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
 
+    def _most_decoding(self, prompts: int) -> int:
+        """Most sessions of a step that decode: where the executor bounds its sessions, prompts get some places too."""
+        most = self._limits.executor.max_sequences
+        return most - min(prompts, most // PROMPT_PLACES)
+
+    def _first_prompts(self, prompts: list[Session], decoding: int) -> list[Session]:
+        """The prompts that have a place in a step beside so many decoding sessions."""
+        places = self._limits.executor.max_sequences - decoding
+        return prompts if len(prompts) <= places else sorted(prompts, key=lambda each: each.rank)[:places]
+
     def _draft_limit(self, session: Session) -> int:
         """Most candidates of the session that a step can verify."""
         return min(session.draft_limit, self._limits.executor.max_candidates)
@@ -160,7 +173,8 @@ class Planner:
         return tree.select_drawn(limit) if trees else tree.select_chain(limit)
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
-        return self._calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
+        calibration = self._calibrations[session.tenant]
+        return calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
 
     # Waiting.
 
@@ -177,7 +191,8 @@ class Planner:
     def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan) -> ExpectedGain:
         session, chosen = scheduled.session, scheduled.selection
         paths = plan.paths.get(session) or self._paths(session, chosen)
-        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, self._draft_limit(session))
+        limit = self._draft_limit(session)
+        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, limit, session.tenant)
 
     # Learning and measuring.
 
@@ -204,9 +219,10 @@ class Planner:
         """Learns from what became of the sequence's candidates."""
         session, chosen, path = scheduled.session, scheduled.selection, result.path
         if len(chosen):
-            self._calibration.learn(_labels(session, chosen), session.workload, chosen, path)
+            calibration = self._calibrations[session.tenant]
+            calibration.learn(_labels(session, chosen), session.workload, chosen, path)
             rejected = chosen.first_child(path[-1] if path else ROOT) is not None
-            self._wait_policy.observe_round(len(path), rejected)
+            self._wait_policy.observe_round(len(path), rejected, session.tenant)
 
     def cost_s(self, scheduled: ScheduledSequence, timing: StepTiming) -> float:
         """The sequence's own seconds of a step. The time that as many sessions take without further tokens is divided
@@ -219,7 +235,8 @@ class Planner:
 
     def prepare(self) -> None:
         """Computes ahead what the next plan needs and no arrival changes. Called while a step runs."""
-        self._calibration.draw_curves()
+        for calibration in self._calibrations:
+            calibration.draw_curves()
 
 
 def _labels(session: Session, chosen: Selection) -> list[str]:

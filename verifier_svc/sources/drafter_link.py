@@ -18,7 +18,7 @@ from slipstream.rpc import proto_conversion
 from slipstream.rpc.multiplexed_stream import MultiplexedStream
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 from verifier_svc.session import Session
-from verifier_svc.sources.flow_control import AHEAD, BYTES, FrameRate, WorkAllowance, read_frame
+from verifier_svc.sources.flow_control import AHEAD, BYTES, FrameRate, WorkAllowance, read_frame, work_of
 from verifier_svc.sources.liveness import LivenessMonitor
 from verifier_svc.sources.source import Attachment, SourceContext
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes
@@ -179,10 +179,7 @@ class DrafterLink:
     def _take(self, attachment: LinkedSession, candidates: types_pb2.Candidates) -> bool:
         """Whether they changed anything that a step looks at."""
         try:
-            news = self._graft(attachment, candidates)
-            if not attachment.allowance.spend(1 + len(candidates.token_ids)):
-                raise _flood("the drafter sends more candidates than a session can use.")
-            return news
+            return self._graft(attachment, candidates)
         except SlipstreamError as error:
             if error.reason == error.code.name:
                 error.reason = "PROTOCOL"
@@ -190,10 +187,19 @@ class DrafterLink:
             return attachment.session.served
 
     def _graft(self, attachment: LinkedSession, candidates: types_pb2.Candidates) -> bool:
-        """Raises InvalidArgument for what no correct drafter sends, FailedPrecondition for a base from the future."""
+        """Raises InvalidArgument for what no correct drafter sends, FailedPrecondition for a base from the future,
+        ResourceExhausted for more than the session's allowance."""
         session, vocabulary_size = attachment.session, self._context.target.vocabulary_size
         try:
-            frame = read_frame(candidates, attachment.number, vocabulary_size, session.tree.limits)
+            frame = read_frame(
+                candidates,
+                attachment.number,
+                vocabulary_size,
+                session.tree.limits,
+                with_distributions=not session.sampling.coupled,
+            )
+            if not attachment.allowance.spend(work_of(frame)):
+                raise _flood("the drafter sends more candidates than a session can use.")
             added = self._context.graft(session, frame)
         except SlipstreamError:
             self._context.dropped["invalid"] += len(candidates.token_ids)
@@ -289,7 +295,7 @@ class DrafterLink:
             attachment.owed = attachment.owed if flow.max_nodes else -math.inf
         if close is None:
             nodes = max(LEAST_NODES, attachment.max_nodes)
-            attachment.allowance.earn(nodes)
+            attachment.allowance.earn(nodes, with_distributions=not attachment.session.sampling.coupled)
             self._allowance.earn(2 * nodes, 1 + len(self._by_session))
         number, epoch = attachment.number, attachment.session.epoch
         with contextlib.suppress(ResourceExhausted):  # it does not read: the stream is closed and opened again

@@ -33,6 +33,7 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.selection import ROOT, Selection
 from slipstream.v1 import verifier_pb2
 from verifier_svc.estimators.calibration import Calibration
+from verifier_svc.estimators.per_tenant import PerTenant
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.observer import RoundResult, StepObserver
 from verifier_svc.session import Reply, Session
@@ -122,7 +123,7 @@ class ShadowDrafters(StepObserver):
 
     def __init__(self, sources: DoubleSources, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources = sources
-        self._calibration = Calibration(clock)
+        self._calibrations = PerTenant(lambda: Calibration(clock))
         self._of_session: dict[Session, dict[str, ShadowDrafter]] = {}
 
     def attach(self, session: Session, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
@@ -148,15 +149,16 @@ class ShadowDrafters(StepObserver):
         if self._of_session:
             for scheduled in step:
                 if scheduled.complete:
-                    for shadow in self._of(scheduled.session):
-                        shadow.look(scheduled.session.draft_limit, candidate_price, self._calibration)
+                    session = scheduled.session
+                    for shadow in self._of(session):
+                        shadow.look(session.draft_limit, candidate_price, self._calibrations[session.tenant])
 
     def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         """Adds the scores that the round's tokens decide."""
         if self._of_session:
             session, base = result.scheduled.session, result.scheduled.base
             for shadow in self._of(session):
-                if (score := shadow.commit(result.token_ids, self._calibration)) is not None:
+                if (score := shadow.commit(result.token_ids, self._calibrations[session.tenant])) is not None:
                     message.shadows.append(score)
                 self._sources.committed(shadow.double, base, result.token_ids)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from verifier_svc.estimators.per_tenant import PerTenant
 from verifier_svc.wait_policy.arrival_times import DelayDistribution, delay_bin
 from verifier_svc.wait_policy.draft_threshold import DraftThreshold
 from verifier_svc.wait_policy.wait_time import Awaited, wait_s
@@ -76,7 +77,7 @@ class WaitPolicy(Generic[Key]):
         self._step_s = seconds
         self._draft_threshold = DraftThreshold(threshold)
         self._gain_ratio = GainRatio[Key]()
-        self._acceptance = RunningAverage(FIRST_ACCEPTANCE)
+        self._acceptance = PerTenant(lambda: RunningAverage(FIRST_ACCEPTANCE))
         self._tokens, self._seconds = RunningAverage(), RunningAverage()
 
     @property
@@ -89,9 +90,9 @@ class WaitPolicy(Generic[Key]):
         """Path probability that candidates must have to be worth sending."""
         return self._draft_threshold.threshold
 
-    def observe_round(self, accepted: int, rejected: bool) -> None:
-        """Counts a session's accepted candidates; `rejected`: one behind them was not accepted."""
-        self._acceptance.add(accepted / max(1, accepted + rejected))
+    def observe_round(self, accepted: int, rejected: bool, tenant: str = "") -> None:
+        """Counts accepted candidates of a session of the tenant; `rejected`: one behind them was not accepted."""
+        self._acceptance[tenant].add(accepted / max(1, accepted + rejected))
 
     def observe_step(self, step: PlannedStep, tokens: int, seconds: float) -> bool:
         """Records a step of `tokens` tokens that took `seconds`, waiting included. Returns whether the threshold
@@ -118,13 +119,15 @@ class WaitPolicy(Generic[Key]):
             self._gain_ratio.start_wait(expected)
         return pause
 
-    def expected_gain(self, version: int, paths: Sequence[float], parents: Sequence[int], limit: int) -> ExpectedGain:
-        """What one more candidate below the likeliest leaf is worth to a session. `paths`: path probabilities of its
-        best candidates, of which the step takes the first; `parents`: those candidates' parents, by index; `limit`:
-        most that a step takes; `version`: of its tree."""
+    def expected_gain(
+        self, version: int, paths: Sequence[float], parents: Sequence[int], limit: int, tenant: str = ""
+    ) -> ExpectedGain:
+        """What one more candidate below the likeliest leaf is worth to a session of the tenant. `paths`: path
+        probabilities of its best candidates, of which the step takes the first; `parents`: those candidates' parents,
+        by index; `limit`: most that a step takes; `version`: of its tree."""
         inner, count = set(parents), len(parents)
         leaves = [path for node, path in enumerate(paths[:count]) if node not in inner]
-        gain, cost = max(leaves, default=1.0) * (self._acceptance.value or 0.0), self.candidate_price
+        gain, cost = max(leaves, default=1.0) * (self._acceptance[tenant].value or 0.0), self.candidate_price
         if count >= limit or len(paths) > count:
             cost = max(cost, paths[min(count, len(paths) - 1)])
         return ExpectedGain(version, sum(paths[:count]), gain, cost)

@@ -1,69 +1,50 @@
-"""The plan of one step: everything the layers share, computed once per forward pass, masks of candidate trees
-included."""
+"""The plan of one step: everything the layers share, computed once per forward pass."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
+from slipstream.engine.attention.batch_invariant import BLOCK, LEAST_KEYS, ROWS, Rows, attend, least_rows, segment_rows
 from slipstream.engine.attention.packed import Attending, States, explicit_attention
+from slipstream.engine.attention.reads import HIDDEN, Read, gather, inside_mask, segment_mask, visible
 from slipstream.engine.devices import upload
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.segment import Segment
-
-HIDDEN = float("-inf")
-
-
-def inside_mask(segment: Segment) -> torch.Tensor:
-    """[n, n] fp32: a row sees itself and its ancestors; 0 visible, -inf hidden."""
-    pending, n = len(segment.pending), segment.tokens
-    if segment.parents == list(range(-1, len(segment.nodes) - 1)):
-        return torch.full((n, n), HIDDEN).triu_(1)
-    seen = np.tril(np.ones((n, n), dtype=bool))
-    for node, parent in enumerate(segment.parents, start=pending):
-        seen[node, :node] = seen[pending + parent, :node]
-    return torch.zeros(n, n).masked_fill_(torch.from_numpy(~seen), HIDDEN)
-
-
-def segment_mask(
-    inside: torch.Tensor, positions: torch.Tensor, start: int, base: int, window: int | None
-) -> torch.Tensor:
-    """[n, L] over the slots start .. base+n-1. Slots before base hold the token of their own position.
-
-    positions int64 [n] are absolute; a window hides keys `window` or more positions back. It is tested on positions,
-    not on slots: nodes of a tree sit in slots beyond their depth.
-    """
-    n = len(positions)
-    mask = torch.zeros(n, base - start + n)
-    mask[:, base - start :] = inside
-    if window is not None:
-        keys = torch.cat([torch.arange(start, base), positions])
-        mask.masked_fill_(positions.unsqueeze(1) - keys >= window, HIDDEN)
-    return mask
-
-
-class Read(NamedTuple):
-    """The pool rows that one segment reads in the layers of one kind, and their mask."""
-
-    start: int
-    length: int
-    rows: torch.Tensor | None
-    """int64 [length] when the rows are not the run start .. start+length-1."""
-    mask: torch.Tensor | None
-    """[n * group, length] additive in the query's dtype; None when everything is visible to all queries."""
 
 
 class _Kind(NamedTuple):
     """Layers of one kind read the same."""
 
     window: int | None
+    heads: int
     group: int
     """Query heads of one KV head."""
     dtype: torch.dtype
     device: torch.device
+    least: int
+    """Fewest query rows of a product where rows are the same in every pass; 0 where they need not be."""
+
+
+class _Part(NamedTuple):
+    """A segment's query rows, and some of its neighbours' if it has too few for a product."""
+
+    read: Read
+    first: int
+    width: int
+    """Query rows first .. first+width-1."""
+    rows: Rows
+
+
+class _Parts(NamedTuple):
+    """Query rows of a pass, part by part."""
+
+    parts: list[_Part]
+    kept: torch.Tensor | None
+    """int64 [rows]: the parts' rows without those of neighbours; None: all."""
 
 
 class AttentionPlan:
@@ -71,9 +52,11 @@ class AttentionPlan:
         self._segments = segments
         self._store = store
         self._counts = [segment.tokens for segment in segments]
+        self._starts = [0, *accumulate(self._counts)]
         self._depths = [segment.depths() for segment in segments]
         self._rows: dict[torch.device, torch.Tensor] = {}
         self._reads: dict[_Kind, list[Read]] = {}
+        self._parts: dict[_Kind, _Parts] = {}
         self._inside: dict[int, torch.Tensor] = {}
         rows: list[int] = []
         tokens: list[int] = []
@@ -105,37 +88,66 @@ class AttentionPlan:
         heads, total, group = keys.shape[1], query.shape[2], query.shape[1] // keys.shape[1]
         # Query heads of one KV head become further query rows, token-major: [1, Hkv, T * group, D].
         folded = query.view(heads, group, total, -1).transpose(1, 2).reshape(1, heads, total * group, -1)
-        reads = self._reads_for(_Kind(extras.get("sliding_window"), group, query.dtype, query.device))  # type: ignore[arg-type]
-        many = len(self._counts) > 1
-        parts = torch.split(folded, [count * group for count in self._counts], dim=2) if many else (folded,)
         scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
-        if extras.get("softcap") is None and extras.get("s_aux") is None:
-            found = [
-                scaled_dot_product_attention(part, *visible(keys, values, read), attn_mask=read.mask, scale=scale)
-                for part, read in zip(parts, reads, strict=True)
-            ]
+        softcap: float | None = extras.get("softcap")  # type: ignore[assignment]
+        sinks = _row_sinks(extras.get("s_aux"), heads, total)
+        exact = query.device.type == "cpu" and query.dtype is torch.float32
+        least = (least_rows(heads, keys.shape[3], values.shape[3]) or ROWS[0]) if exact else 0
+        kind = _Kind(extras.get("sliding_window"), heads, group, query.dtype, query.device, least)  # type: ignore[arg-type]
+        if exact:
+            found = self._attend_invariant(kind, folded[0] * scale, (keys[0], values[0]), softcap, sinks)
         else:
-            found = [
-                self._explicit(part, visible(keys, values, read), read, scale, extras)
-                for part, read in zip(parts, reads, strict=True)
-            ]
-        out = torch.cat(found, dim=2) if many else found[0]
-        return out.view(heads, total, group, -1).transpose(0, 1).reshape(1, total, heads * group, -1)
+            found = self._attend_fused(kind, folded, (keys, values), scale, softcap, sinks)
+        return found.view(heads, total, group, -1).transpose(0, 1).reshape(1, total, heads * group, -1)
 
-    def _explicit(
+    def _attend_invariant(
         self,
-        part: torch.Tensor,
-        visible: tuple[torch.Tensor, torch.Tensor],
-        read: Read,
-        scale: float,
-        extras: dict[str, object],
+        kind: _Kind,
+        query: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
+        softcap: float | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        sinks = extras.get("s_aux")
-        if isinstance(sinks, torch.Tensor):
-            heads = part.shape[1]
-            group = sinks.numel() // heads
-            sinks = sinks.view(1, heads, 1, group).expand(-1, -1, part.shape[2] // group, -1).reshape(1, heads, -1, 1)
-        return explicit_attention((part, *visible), read.mask, scale, extras.get("softcap"), sinks)  # type: ignore[arg-type]
+        """query [heads, rows, Dk], scaled; pool: keys and values [heads, pool rows, D]. Returns [heads, rows, Dv]."""
+        keys, values = pool
+        transposed = keys.transpose(1, 2)
+        missing = kind.least - query.shape[1]
+        if missing > 0:
+            query = pad(query, (0, 0, 0, missing))
+            sinks = None if sinks is None else pad(sinks, (0, 0, 0, missing))
+        parts, kept = self._parts_for(kind)
+        found = []
+        for read, first, width, rows in parts:
+            if read.rows is None:
+                key, value = transposed.narrow(2, read.start, read.length), values.narrow(1, read.start, read.length)
+            else:
+                key, value = gather(keys, read.rows).transpose(1, 2), gather(values, read.rows)
+            own = query.narrow(1, first, width)
+            sink = None if sinks is None else sinks.narrow(1, first, width)
+            found.append(attend(own, key, value, rows, softcap, sink))
+        out = torch.cat(found, dim=1) if len(found) > 1 else found[0]
+        return out if kept is None else out.index_select(1, kept)
+
+    def _attend_fused(
+        self,
+        kind: _Kind,
+        folded: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        found = []
+        for part, read in zip(
+            folded.split([n * kind.group for n in self._counts], 2), self._reads_for(kind), strict=True
+        ):
+            key, value = visible(*pool, read)
+            if softcap is None and sinks is None:
+                found.append(scaled_dot_product_attention(part, key, value, attn_mask=read.mask, scale=scale))
+                continue
+            own = None if sinks is None else sinks[:, : part.shape[2]].unsqueeze(0)  # alike for all tokens
+            found.append(explicit_attention((part, key, value), read.mask, scale, softcap, own))
+        return torch.cat(found, dim=2) if len(found) > 1 else found[0]
 
     def _rows_on(self, device: torch.device) -> torch.Tensor:
         """The rows that are written; layers may lie on several devices."""
@@ -149,6 +161,27 @@ class AttentionPlan:
             found = self._reads[kind] = [self._read(at, kind) for at in range(len(self._segments))]
         return found
 
+    def _parts_for(self, kind: _Kind) -> _Parts:
+        found = self._parts.get(kind)
+        if found is None:
+            found = self._parts[kind] = self._divide(kind)
+        return found
+
+    def _divide(self, kind: _Kind) -> _Parts:
+        parts: list[_Part] = []
+        kept: list[int] = []
+        total, rows = self._starts[-1] * kind.group, 0
+        for at, read in enumerate(self._reads_for(kind)):
+            segment, own, count = self._segments[at], self._starts[at] * kind.group, self._counts[at] * kind.group
+            width = max(count, kind.least)
+            first = max(0, min(own, total - width))
+            inside = None if segment.is_chain else self._inside_mask(at)
+            seen = segment_rows(segment, read, inside, kind.heads, kind.group).widened(own - first, width)
+            parts.append(_Part(read, first, width, seen))
+            kept += range(rows + own - first, rows + own - first + count)
+            rows += width
+        return _Parts(parts, torch.tensor(kept) if len(kept) < rows else None)
+
     def _read(self, at: int, kind: _Kind) -> Read:
         sequence = self._segments[at].sequence
         base, n = sequence.length, self._counts[at]
@@ -157,22 +190,32 @@ class AttentionPlan:
             window = None
         if window is not None:
             start = max(0, base + 1 - window)
-        mask = None
-        if n > 1:
-            inside = self._inside.get(at)
-            if inside is None:
-                inside = self._inside[at] = inside_mask(self._segments[at])
-            positions = torch.tensor(self._depths[at]) + base
-            mask = segment_mask(inside, positions, start, base, window)
-            mask = upload(mask.repeat_interleave(kind.group, dim=0).to(kind.dtype), kind.device)
+            start -= start % BLOCK if kind.least else 0
         length = base + n - start
-        if sequence.rows is None:
-            return Read(sequence.first_row + start, length, None, mask)
-        return Read(0, length, upload(sequence.rows[start : start + length], kind.device), mask)
+        missing = max(0, LEAST_KEYS - length) if kind.least else 0
+        mask = None
+        if n > 1 or missing or (kind.least and window is not None):
+            positions = torch.tensor(self._depths[at]) + base
+            mask = segment_mask(self._inside_mask(at), positions, start, base, window)
+            mask = pad(mask, (0, missing), value=HIDDEN) if missing else mask
+            mask = upload(mask.repeat_interleave(kind.group, dim=0).to(kind.dtype), kind.device)
+        if missing:
+            # Missing keys are the first one again, hidden: rows that were never written may hold no numbers.
+            rows = torch.tensor(sequence.pool_rows(0, length) + sequence.pool_rows(0, 1) * missing)
+        elif sequence.rows is not None:
+            rows = upload(sequence.rows[start : start + length], kind.device)
+        else:
+            return Read(sequence.first_row + start, length, None, mask, start)
+        return Read(0, length + missing, rows, mask, start)
+
+    def _inside_mask(self, at: int) -> torch.Tensor:
+        if at not in self._inside:
+            self._inside[at] = inside_mask(self._segments[at])
+        return self._inside[at]
 
 
-def visible(keys: torch.Tensor, values: torch.Tensor, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
-    """[1, heads, length, dim] each: views of a contiguous run, else gathered copies."""
-    if read.rows is None:
-        return keys.narrow(2, read.start, read.length), values.narrow(2, read.start, read.length)
-    return keys.index_select(2, read.rows), values.index_select(2, read.rows)
+def _row_sinks(sinks: object, heads: int, total: int) -> torch.Tensor | None:
+    """Sinks [query heads] of the query rows [heads, rows, 1], token-major."""
+    if not isinstance(sinks, torch.Tensor):
+        return None
+    return sinks.view(heads, 1, -1).expand(-1, total, -1).reshape(heads, -1, 1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as library_logging
 
 from slipstream.engine.attention.packed import NAME, register
@@ -78,6 +79,25 @@ def load_checkpoint(
     if forward is None:
         return load_checkpoint(name, dtype, device, lean=False)
     return Checkpoint(forward, layers, info, input_device)
+
+
+def describe_checkpoint(name: str) -> ModelInfo:
+    """What `load_checkpoint` says of a model, without its weights; `dtype` is empty. Raises NotFound for a missing
+    model, FailedPrecondition for one that is no causal language model."""
+    local = is_local(name)
+    source = str(model_folder(name)) if local else name
+    options: dict[str, Any] = {"local_files_only": local, "revision": REVISION}
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, KeyError) as error:
+        raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
+    except ValueError as error:
+        raise _unsupported(source, f"transformers cannot read it ({str(error).splitlines()[0]})") from error
+    with contextlib.suppress(OSError):  # many checkpoints have no file of it
+        model.generation_config = GenerationConfig.from_pretrained(source, **options)
+    return _info(name, model, "", model.num_parameters())
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:

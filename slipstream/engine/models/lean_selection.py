@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from slipstream.engine.attention.packed import States, explicit_attention
-from slipstream.engine.attention.plan import HIDDEN
+from slipstream.engine.attention.reads import HIDDEN
 from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.models.forward import Forward, LibraryForward
 from slipstream.engine.models.lean_decoder import LeanDecoder

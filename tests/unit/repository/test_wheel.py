@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from slipstream.errors import NotFound
 from slipstream.tokenizer import vocabulary
+from tools.lock import closure
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("slipstream", "gateway", "drafter_svc", "verifier_svc", "capacity", "training")
@@ -24,6 +28,14 @@ for role in ("target", "draft"):
     folder = shipped_model(role)
     print(folder, fingerprint(load_tokenizer(folder)), *eos_token_ids(folder))
 """
+LOADED = """
+import sys
+before = set(sys.modules)
+import slipstream, slipstream.cli
+slipstream.Client, slipstream.AsyncClient
+print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
+"""
+CLIENT = {"grpcio", "grpcio-status", "protobuf", "typer", "rich"}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +65,20 @@ def test_the_command_starts(installed: Path) -> None:
     assert "slipstream = slipstream.cli:app" in entry_points.read_text()
     printed = run(installed, sys.executable, "-m", "slipstream", "serve", "--help")
     assert "--target" in printed and "--draft" in printed
+
+
+def test_a_client_needs_and_loads_nothing_of_the_services(installed: Path) -> None:
+    [metadata] = installed.glob("*.dist-info/METADATA")
+    lines = [line.split(":", 1)[1] for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist:")]
+    base = [each for each in map(Requirement, lines) if each.marker is None or "extra" not in str(each.marker)]
+    assert {each.name for each in base} == CLIENT
+    allowed = set(closure(base)) | {"slipstream-serve", "grpcio-health-checking", "grpcio-reflection", "grpcio-tools"}
+    owners = packages_distributions()
+    loaded = run(installed, sys.executable, "-c", LOADED).split()
+    found = {module: {canonicalize_name(each) for each in owners.get(module, ())} for module in loaded}
+    # grpc itself loads those packages beside it that are there, to offer them under its own name.
+    assert {module for module, names in found.items() if names and not names & allowed} == set()
+    assert {"grpc", "typer"} <= found.keys()
 
 
 def test_the_default_models_are_in_the_wheel(installed: Path) -> None:

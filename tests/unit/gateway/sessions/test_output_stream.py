@@ -189,3 +189,30 @@ async def test_the_fastest_of_several_clients_sets_the_pace_and_the_last_one_is_
         await follower
         assert sum(taken) == 5 and not gone and slow.tokens == []
     assert gone
+
+
+class Counted(list[str]):
+    """Counts the pieces of text that slices of it copied."""
+
+    copied = 0
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        found = super().__getitem__(index)
+        self.copied += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("characters", [None, 0, 5000, 2**32 - 1])
+async def test_what_a_delta_costs_depends_on_what_is_new_and_not_on_the_text_before_it(characters: int | None) -> None:
+    """Whatever a client says that it has: it may be ahead of the text for ever."""
+    stream, before, after = new_stream(), 5000, 200
+    stream.append_tokens([0] * before)
+    pieces = stream._pieces = Counted(stream._pieces)
+    async with aclosing(stream.follow(before, characters)) as events:
+        await anext(events)  # Started
+        for _ in range(after):
+            stream.append_tokens([0])
+            event = await anext(events)
+            assert isinstance(event, gateway_pb2.Delta) and len(event.token_ids) == 1
+    caught_up = before if characters == 0 else 0
+    assert pieces.copied <= caught_up + 2 * after

@@ -43,7 +43,7 @@ def test_misses_are_told_by_their_cause_and_what_is_no_miss_is_a_hit() -> None:
 
 
 def test_without_speculation_there_are_neither_hits_nor_misses() -> None:
-    stats = RequestStats(clock=lambda: 0.0, arrived_at=0.0, speculates=False)
+    stats = RequestStats(clock=lambda: 0.0, arrived_at=0.0, max_draft_tokens=0)
     stats.add_round(verifier_pb2.Round(token_ids=[1]))
     assert (stats.statistics().hits, dict(stats.statistics().misses)) == (0, {})
 

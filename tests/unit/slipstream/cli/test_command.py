@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 from typer.testing import CliRunner
 
-from slipstream.cli import app
+from slipstream.cli import app, options
 
 REFUSED = {
     "plain decoding with a drafter": (["serve", "--drafter", "none", "--drafter", "model"], "none"),
@@ -25,6 +25,17 @@ def test_what_makes_no_sense_is_refused_by_its_name(name: str) -> None:
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
     assert told in result.output
+
+
+@pytest.mark.parametrize("command", [["serve"], ["train"], ["inflate", "a", "b"], ["plan", "a.toml"]])
+def test_a_command_that_needs_more_than_the_client_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1")  # `train` starts itself again to set it
+    monkeypatch.setattr(options, "find_spec", lambda module: None)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "slipstream-serve[gateway,drafter,verifier]" in result.output and "NOT_INSTALLED" in result.output
 
 
 def test_it_tells_its_version() -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.prefix_cache import DIGEST_BYTES, PrefixCache, salt_digest
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, OutOfRange, ResourceExhausted
@@ -184,6 +185,50 @@ def test_moves_read_every_row_before_writing_any() -> None:
     store.queue_moves([(2, 1), (3, 2), (5, 3)])
     store.apply_moves()
     assert store.read(1)[0][0, 0, :, 0].tolist() == [0, 2, 3, 5, 4, 5]
+
+
+def test_a_pool_holds_whole_blocks_only() -> None:
+    assert (BlockPool.holding(11, 4).total, BlockPool.holding(11, 4).block_size) == (2, 4)
+    assert BlockPool.holding(4, 4).total == 1
+    with pytest.raises(ResourceExhausted):
+        BlockPool.holding(3, 4)
+
+
+@pytest.mark.parametrize("total, size", [(0, 4), (4, 0)])
+def test_a_pool_without_rows_is_no_pool(total: int, size: int) -> None:
+    with pytest.raises(ValueError):
+        BlockPool(total, size)
+
+
+def test_a_step_that_cannot_be_is_refused(books: KVCacheManager) -> None:
+    first, second = begin_unshared(books, 24), begin_unshared(books, 4)
+    with pytest.raises(InvalidArgument):
+        books._check_step([])
+    with pytest.raises(InvalidArgument):
+        books._check_step([Segment(first, [1]), Segment(second, [1]), Segment(first, [2])])
+    with pytest.raises(InvalidArgument):
+        books._check_step([Segment(second, [1]), Segment(first, [])])
+    first.length = 18
+    books._check_step([Segment(first, [1, 2], [3, 4], [-1, 0]), Segment(second, [1])])  # candidates may lie beyond 20
+    with pytest.raises(OutOfRange):
+        books._check_step([Segment(second, [1]), Segment(first, [1, 2, 3])])
+
+
+def test_the_blocks_a_sequence_holds_alone_are_counted(books: KVCacheManager) -> None:
+    sequence = begin_unshared(books, 12)
+    assert books.owned(sequence) == 3
+    books._pool.share(sequence.blocks[:1])
+    assert books.owned(sequence) == 2
+    books._pool.share(sequence.blocks[:1])
+    assert books.owned(sequence) == 2
+
+
+def test_a_block_that_was_never_cached_is_dropped_without_harm() -> None:
+    names = PrefixCache(4)
+    names.drop_block(7)
+    assert (
+        len(salt_digest("salt")) == DIGEST_BYTES and len(names.add_block(0, salt_digest(""), [1] * 4)) == DIGEST_BYTES
+    )
 
 
 def test_moves_that_failed_halfway_are_finished_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:

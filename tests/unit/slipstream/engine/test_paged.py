@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as flex_module
 
 from slipstream.engine import torch_engine as packed_module
-from slipstream.engine.attention.plan import inside_mask
+from slipstream.engine.attention.reads import inside_mask
 from slipstream.engine.cuda_graphs.flex import FlexKernel, Kernel
 from slipstream.engine.cuda_graphs.graphs import Acceleration
 from slipstream.engine.cuda_graphs.inputs import Bucket, Buckets, Inputs, Pool, walk

@@ -15,7 +15,7 @@ from slipstream.engine.kvcache.block_pool import MAX_CACHED_SHARE, BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.prefix_cache import PrefixCache, salt_digest
 from slipstream.engine.segment import Segment, Sequence
-from slipstream.errors import ResourceExhausted
+from slipstream.errors import Internal, ResourceExhausted
 
 BLOCKS, SIZE = 10, 4
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20)
@@ -265,3 +265,94 @@ def test_equal_tokens_behind_different_ones_have_different_names() -> None:
     first = names.add_block(2, salt_digest(""), [3, 3])
     assert names.add_block(3, first, [1, 2]) != names.add_block(4, salt_digest(""), [1, 2])
     assert names.find_prefix([3, 3, 1, 2, 5, 5], "")[0] == [2, 3]
+
+
+def test_a_rollback_into_the_last_of_three_shared_blocks_replaces_that_one_alone() -> None:
+    books = Books()
+    first, second = write(books, [*range(13)]), write(books, [*range(13)])
+    assert len(first.blocks) == 3 and first.blocks == second.blocks
+    books.rollback(second, 10)
+    books.grow(second, 1)
+    assert second.blocks[:2] == first.blocks[:2] and second.blocks[2] not in first.blocks
+    assert [books.pool.references(block) for block in first.blocks] == [2, 2, 1]
+    assert [tokens[-1] for _, tokens in books.holds(second)] == [*range(10)]
+    assert books.missing(second, 1) == 0, "the copy is its own"
+
+
+def test_a_rollback_into_a_block_of_its_own_writes_there_and_nobody_finds_its_old_contents() -> None:
+    books = Books()
+    sequence = write(books, [*range(9)])
+    blocks, free = list(sequence.blocks), books.blocks_free
+    books.rollback(sequence, 6)
+    assert books.missing(sequence, 2) == 0
+    books.grow(sequence, 2)
+    assert (sequence.blocks, books.blocks_free) == (blocks, free)
+    assert books.begin([*range(9)], "").length == 4, "the block that is written again is not found"
+    assert not sequence.rolled_back
+
+
+def test_a_rollback_into_a_shared_block_that_is_no_longer_cached_copies_it_too() -> None:
+    books = Books()
+    first, second = write(books, [*range(9)]), write(books, [*range(9)])
+    books.disown(first)
+    books.rollback(second, 6)
+    books.grow(second, 2)
+    assert second.blocks[1] not in first.blocks
+    assert books.holds(first) == [("", tuple(range(slot + 1))) for slot in range(8)]
+
+
+def test_a_rollback_to_where_it_stands_keeps_what_is_reserved() -> None:
+    books = Books()
+    sequence = write(books, [*range(9)])
+    books.grow(sequence, 2 * SIZE)
+    reserved = list(sequence.blocks)
+    sequence.ahead = 3
+    books.rollback(sequence, sequence.length)
+    assert (sequence.blocks, sequence.ahead, sequence.rolled_back) == (reserved, 0, False)
+
+
+def test_accepted_nodes_move_behind_the_pending_tokens() -> None:
+    """Also where the sequence's blocks are scattered, and where the path begins at its place already."""
+    for fillers in (0, 1):
+        books = Books()
+        sequence = write(books, [1, 2, 3, 4, 5])
+        others = [begin_unshared(books, SIZE) for _ in range(fillers * 9)]
+        for other in others[:7]:
+            books.close(other)
+        segment = Segment(sequence, [5, 6], [10, 11, 12, 13, 14], [-1, -1, 1, 0, 2])
+        books.grow(sequence, segment.tokens)
+        books.forward(segment)
+        books.keep(segment, [1, 2, 4])
+        assert sequence.length == 9
+        assert books.holds(sequence)[-1] == ("", (1, 2, 3, 4, 5, 6, 11, 12, 14))
+        assert [tokens[-1] for _, tokens in books.holds(sequence)] == [1, 2, 3, 4, 5, 6, 11, 12, 14]
+        assert sequence.tokens == [1, 2, 3, 4, 5, 6, 11, 12, 14]
+
+
+def test_a_pool_that_evicts_a_block_keeps_it_out_of_the_cache() -> None:
+    pool = BlockPool(4, SIZE)
+    evicted: list[int] = []
+    pool.on_evict = evicted.append
+    blocks = pool.allocate(4)
+    pool.release(blocks[:2], lambda block: True)
+    assert pool.cached == 2
+    assert sorted(pool.allocate(2)) == sorted(blocks[:2]) == sorted(evicted)
+    assert pool.cached == 0
+    pool.release(blocks[:1])
+    assert pool.cached == 0 and pool.free == 1
+    with pytest.raises(Internal):
+        pool.share(blocks[:1])  # its contents are gone
+    pool.allocate(1)
+    assert evicted == evicted[:2], "a blank block is nobody's"
+
+
+def test_a_cached_block_that_is_shared_again_is_evicted_no_more() -> None:
+    pool = BlockPool(4, SIZE)
+    evicted: list[int] = []
+    pool.on_evict = evicted.append
+    blocks = pool.allocate(4)
+    pool.release(blocks[:1], lambda block: True)
+    pool.share(blocks[:1])
+    assert (pool.cached, pool.free, pool.references(blocks[0])) == (0, 0, 1)
+    pool.release(blocks[:1])
+    assert pool.allocate(1) == blocks[:1] and not evicted

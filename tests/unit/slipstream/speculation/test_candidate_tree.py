@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.frame import Frame, TreeLimits, check
@@ -95,29 +95,6 @@ def test_two_drafters_share_a_node_and_the_surer_one_counts() -> None:
     grafted = tree.graft(Frame(3, 0, 1, (1, 2), (-1.0, -3.0), source=1))
     assert (grafted.added, grafted.merged) == (1, 1)
     assert tree.select(2).log_probs == (-1.0, -3.0)
-
-
-def test_frames_of_a_rolled_back_generation_are_stale() -> None:
-    tree = CandidateTree(PROMPT)
-    tree.graft(chain(3, 1, 2))
-    tree.commit([1])
-    tree.rollback(2)
-    assert tree.empty
-    assert tree.graft(chain(3, 3, first_node=3)).dropped == {"stale": 1}
-    assert tree.graft(chain(2, 3, generation=1)).added == 1
-
-
-def test_a_rollback_beyond_the_prefix_is_refused() -> None:
-    with pytest.raises(OutOfRange):
-        CandidateTree(PROMPT).rollback(4)
-
-
-def test_a_rollback_past_the_window_starts_over_there() -> None:
-    tree = CandidateTree(list(range(100)), TreeLimits(window=4))
-    tree.rollback(10)
-    assert tree.base_length == 10
-    assert tree.graft(chain(10, 1)).added == 1
-    assert tree.graft(chain(9, 1, generation=1)).dropped == {"orphan": 1}
 
 
 def test_memory_stays_bounded_however_long_a_generation_lives() -> None:
@@ -231,3 +208,48 @@ def test_a_selection_tells_who_sent_each_node() -> None:
     assert senders == {(1,): {7, 8}, (1, 2): {7}, (1, 5): {8}}
     tree.forget(8)
     assert tree.select(9).sources == ((7,), (7,))
+
+
+def test_a_tree_says_how_many_candidates_it_holds_at_least() -> None:
+    tree = CandidateTree(PROMPT)
+    assert tree.holds(0) and tree.holds(-1) and not tree.holds(1)
+    tree.graft(Frame(3, 0, 1, (1, 2, 3), (-1.0, -1.0, -1.0), (0, 0, 1)))
+    assert tree.holds(1) and tree.holds(3) and not tree.holds(4)
+    tree.commit([1])
+    assert tree.holds(1) and not tree.holds(2)
+
+
+def test_a_source_is_followed_while_the_text_stays_in_its_tree() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.graft(chain(3, 1, 2, source=5))
+    assert not tree.follows(5)
+    tree.commit([1])
+    assert tree.follows(5) and not tree.follows(4)
+    tree.commit([7])
+    assert not tree.follows(5)
+
+
+def test_the_likeliest_chain_takes_the_likeliest_child_of_each_node() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.graft(Frame(3, 0, 1, (1, 2, 3, 4, 5), (-1.0, -0.5, -0.1, -0.9, -0.8), (0, 0, 1, 2, 2)))
+    assert tree.select_likeliest_chain(9).token_ids == (2, 5)
+    assert tree.select_likeliest_chain(9).path_log_probs == pytest.approx((-0.5, -1.3))
+    assert tree.select_likeliest_chain(1).token_ids == (2,)
+    assert tree.select_likeliest_chain(0) == Selection()
+
+
+def test_every_change_of_a_tree_has_a_version_of_its_own() -> None:
+    tree = CandidateTree(PROMPT)
+    versions = [tree.version]
+    for change in (lambda: tree.graft(chain(3, 1, 2)), lambda: tree.commit([1]), lambda: tree.forget(0)):
+        change()
+        versions.append(tree.version)
+    assert versions == [0, 1, 2, 3]
+
+
+def test_the_head_of_a_selection_is_the_selection_where_it_is_no_longer() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.graft(chain(3, 1, 2))
+    selection = tree.select(9)
+    assert selection.head(2) is selection.head(3) is selection
+    assert selection.head(1).token_ids == (1,)

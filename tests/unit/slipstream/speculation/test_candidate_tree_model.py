@@ -87,13 +87,6 @@ class Naive:
         self.committed += tokens
         self.recompute()
 
-    def rollback(self, length: int) -> None:
-        self.committed = self.committed[:length]
-        for named in self.sources.values():
-            named.generation += named.base >= 0
-            named.base, named.names = -1, {}
-        self.recompute()
-
     def select(self, budget: int) -> list[tuple[Path, float]]:
         size = len(self.committed)
         sums = {self.committed: 0.0}
@@ -113,9 +106,7 @@ LOG_PROBS = st.sampled_from([0.0, -0.25, -0.5, -1.0, -2.0])
 
 
 class TreeAgainstModel(RuleBasedStateMachine):
-    """Frames of two sources, stale, duplicated and reordered, between commits inside and outside the tree, and
-    rollbacks.
-    """
+    """Frames of two sources, stale, duplicated and reordered, between commits inside and outside the tree."""
 
     limits = TreeLimits(nodes=10, depth=5, window=64)
 
@@ -173,12 +164,6 @@ class TreeAgainstModel(RuleBasedStateMachine):
         path = data.draw(st.sampled_from(sorted(self.model.scores)))[len(self.model.committed) :]
         self.tree.commit(path)
         self.model.commit(path)
-
-    @rule(back=st.integers(0, 3))
-    def rollback(self, back: int) -> None:
-        length = max(0, len(self.model.committed) - back)
-        self.tree.rollback(length)
-        self.model.rollback(length)
 
     @rule(source=st.integers(0, 1))
     def forget(self, source: int) -> None:

@@ -19,7 +19,7 @@ from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import Proposal
 from slipstream.proposers.draft_model import ModelProposer
-from slipstream.speculation.draft_distribution import MAX_WEIGHT, DraftDistribution, check
+from slipstream.speculation.draft_distribution import MAX_WEIGHT, DraftDistribution, checked
 from slipstream.speculation.sampling_params import SamplingParams
 
 
@@ -44,7 +44,7 @@ def test_packed_proposals_pass_the_check() -> None:
     logits = torch.randn(5, 100, generator=torch.Generator().manual_seed(1)) * 5
     for proposal in pack(*quantise(logits, 16)):
         assert proposal is not None
-        check(proposal, 100)
+        assert checked(proposal.token_ids, proposal.weights, 100) == proposal
 
 
 def test_draws_follow_the_quantised_weights() -> None:
@@ -136,7 +136,7 @@ def test_each_node_says_what_it_was_drawn_from_given_its_earlier_siblings(rule: 
         before: list[int] = []
         for child in parent.children.values():
             assert child.distribution is not None
-            check(child.distribution, 3)
+            checked(child.distribution.token_ids, child.distribution.weights, 3)
             assert set(child.distribution.token_ids) == {0, 1, 2} - set(before)
             before.append(child.token)
             assert child.token in child.distribution.token_ids
@@ -183,4 +183,4 @@ def test_where_p_is_one_hot_so_is_q(rule: str) -> None:
 )
 def test_a_proposal_that_no_honest_drafter_sends_is_refused(proposal: DraftDistribution) -> None:
     with pytest.raises(InvalidArgument):
-        check(proposal, 10 if len(proposal.token_ids) < 257 else 1000)
+        checked(proposal.token_ids, proposal.weights, 10 if len(proposal.token_ids) < 257 else 1000)

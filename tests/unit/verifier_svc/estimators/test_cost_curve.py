@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.estimators.isotonic import non_decreasing
+from verifier_svc.scheduling.budget import Offer, allot
 
 STEPS = [1, 2, 3, 4, 6, 8, 12, 16, 31, 32, 33, 64, 100, 128, 300, 512, 700, 2048]
 observations = st.tuples(st.integers(1, 700), st.integers(1, 80), st.floats(1e-6, 1e3))
@@ -61,6 +62,16 @@ def test_before_any_measurement_a_step_is_mostly_fixed_cost() -> None:
     assert curve.seconds(8, 1) < 1.2 * curve.seconds(1, 1)
     assert curve.seconds(512, 1) > 4 * curve.seconds(1, 1)
     assert curve.seconds(1024, 1) == pytest.approx(2 * curve.seconds(512, 1))
+
+
+def test_where_candidates_are_free_each_of_them_pays() -> None:
+    """`VERIFIER_ALWAYS_SPECULATE`, on a machine where none pays."""
+    for free, taken in ((False, 0), (True, 4)):
+        curve = CostCurve(free_candidates=free)
+        for tokens in (1, 2, 4, 8):
+            curve.record(tokens, 1, [float(tokens)])
+        assert allot([Offer([0.4, 0.2, 0.1, 0.01], 8)], curve.over(1), 8).counts == [taken]
+        assert (curve.seconds(5, 1) == curve.seconds(1, 1)) == free
 
 
 @settings(max_examples=60, deadline=None)

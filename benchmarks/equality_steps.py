@@ -1,0 +1,222 @@
+"""Equality of tokens at the verifier's executor: plain texts, and the same under random candidates and batches.
+
+usage: python -m benchmarks.equality_steps [TOKENS] [DTYPE] [MINUTES]      (exit status 1 when a token differs)
+
+Texts come in waves. In a wave some texts are decoded plainly, a token a pass, the first one alone and the others in
+one batch. Then all of them are decoded again: prompts in pieces of random size, random sessions left out of each step,
+each session under a random tree that holds its text wholly, in part or not at all, a new branch at every wrong turn.
+Half of the prompts begin as others do and share their KV; blocks are taken again in whatever order sessions end. A text
+counts as different once, at its first other token; the rest of it is not compared.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks.processes import MODELS
+from benchmarks.prompts import held_out
+from benchmarks.records import Row, write
+from slipstream.engine.engine import Engine
+from slipstream.engine.factory import open_engine
+from slipstream.engine.sampler.token_history import TokenHistory
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.speculation.selection import ROOT, Selection
+from slipstream.tokenizer.vocabulary import load_tokenizer
+from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.execution.embedded import EmbeddedExecutor
+from verifier_svc.execution.executor import ScheduledSequence
+from verifier_svc.session import Session
+
+TEXT, WAVE, ALONE = 240, 60, 1
+MOST_NODES = 16
+SALT = "equality"
+KINDS = {
+    "greedy": {"temperature": 0.0},
+    "T = 0.7": {"temperature": 0.7},
+    "top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
+    "repetition penalty 1.2": {"temperature": 0.8, "repetition_penalty": 1.2},
+}
+
+
+@dataclass
+class Text:
+    kind: str
+    prompt: list[int]
+    seed: int
+    plain: list[int] = field(default_factory=list)
+
+    def open(self, engine: Engine) -> Session:
+        sampling = SamplingParams(seed=self.seed, **KINDS[self.kind])  # type: ignore[arg-type]
+        tokens = list(self.prompt)
+        session = Session(
+            id=str(self.seed),
+            number=0,
+            epoch=1,
+            sampling=sampling,
+            tokens=tokens,
+            prompt_length=len(tokens),
+            max_length=len(tokens) + TEXT,
+            stop_token_ids=frozenset(),
+            max_draft_tokens=MOST_NODES,
+            credit=None,
+            tree=CandidateTree(tokens),
+            history=TokenHistory(tokens) if sampling.penalised else None,
+            send=lambda reply: None,
+        )
+        session.sequence = engine.begin(tokens, SALT)
+        session.computed = session.sequence.length
+        return session
+
+
+class Decoding:
+    """Sessions of some texts on one executor."""
+
+    def __init__(self, executor: EmbeddedExecutor, texts: list[Text], chance: random.Random) -> None:
+        self._executor, self._chance = executor, chance
+        self._running = {text.open(executor.kv): text for text in texts}
+        self.different: set[str] = set()
+        self.compared = self.drafted = self.accepted = 0
+
+    def plainly(self) -> None:
+        """Every text, one token of each session a pass."""
+        while self._running:
+            step = [_scheduled(session, session.pending, Selection()) for session in self._running]
+            for scheduled, tokens in self._run(step):
+                text = self._running[scheduled.session]
+                text.plain += tokens
+                if len(text.plain) >= TEXT:
+                    self._end(scheduled.session)
+
+    def with_candidates(self) -> None:
+        """Every text again; `different` gets the kinds and seeds of those that come out otherwise."""
+        while self._running:
+            some = [session for session in self._running if self._chance.random() < 0.8]
+            step = [self._random_part(session) for session in some]
+            for scheduled, tokens in self._run(step) if step else ():
+                self._compare(scheduled, tokens)
+
+    def _random_part(self, session: Session) -> ScheduledSequence:
+        size = session.pending
+        if size > 1 and self._chance.random() < 0.7:
+            size = self._chance.randint(1, size)
+        if size < session.pending or self._chance.random() < 0.1:
+            return _scheduled(session, size, Selection())
+        output = len(session.tokens) - session.prompt_length
+        return _scheduled(session, size, self._tree(self._running[session].plain[output:]))
+
+    def _tree(self, rest: list[int]) -> Selection:
+        """Wholly right, right at half of its turns, or wrong."""
+        right, count = self._chance.choice((1.0, 0.5, 0.5, 0.0)), self._chance.randint(1, MOST_NODES)
+        tokens, parents, depths, way = list[int](), list[int](), list[int](), [ROOT]
+        taken: set[tuple[int, int]] = set()
+        while len(tokens) < count:
+            follows = len(way) <= len(rest) and self._chance.random() < right
+            parent = way[-1] if follows else self._chance.choice((way[-1], self._chance.randrange(-1, len(tokens))))
+            token = rest[len(way) - 1] if follows else self._chance.randrange(4096)
+            if (parent, token) in taken:
+                continue
+            taken.add((parent, token))
+            tokens.append(token)
+            parents.append(parent)
+            depths.append(1 if parent == ROOT else 1 + depths[parent])
+            if follows:
+                way.append(len(tokens) - 1)
+        return Selection(tuple(tokens), tuple(parents), tuple(depths), distributions=(None,) * len(tokens))
+
+    def _run(self, step: list[ScheduledSequence]) -> list[tuple[ScheduledSequence, list[int]]]:
+        """The parts that decided tokens, and those."""
+        for scheduled in step:
+            assert scheduled.session.sequence is not None
+            self._executor.kv.grow(scheduled.session.sequence, scheduled.tokens)
+        decided = []
+        for scheduled, outcome in zip(step, self._executor.execute(step), strict=True):
+            if outcome is None:
+                scheduled.session.computed += len(scheduled.pending)
+                continue
+            assert isinstance(outcome, AcceptanceResult), outcome
+            tokens = [*(scheduled.selection.token_ids[node] for node in outcome.path), outcome.next_token]
+            scheduled.session.commit(tokens, scheduled.base + len(outcome.path))
+            self.drafted += len(scheduled.selection)
+            self.accepted += len(outcome.path)
+            decided.append((scheduled, tokens))
+        return decided
+
+    def _compare(self, scheduled: ScheduledSequence, tokens: list[int]) -> None:
+        session, text = scheduled.session, self._running[scheduled.session]
+        at = scheduled.base - session.prompt_length
+        expected = text.plain[at : at + len(tokens)]
+        self.compared += len(expected)
+        if tokens[: len(expected)] != expected:
+            self.different.add(f"{text.kind} seed {text.seed}")
+            self._end(session)
+        elif at + len(tokens) >= TEXT:
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        assert session.sequence is not None
+        del self._running[session]
+        self._executor.kv.close(session.sequence)
+
+
+def _scheduled(session: Session, size: int, selection: Selection) -> ScheduledSequence:
+    start = session.computed
+    tokens = session.tokens[start : start + size]
+    return ScheduledSequence(session, len(session.tokens), start, tokens, size == session.pending, selection)
+
+
+def wave(number: int, prompts: list[list[int]], chance: random.Random) -> list[Text]:
+    """Half of its texts have one of two prompts; most others are short, some reach over several blocks."""
+    shared = chance.sample(prompts, 2)
+    kinds = list(KINDS)
+    texts = []
+    for at in range(WAVE):
+        prompt = chance.choice(shared) if at % 2 else chance.choice(prompts)
+        texts.append(Text(kinds[at % 4], prompt[: chance.choice((20, 90, 200, 500))], number * WAVE + at))
+    return texts
+
+
+@torch.inference_mode()
+def main(count: int, dtype: str, minutes: float) -> int:
+    torch.set_num_threads(1)
+    executor = EmbeddedExecutor(open_engine(str(MODELS / "target"), dtype, kv_tokens=WAVE * 1024))
+    tokenizer = load_tokenizer(str(MODELS / "target"))
+    prompts = [tokenizer.encode(text).ids for text in held_out(200, characters=1500)]
+    chance = random.Random(1)
+    ends = time.monotonic() + 60.0 * minutes
+    totals = dict.fromkeys(("texts", "compared", "drafted", "accepted"), 0)
+    different: list[str] = []
+    number = 0
+    while totals["compared"] < count and time.monotonic() < ends:
+        texts = wave(number, prompts, chance)
+        number += 1
+        for text in texts[:ALONE]:
+            Decoding(executor, [text], chance).plainly()
+        Decoding(executor, texts[ALONE:], chance).plainly()
+        again = Decoding(executor, texts, chance)
+        again.with_candidates()
+        different += sorted(again.different)
+        for name, more in zip(totals, (WAVE, again.compared, again.drafted, again.accepted), strict=True):
+            totals[name] += more
+        print(f"{totals['compared']} tokens, {len(different)} of {totals['texts']} texts differ", flush=True)
+    print("\n".join(f"different: {each}" for each in different))
+    row: Row = {"arithmetic": dtype, "tokens compared": totals["compared"], "texts": totals["texts"]}
+    row |= {"candidates": totals["drafted"], "accepted": totals["accepted"], "texts that differ": len(different)}
+    write(f"equality_steps_{dtype}", f"python -m benchmarks.equality_steps {count} {dtype}", [row])
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    sys.exit(
+        main(
+            int(given[0]) if given else 100_000,
+            given[1] if len(given) > 1 else "float32",
+            float(given[2]) if len(given) > 2 else 1e9,
+        )
+    )

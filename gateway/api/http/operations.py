@@ -1,0 +1,65 @@
+"""Routes for operators: `/health`, `/ready`, `/version`, `/metrics`, and the list of all routes at `/docs`."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from gateway.api.http.entry import context_of
+from gateway.api.http.parts import HttpParts
+from gateway.auth.tenant import check_operator
+from slipstream.telemetry.metrics_server import metrics_page
+
+DISTRIBUTION = "slipstream-serve"
+
+
+def routes(parts: HttpParts) -> APIRouter:
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """The process answers; needs no key."""
+        return {"status": "ok"}
+
+    @router.get("/ready")
+    async def ready() -> JSONResponse:
+        """200 while a verifier can serve, else 503; needs no key."""
+        return JSONResponse({"ready": parts.router.ready}, 200 if parts.router.ready else 503)
+
+    @router.get("/version")
+    async def running_version() -> dict[str, str]:
+        """The version of this gateway."""
+        return {"version": version(DISTRIBUTION)}
+
+    @router.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """The gateway's metrics for Prometheus; where there are API keys, for an operator's key."""
+        check_operator()
+        parts.metrics.read()
+        kind, page = await asyncio.to_thread(metrics_page, parts.metrics, context_of(request.scope).header("accept"))
+        return Response(page, headers={"content-type": kind})
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        return HTMLResponse(_page(request.app.openapi()))
+
+    return router
+
+
+def _page(schema: dict[str, Any]) -> str:
+    """A page without scripts: nothing is fetched from elsewhere."""
+    rows = "".join(
+        f"<tr><td>{method.upper()}</td><td><code>{html.escape(path)}</code></td>"
+        f"<td>{html.escape(operation.get('description', ''))}</td></tr>"
+        for path, operations in schema["paths"].items()
+        for method, operation in operations.items()
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Slipstream</title><h1>Slipstream</h1>'
+        f'<p>The schema is at <a href="/openapi.json">/openapi.json</a>.</p><table>{rows}</table></html>'
+    )

@@ -1,0 +1,20 @@
+"""What HTTP routes are built on: the gateway's application code, the same objects that gRPC calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.config import GatewayConfig
+from gateway.routing.router import Router
+from gateway.sessions.registry import SessionRegistry
+from gateway.text.tokenizer import Tokenizer
+from slipstream.telemetry.metrics_collector import MetricsCollector
+
+
+@dataclass(frozen=True, slots=True)
+class HttpParts:
+    config: GatewayConfig
+    sessions: SessionRegistry
+    router: Router
+    tokenizer: Tokenizer
+    metrics: MetricsCollector

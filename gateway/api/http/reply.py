@@ -1,0 +1,139 @@
+"""The answer to a request that runs sessions: JSON, or server-sent events, for as long as the client is connected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.responses import Response
+
+from gateway.api.http.entry import Message, Receive, Scope, SendMessage
+from gateway.api.http.errors import http_error
+from slipstream.client.completion import TRACE_ID
+
+log = logging.getLogger(__name__)
+
+ABORT = "slipstream.abort"
+"""Extension of an ASGI scope: a function that closes the connection at once, without sending what waits."""
+PING = b": ping\n\n"
+PING_S = 15.0
+"""Seconds of silence after which a comment keeps the connection open: some load tools break on comments."""
+_EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
+
+
+class Reply:
+    """Sends one answer. The first of `send_json` and `send_event` decides its kind; an error before is a status."""
+
+    def __init__(self, path: str, send: SendMessage) -> None:
+        self._path = path
+        self._send = send
+        self.started = self.streaming = False
+        self.wrote_at = time.monotonic()
+        """Monotonic seconds at which the last write began."""
+        self.writing = False
+        """True while a write waits for the client to read."""
+
+    async def send_json(self, content: Any, headers: dict[str, str] | None = None, status: int = 200) -> None:
+        body = json.dumps(content).encode()
+        sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        sent += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        self.started = True
+        await self._write({"type": "http.response.start", "status": status, "headers": sent})
+        await self._write({"type": "http.response.body", "body": body})
+
+    async def send_event(self, data: str, name: str = "", id: str = "") -> None:
+        """Send `data`, one line, as an event. `id`: what a client that reconnects sends as Last-Event-ID."""
+        lines = (f"event: {name}\n" if name else "") + (f"id: {id}\n" if id else "") + f"data: {data}\n\n"
+        await self._send_part(lines.encode())
+
+    async def end_events(self) -> None:
+        self.streaming = False
+        await self._write({"type": "http.response.body", "body": b""})
+
+    async def ping(self) -> None:
+        """Send a comment, which clients ignore."""
+        await self._send_part(PING)
+
+    async def fail(self, error: Exception) -> None:
+        """Send the error: as a status, or as the last event."""
+        answer = http_error(error, self._path)
+        if not self.started:
+            await self.send_json(answer.body, answer.headers, answer.status)
+            return
+        await self.send_event(json.dumps(answer.body), "error" if answer.body.get("type") == "error" else "")
+        await self.end_events()
+
+    async def _send_part(self, part: bytes) -> None:
+        if not self.started:
+            self.started = self.streaming = True
+            await self._write({"type": "http.response.start", "status": 200, "headers": list(_EVENT_HEADERS)})
+        await self._write({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _write(self, message: Message) -> None:
+        self.wrote_at, self.writing = time.monotonic(), True
+        await self._send(message)
+        self.writing = False
+
+
+Work = Callable[[Reply], Awaitable[None]]
+
+
+class Answer(Response):
+    """Does `work` for as long as the client is connected and reads; an exception of it is sent as an error."""
+
+    def __init__(self, work: Work, idle_s: float) -> None:
+        """`idle_s`: seconds after which a client that does not take what is written is left."""
+        super().__init__()
+        self._work = work
+        self._idle_s = idle_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: SendMessage) -> None:
+        reply = Reply(scope["path"], send)
+        working = asyncio.create_task(self._guarded(reply))
+        watching = asyncio.create_task(self._watch(reply))
+        leaving = asyncio.create_task(_disconnected(receive))
+        tasks = (working, watching, leaving)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                log.info("a client took nothing for %g s; its connection is closed", self._idle_s)
+                scope["extensions"][ABORT]()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if not working.cancelled():
+            working.result()
+
+    async def _guarded(self, reply: Reply) -> None:
+        try:
+            await self._work(reply)
+        except Exception as error:
+            await reply.fail(error)
+
+    async def _watch(self, reply: Reply) -> None:
+        """Ping after silence; return for a client that does not read."""
+        while True:
+            await asyncio.sleep(min(PING_S, self._idle_s) / 2)
+            silent_s = time.monotonic() - reply.wrote_at
+            if reply.writing and silent_s > self._idle_s:
+                return
+            if reply.streaming and not reply.writing and silent_s > PING_S:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._idle_s):
+                        await reply.ping()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def trace_headers(trailers: dict[str, str]) -> dict[str, str]:
+    """The headers of an answer that is sent when its request's trace is known."""
+    return {TRACE_ID: trailers[TRACE_ID]} if TRACE_ID in trailers else {}

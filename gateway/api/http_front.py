@@ -1,0 +1,104 @@
+"""All HTTP protocols of a gateway as one application, and its server."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+from gateway.api.anthropic import messages
+from gateway.api.http import operations
+from gateway.api.http.entry import Application, Entry, EntryLimits
+from gateway.api.http.errors import MethodNotAllowed, http_error
+from gateway.api.http.parts import HttpParts
+from gateway.api.http.server import HttpServer, ServerLimits
+from gateway.api.openai import chat, completions, models, responses
+from gateway.auth.api_keys import ApiKeys
+from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
+from slipstream.rpc.tls import Certificates
+
+BODY_FACTOR = 6
+"""Bytes of JSON for a byte of text, at most: `\\u0000`."""
+BESIDES_BYTES = 1 << 20
+"""Bytes of a body for everything that is neither prompt nor prediction."""
+CONNECTIONS_A_SESSION = 4
+SPARE_CONNECTIONS = 256
+_ROUTES = (
+    operations.routes,
+    completions.routes,
+    chat.routes,
+    responses.routes,
+    messages.routes,
+    models.routes,
+)
+
+
+def http_server(parts: HttpParts, keys: ApiKeys | None, certificates: Certificates | None) -> HttpServer:
+    """The server of all HTTP protocols; it does not listen yet."""
+    config = parts.config
+    connections = CONNECTIONS_A_SESSION * config.max_sessions + SPARE_CONNECTIONS
+    limits = ServerLimits(connections=connections, idle_s=config.http_idle_s)
+    return HttpServer(application(parts, keys), certificates, limits)
+
+
+def application(parts: HttpParts, keys: ApiKeys | None) -> Application:
+    app = FastAPI(
+        title="Slipstream",
+        version=version(operations.DISTRIBUTION),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        # Its logs would hold what validation quotes; a gateway has its own traces.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        responses={"4XX": {"description": "The request is wrong."}, "5XX": {"description": "Try again."}},
+    )
+    for routes in _ROUTES:
+        app.include_router(routes(parts))
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(SlipstreamError, _failed)
+    config = parts.config
+    most = BODY_FACTOR * 2 * config.max_prompt_bytes + BESIDES_BYTES
+    entry: Application = Entry(app, keys, EntryLimits(body_bytes=most, idle_s=config.http_idle_s))
+    if config.http_origins:  # around the entry: browsers ask without a key whether they may ask
+        allowed: Any = {"allow_origins": config.http_origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+        entry = CORSMiddleware(entry, **allowed)
+    return entry
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """The first fault of a body, without its value."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    fields = [str(part) for part in first["loc"][1:]]
+    if not fields:
+        return _response(request, InvalidArgument("Send a JSON object, with content-type: application/json."))
+    return _response(request, InvalidArgument(f"{'.'.join(fields)}: {first['msg']}."), fields[0])
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What the framework refuses: unknown paths and methods, and bodies that are not JSON."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:256]
+    if error.status_code == 404:
+        return _response(request, NotFound(f"There is no {path}; /docs lists what there is."))
+    if error.status_code == 405:
+        answer = _response(request, MethodNotAllowed(f"{request.method} is not for {path}; /docs lists what is."))
+        answer.headers.update(error.headers or {})
+        return answer
+    return _response(request, InvalidArgument("The body cannot be read; send JSON."))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _response(request, error)
+
+
+def _response(request: Request, error: Exception, param: str | None = None) -> Response:
+    answer = http_error(error, request.url.path, param)
+    return JSONResponse(answer.body, answer.status, answer.headers)

@@ -1,0 +1,174 @@
+"""One request for completions or a chat, for as long as it is answered: whole, or as a stream of chunks."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from gateway.api.http.choices import Choice, Position, collect_choices, resume_choice, run_choices
+from gateway.api.http.parts import HttpParts
+from gateway.api.http.reply import Answer, Reply, trace_headers
+from gateway.api.openai.fields import SamplingFields
+from gateway.api.openai.usage import speculation_metrics, usage
+from gateway.request_context import RequestContext
+from gateway.sessions.output_stream import Event
+from slipstream.errors import InvalidArgument
+from slipstream.v1 import gateway_pb2, verifier_pb2
+
+FINISH_REASONS = {
+    verifier_pb2.FINISH_REASON_STOP: "stop",
+    verifier_pb2.FINISH_REASON_LENGTH: "length",
+    verifier_pb2.FINISH_REASON_CANCELLED: "abort",
+    verifier_pb2.FINISH_REASON_ERROR: "error",
+}
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+class ChoiceStream:
+    """A choice of a stream, which holds what was not sent yet."""
+
+    def __init__(self, choice: Choice, position: Position | None, *, rereads: bool) -> None:
+        """`rereads`: the events begin at the session's beginning, not at the position."""
+        self.choice = choice
+        self.resumed = position is not None
+        self.tokens = position.tokens if position else 0
+        """Output tokens that were sent, or that the client had."""
+        self.characters = position.characters if position else 0
+        self._known_tokens, self._known_characters = (self.tokens, self.characters) if rereads else (0, 0)
+        """How much of what is to come the client has."""
+        self.known = 0
+        """Characters of the text taken last that the client has."""
+
+    def take_text(self) -> str:
+        """The text that came since the last call; it counts as sent."""
+        choice = self.choice
+        text, choice.text = choice.text, ""
+        self.known = min(self._known_characters, len(text))
+        self.characters += len(text) - self.known
+        self._known_characters -= self.known
+        known_tokens = min(self._known_tokens, len(choice.token_ids))
+        self._known_tokens -= known_tokens
+        del choice.token_ids[:known_tokens]
+        del choice.logprobs[: max(0, len(choice.logprobs) - len(choice.token_ids))]
+        return text
+
+    def advance(self) -> Position:
+        """Forget what is sent now; returns the position behind it."""
+        choice = self.choice
+        self.tokens += len(choice.token_ids)
+        self.characters += len(choice.text)
+        choice.text, choice.token_ids, choice.logprobs = "", [], []
+        return Position(choice.started.session_id, self.tokens, self.characters, choice.started.revision)
+
+
+class Call(ABC):
+    prefix: ClassVar[str]
+    """Of the answer's id."""
+    object: ClassVar[str]
+    chunk_object: ClassVar[str]
+    rereads = False
+    """True where the rest of an output can be read only by reading it from its beginning."""
+
+    def __init__(
+        self,
+        parts: HttpParts,
+        context: RequestContext,
+        asked: SamplingFields,
+        requests: Sequence[gateway_pb2.GenerateRequest],
+    ) -> None:
+        self.parts = parts
+        self.asked = asked
+        self._context = context
+        self._requests = requests
+        self._created = int(time.time())
+
+    @abstractmethod
+    async def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        """The choice in an answer that is sent at once."""
+
+    @abstractmethod
+    async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
+        """The choice in the chunk for an event that `stream.choice` holds already; None if it is not sent yet."""
+
+    def answer(self, position: Position | None, *, ids: bool) -> Answer:
+        """`position`: where the client goes on. `ids`: events carry ids for that."""
+        if position is not None or self.asked.stream:
+            return Answer(lambda reply: self._stream(reply, position, ids=ids), self.parts.config.http_idle_s)
+        return Answer(self._whole, self.parts.config.http_idle_s)
+
+    async def _whole(self, reply: Reply) -> None:
+        choices = await collect_choices(self.parts.sessions, self._context, self._requests)
+        made = [await self.whole_choice(choice) for choice in choices]
+        answer = self._frame(self.object, choices[0].started, made) | self._totals(choices)
+        await reply.send_json(answer, trace_headers(self._context.trailers))
+
+    async def _stream(self, reply: Reply, position: Position | None, *, ids: bool) -> None:
+        if ids and len(self._requests) > 1:
+            raise InvalidArgument("Events have ids only in a stream of one choice.")
+        streams = [ChoiceStream(Choice(index), position, rereads=self.rereads) for index in range(len(self._requests))]
+
+        async def send(index: int, event: Event) -> None:
+            await self._send_chunk(reply, streams[index], event, ids=ids)
+
+        if position is None:
+            await run_choices(self.parts.sessions, self._context, self._requests, send)
+        else:
+            begin = replace(position, tokens=0, characters=0) if self.rereads else position
+            await resume_choice(self.parts.sessions, self._context, begin, send)
+        if self.asked.include_usage:
+            choices = [stream.choice for stream in streams]
+            last = self._frame(self.chunk_object, choices[0].started, []) | self._totals(choices)
+            await reply.send_event(json.dumps(last))
+        await reply.send_event("[DONE]")
+        await reply.end_events()
+
+    async def _send_chunk(self, reply: Reply, stream: ChoiceStream, event: Event, *, ids: bool) -> None:
+        choice = stream.choice
+        choice.add(event)
+        made = await self.chunk_choice(stream, event)
+        if made is None:
+            return
+        chunk = self._frame(self.chunk_object, choice.started, [made])
+        position = stream.advance()
+        if self.asked.continuous_usage:
+            chunk["usage"] = usage(len(choice.started.prompt_token_ids), stream.tokens)
+        elif self.asked.include_usage:
+            chunk["usage"] = None
+        await reply.send_event(json.dumps(chunk), id=str(position) if ids else "")
+
+    def _frame(self, object: str, started: gateway_pb2.Started, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"{self.prefix}{started.session_id}",
+            "object": object,
+            "created": self._created,
+            "model": started.model,
+            "choices": choices,
+            "system_fingerprint": None,
+        }
+
+    def _totals(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Usage and, for a single choice, the figures of its speculation."""
+        prompts = choices[:: self.asked.choices]
+        prompt_tokens = sum(len(choice.started.prompt_token_ids) for choice in prompts)
+        finished = [choice.finished for choice in choices if choice.finished]
+        output_tokens = sum(each.output_tokens for each in finished)
+        totals: dict[str, Any] = {"usage": usage(prompt_tokens, output_tokens, [each.statistics for each in finished])}
+        if len(finished) == 1 and (metrics := speculation_metrics(finished[0].statistics)):
+            totals["metrics"] = metrics
+        return totals
+
+
+def ending(finished: gateway_pb2.Finished | None) -> dict[str, Any]:
+    """The fields of a choice that say how it ended; null while it goes on."""
+    if finished is None:
+        return {"finish_reason": None}
+    return {"finish_reason": FINISH_REASONS.get(finished.reason), "stop_reason": finished.stop or None}
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

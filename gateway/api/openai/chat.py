@@ -1,0 +1,247 @@
+"""`/v1/chat/completions`: the messages become a prompt by the model's chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from gateway.api.http.choices import Choice, last_position, wants_ids
+from gateway.api.http.entry import context_of
+from gateway.api.http.parts import HttpParts
+from gateway.api.http.reply import Answer
+from gateway.api.openai.call import Call, ChoiceStream, ending, finite
+from gateway.api.openai.fields import Fields, SamplingFields, TextPart, log_unknown
+from gateway.request_context import RequestContext
+from gateway.requests.chat import MAX_MESSAGES
+from gateway.sessions.output_stream import Event
+from gateway.text.tool_calls import NONE, AnswerReader, Part, ToolCall, format_of, new_reader
+from slipstream.errors import InvalidArgument
+from slipstream.v1 import gateway_pb2
+
+MAX_TOOLS = 512
+"""Most tools of one request."""
+
+
+class FunctionCall(Fields):
+    name: str
+    arguments: str
+
+
+class ToolCallField(Fields):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Fields):
+    role: str
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCallField], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+
+    def as_template_data(self) -> dict[str, Any]:
+        """The message as templates know it: content is one text, arguments of tool calls are objects. Raises
+        InvalidArgument for arguments that are not a JSON object."""
+        content = (
+            self.content if isinstance(self.content, str | None) else "\n".join(part.text for part in self.content)
+        )
+        data: dict[str, Any] = {"role": self.role, "content": content}
+        for name in ("name", "reasoning_content", "tool_call_id"):
+            data[name] = getattr(self, name)
+        if self.tool_calls:
+            data["tool_calls"] = [_call_data(call) for call in self.tool_calls]
+        return data
+
+
+class ChatFields(SamplingFields):
+    """The prompt of a chat."""
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template, such as `enable_thinking`."""
+
+    def template_data(self) -> list[dict[str, Any]]:
+        return [message.as_template_data() for message in self.messages]
+
+
+class FunctionField(Fields):
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolField(Fields):
+    type: Literal["function"]
+    function: FunctionField
+
+
+class ChatRequest(ChatFields):
+    tools: Annotated[list[ToolField], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**32 - 1)
+    """Comes before `max_tokens`."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+    def tool_data(self) -> list[dict[str, Any]]:
+        """The tools as templates know them; none where the model is to call none. Raises InvalidArgument for a choice
+        that is not served."""
+        if not self.tools or self.tool_choice == "none":
+            return []
+        if self.tool_choice not in (None, "auto"):
+            raise InvalidArgument(
+                "tool_choice is served as none and auto; a call cannot be forced.", reason="TOOL_CHOICE"
+            )
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+
+def routes(parts: HttpParts) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"])
+
+    @router.post("/v1/chat/completions")
+    async def chat(asked: ChatRequest, request: Request) -> Answer:
+        """Answers a conversation."""
+        log_unknown(asked)
+        context = context_of(request.scope)
+        position = last_position(context)
+        ids = position is not None or wants_ids(context, request.query_params)
+        tools = asked.tool_data()
+        format = call_format(parts, tools)
+        prompt = [] if position else await chat_prompt(parts, asked, tools)
+        return ChatCall(parts, context, asked, prompt, format).answer(position, ids=ids)
+
+    return router
+
+
+async def chat_prompt(parts: HttpParts, asked: ChatFields, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    """Token ids of the conversation, up to where the answer begins. Raises FailedPrecondition for a model without a
+    chat template, InvalidArgument for messages that it refuses."""
+    return await parts.tokenizer.encode_chat(asked.template_data(), tools, asked.chat_template_kwargs)
+
+
+class ChatCall(Call):
+    prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    asked: ChatRequest
+
+    def __init__(
+        self,
+        parts: HttpParts,
+        context: RequestContext,
+        asked: ChatRequest,
+        prompt: Sequence[int],
+        format: str,
+    ) -> None:
+        if asked.max_completion_tokens is not None:
+            asked.max_tokens = asked.max_completion_tokens
+        requests = [asked.to_generate(prompt, index) for index in range(asked.choices)]
+        for request in requests:
+            request.logprobs, request.top_logprobs = bool(asked.logprobs), asked.top_logprobs or 0
+        super().__init__(parts, context, asked, requests)
+        self._format = format
+        self._answers: dict[int, _Answer] = {}
+        """By index of the choice."""
+        self.rereads = format != NONE
+
+    async def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        answer = _Answer(choice, new_reader(self._format))
+        text, calls = answer.read(choice.text, finished=True)
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if calls:
+            message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
+        return self._choice(choice, {"message": message}, called=answer.calls > 0)
+
+    async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
+        choice = stream.choice
+        if isinstance(event, gateway_pb2.Started):
+            self._answers[choice.index] = _Answer(choice, new_reader(self._format))
+            return None if stream.resumed else self._choice(choice, {"delta": {"role": "assistant", "content": ""}})
+        answer = self._answers[choice.index]
+        text, calls = answer.read(stream.take_text(), finished=choice.finished is not None, known=stream.known)
+        if not (text or calls or choice.finished):
+            return None
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if calls:
+            delta["tool_calls"] = calls
+        return self._choice(choice, {"delta": delta}, called=answer.calls > 0)
+
+    def _choice(self, choice: Choice, content: dict[str, Any], *, called: bool = False) -> dict[str, Any]:
+        logprobs = {"content": [_logprob(each) for each in choice.logprobs], "refusal": None}
+        made = {
+            "index": choice.index,
+            **content,
+            "logprobs": logprobs if self.asked.logprobs else None,
+            **ending(choice.finished),
+        }
+        if called and made["finish_reason"] == "stop":
+            made["finish_reason"] = "tool_calls"
+        if self.asked.return_token_ids:
+            made["token_ids"] = list(choice.token_ids)
+            made["prompt_token_ids"] = list(choice.started.prompt_token_ids)
+        return made
+
+
+class _Answer:
+    """Reads the text of one choice as text and calls."""
+
+    def __init__(self, choice: Choice, reader: AnswerReader) -> None:
+        self._choice = choice
+        self._reader = reader
+        self.calls = 0
+        """Calls so far."""
+
+    def read(self, text: str, *, finished: bool, known: int = 0) -> tuple[str, list[dict[str, Any]]]:
+        """The text and the calls that are certain now. `known`: characters of `text` that the client has: what they
+        say is not returned again."""
+        if known:
+            self._taken(self._reader.push(text[:known]))
+        parts = self._reader.push(text[known:]) + (self._reader.finish() if finished else [])
+        return self._taken(parts)
+
+    def _taken(self, parts: Sequence[Part]) -> tuple[str, list[dict[str, Any]]]:
+        calls = []
+        for call in parts:
+            if isinstance(call, ToolCall):
+                id = f"call_{self._choice.started.session_id}_{self.calls}"
+                function = {"name": call.name, "arguments": call.arguments}
+                calls.append({"index": self.calls, "id": id, "type": "function", "function": function})
+                self.calls += 1
+        return "".join(part for part in parts if isinstance(part, str)), calls
+
+
+def call_format(parts: HttpParts, tools: Sequence[Any]) -> str:
+    """The format of calls in the answer to a request with these tools. Raises FailedPrecondition for tools whose calls
+    could not be told from text."""
+    if not tools:
+        return NONE
+    return format_of(parts.tokenizer.chat_template.source(tools=True), parts.config.tool_calls)
+
+
+def parsed_arguments(arguments: str) -> Any:
+    """The arguments of a call that comes back in a conversation. Raises InvalidArgument for no JSON."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("The arguments of a tool call in the conversation are not JSON.") from error
+
+
+def _call_data(call: ToolCallField) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": parsed_arguments(call.function.arguments)}
+    return {"id": call.id, "type": call.type, "function": function}
+
+
+def _logprob(logprob: gateway_pb2.Logprob) -> dict[str, Any]:
+    top = [_token(each.token, each.logprob) for each in logprob.top]
+    return {**_token(logprob.token, logprob.logprob), "top_logprobs": top}
+
+
+def _token(token: gateway_pb2.TokenText, logprob: float) -> dict[str, Any]:
+    return {"token": token.text, "logprob": finite(logprob), "bytes": list(token.bytes)}

@@ -1,0 +1,116 @@
+"""`/v1/completions`: prompts as texts or token ids, whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from gateway.api.http.choices import MOST_CHOICES, Choice, last_position, wants_ids
+from gateway.api.http.entry import context_of
+from gateway.api.http.parts import HttpParts
+from gateway.api.http.reply import Answer
+from gateway.api.openai.call import Call, ChoiceStream, ending, finite
+from gateway.api.openai.fields import SamplingFields, Strings, TokenIds, log_unknown
+from gateway.request_context import RequestContext
+from gateway.sessions.output_stream import Event
+from slipstream.errors import InvalidArgument
+from slipstream.v1 import gateway_pb2
+
+
+class CompletionRequest(SamplingFields):
+    prompt: str | TokenIds | Strings | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
+        union_mode="left_to_right"
+    )
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = Field(None, ge=1)
+
+    def prompts(self) -> list[str | Sequence[int]]:
+        """The prompts, one or several. Raises InvalidArgument for what this server does not do."""
+        if self.suffix:
+            raise InvalidArgument("suffix is not served: the model continues a prompt and fills no gaps.")
+        if self.best_of not in (None, self.choices):
+            raise InvalidArgument("best_of is not served; ask for n choices and take the best yourself.")
+        if self.echo and self.logprobs is not None:
+            raise InvalidArgument("echo with logprobs is not served: a prompt has no log-probabilities here.")
+        several = not isinstance(self.prompt, str) and not (self.prompt and isinstance(self.prompt[0], int))
+        prompts: list[Any] = list(self.prompt) if several else [self.prompt]
+        if not 1 <= len(prompts) * self.choices <= MOST_CHOICES:
+            raise InvalidArgument(f"prompts times n must make 1 to {MOST_CHOICES} choices.")
+        return prompts
+
+
+def routes(parts: HttpParts) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"])
+
+    @router.post("/v1/completions")
+    async def complete(asked: CompletionRequest, request: Request) -> Answer:
+        """Continues prompts."""
+        log_unknown(asked)
+        context = context_of(request.scope)
+        position = last_position(context)
+        ids = position is not None or wants_ids(context, request.query_params)
+        return CompletionCall(parts, context, asked).answer(position, ids=ids)
+
+    return router
+
+
+class CompletionCall(Call):
+    prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
+    asked: CompletionRequest
+
+    def __init__(self, parts: HttpParts, context: RequestContext, asked: CompletionRequest) -> None:
+        self._prompts = asked.prompts()
+        each = [prompt for prompt in self._prompts for _ in range(asked.choices)]
+        requests = [asked.to_generate(prompt, index % asked.choices) for index, prompt in enumerate(each)]
+        for request in requests:
+            request.logprobs, request.top_logprobs = asked.logprobs is not None, asked.logprobs or 0
+        super().__init__(parts, context, asked, requests)
+
+    async def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        echoed = await self._echo(choice)
+        return self._choice(choice, echoed + choice.text, len(echoed))
+
+    async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
+        choice, echoed = stream.choice, ""
+        if isinstance(event, gateway_pb2.Started):
+            echoed = "" if stream.resumed else await self._echo(choice)
+        if not (echoed or choice.text or choice.finished):
+            return None
+        return self._choice(choice, echoed + choice.text, stream.characters)
+
+    async def _echo(self, choice: Choice) -> str:
+        if not self.asked.echo:
+            return ""
+        prompt = self._prompts[choice.index // self.asked.choices]
+        return prompt if isinstance(prompt, str) else await self.parts.tokenizer.decode(prompt)
+
+    def _choice(self, choice: Choice, text: str, offset: int) -> dict[str, Any]:
+        """`offset`: characters of the choice before the output that is sent."""
+        made: dict[str, Any] = {
+            "index": choice.index,
+            "text": text,
+            "logprobs": _logprobs(choice.logprobs, offset) if self.asked.logprobs is not None else None,
+            **ending(choice.finished),
+        }
+        if self.asked.return_token_ids:
+            made["token_ids"] = list(choice.token_ids)
+            made["prompt_token_ids"] = list(choice.started.prompt_token_ids)
+        return made
+
+
+def _logprobs(logprobs: Sequence[gateway_pb2.Logprob], offset: int) -> dict[str, Any]:
+    offsets, at = [], offset
+    for each in logprobs:
+        offsets.append(at)
+        at += len(each.token.text)
+    return {
+        "tokens": [each.token.text for each in logprobs],
+        "token_logprobs": [finite(each.logprob) for each in logprobs],
+        "top_logprobs": [{top.token.text: finite(top.logprob) for top in each.top} for each in logprobs],
+        "text_offset": offsets,
+    }

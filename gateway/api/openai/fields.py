@@ -1,0 +1,242 @@
+"""Fields that several OpenAI requests share, and the GenerateRequest that they make.
+
+JSON types are strict. Unknown fields are ignored, with one log line for each name: clients of other servers send them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipstream.errors import InvalidArgument
+from slipstream.rpc import proto_conversion
+from slipstream.v1 import gateway_pb2, types_pb2
+
+log = logging.getLogger(__name__)
+
+MOST_SEED = 2**64
+_MOST = 2**32 - 1
+_LOGGED: set[str] = set()
+_MOST_LOGGED = 256
+_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+
+TokenId = Annotated[int, Field(ge=0, le=_MOST)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+
+
+class Fields(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Fields):
+    include_usage: bool | None = None
+    """One more chunk at the end, without choices, with `usage` and `metrics`."""
+    continuous_usage_stats: bool | None = None
+    """`usage` in every chunk."""
+
+
+class TextPart(Fields):
+    type: Literal["text"]
+    text: str
+
+
+class PredictionField(Fields):
+    """Output that is expected: it is guessed from, and changes nothing but speed."""
+
+    type: Literal["content"] = "content"
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class SpeculationField(Fields):
+    """Slipstream's extension: how this request speculates."""
+
+    drafters: Strings | None = None
+    max_draft_tokens: int | None = Field(None, ge=0, le=_MOST)
+    disabled: bool = False
+    acceptance: str | None = None
+
+
+class JsonSchemaField(Fields):
+    name: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Fields):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaField | None = None
+
+
+class StructuredOutputs(Fields):
+    """One of these, as vLLM names them."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class SamplingFields(Fields):
+    """What a request may say about its output, besides the prompt."""
+
+    model: str = ""
+    """Empty: the only model."""
+    max_tokens: int | None = Field(None, ge=1, le=_MOST)
+    """Most output tokens; the server's default is `GATEWAY_MAX_TOKENS_DEFAULT`."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(None, ge=-1, le=_MOST)
+    """-1 and 0 keep all tokens."""
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=1024)
+    seed: int | None = Field(None, ge=-(2**63), lt=MOST_SEED)
+    """The same seed gives the same text. Choice i of several has seed + i."""
+    n: int | None = Field(None, ge=1, le=128)
+    stop: str | Strings | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """Adds `token_ids` to choices, and `prompt_token_ids`."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    prediction: PredictionField | None = None
+    speculation: SpeculationField | None = None
+    cache_salt: str | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    workload: str | None = None
+    """What kind of work this is: acceptance is learned, and rules are set, for each kind apart."""
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def to_generate(self, prompt: str | Sequence[int], index: int) -> gateway_pb2.GenerateRequest:
+        """The request of the session for choice `index`. Raises InvalidArgument for what a message cannot hold; all
+        limits are checked where every protocol's are."""
+        try:
+            request = gateway_pb2.GenerateRequest(
+                model=self.model,
+                sampling=self._sampling(index),
+                max_tokens=self.max_tokens,
+                stop=[self.stop] if isinstance(self.stop, str) else self.stop or (),
+                stop_token_ids=self.stop_token_ids or (),
+                ignore_eos=bool(self.ignore_eos),
+                speculation=self._speculation(),
+                workload=self.workload or "",
+                cache_salt=self.cache_salt or "",
+                priority=self.priority or 0,
+                structured_output=self._structure(),
+            )
+            if isinstance(prompt, str):
+                request.prompt = prompt
+            else:
+                request.prompt_token_ids.token_ids.extend(prompt)
+            if self.prediction is not None:
+                request.prediction.text = self.prediction.text
+        except (ValueError, TypeError) as error:  # a lone surrogate
+            raise InvalidArgument("The request holds text that is not Unicode, or a number out of range.") from error
+        return request
+
+    def _sampling(self, index: int) -> gateway_pb2.SamplingOptions:
+        return gateway_pb2.SamplingOptions(
+            temperature=self.temperature,
+            top_k=None if self.top_k is None else max(0, self.top_k),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=_bias(self.logit_bias or {}),
+            seed=None if self.seed is None else (self.seed + index) % MOST_SEED,
+            acceptance=self._acceptance(),
+        )
+
+    def _acceptance(self) -> types_pb2.AcceptanceRule:
+        rule = self.speculation.acceptance if self.speculation else None
+        return types_pb2.ACCEPTANCE_RULE_UNSPECIFIED if rule is None else proto_conversion.rule_number(rule)
+
+    def _speculation(self) -> gateway_pb2.SpeculationOptions | None:
+        asked = self.speculation
+        if asked is None:
+            return None
+        return gateway_pb2.SpeculationOptions(
+            disabled=asked.disabled, max_draft_tokens=asked.max_draft_tokens, drafters=asked.drafters or ()
+        )
+
+    def _structure(self) -> types_pb2.StructuredOutput | None:
+        found = [each for each in (_format(self.response_format), _outputs(self.structured_outputs)) if each]
+        if len(found) > 1:
+            raise InvalidArgument("response_format and structured_outputs exclude each other; send one.")
+        return found[0] if found else None
+
+
+def log_unknown(fields: Fields) -> None:
+    """Log, once for each, the names of fields that this server does not know."""
+    for name in fields.model_extra or ():
+        if name not in _LOGGED and len(_LOGGED) < _MOST_LOGGED and _NAME.fullmatch(name):
+            _LOGGED.add(name)
+            log.info("requests have a field that is unknown here and ignored: %s", name)
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    try:
+        bias = {int(token): value for token, value in given.items() if len(token) <= 10}
+    except ValueError:
+        bias = {}
+    if len(bias) != len(given) or not all(0 <= token <= _MOST for token in bias):
+        raise InvalidArgument("logit_bias maps token ids to numbers; write the ids as whole numbers.")
+    return bias
+
+
+def _format(asked: ResponseFormat | None) -> types_pb2.StructuredOutput | None:
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return types_pb2.StructuredOutput(json_object=True)
+    if asked.json_schema is None:
+        raise InvalidArgument("response_format json_schema has no json_schema; send {name, schema}.")
+    return types_pb2.StructuredOutput(json_schema=json.dumps(asked.json_schema.schema_))
+
+
+def _outputs(asked: StructuredOutputs | None) -> types_pb2.StructuredOutput | None:
+    if asked is None:
+        return None
+    named = {"json_schema": asked.json_, "regex": asked.regex, "grammar": asked.grammar}
+    given = {name: value for name, value in named.items() if value is not None}
+    if len(given) + bool(asked.json_object) != 1:
+        raise InvalidArgument("structured_outputs holds one of json, regex, grammar and json_object.")
+    if asked.json_object:
+        return types_pb2.StructuredOutput(json_object=True)
+    name, value = given.popitem()
+    structure = types_pb2.StructuredOutput()
+    setattr(structure, name, value if isinstance(value, str) else json.dumps(value))
+    return structure

@@ -1,0 +1,51 @@
+"""What an answer says about its cost and its speculation, in the shape that load tools read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from slipstream.v1 import gateway_pb2
+
+
+def usage(
+    prompt_tokens: int, completion_tokens: int, statistics: Iterable[gateway_pb2.Statistics] = ()
+) -> dict[str, Any]:
+    """`completion_tokens_details` counts draft tokens of every drafter: those that became output, and those that were
+    verified and did not."""
+    sums = list(statistics)
+    drafted, accepted = sum(each.drafted for each in sums), sum(each.accepted for each in sums)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": max(0, drafted - accepted),
+            "reasoning_tokens": 0,
+        },
+    }
+
+
+def speculation_metrics(statistics: gateway_pb2.Statistics) -> dict[str, Any]:
+    """The root field `metrics` of an answer with one choice; empty where nothing was to be drafted.
+
+    A step is a round that verified candidates. `num_spec_tokens` is the longest path that a round can accept, for the
+    histogram counts accepted paths; a tree may hold more candidates than that, all of which `num_draft_tokens` counts.
+    """
+    if not statistics.max_draft_tokens:
+        return {}
+    steps, accepted = statistics.rounds_with_drafts, statistics.accepted
+    histogram = list(statistics.accepted_lengths)
+    longest = max(statistics.max_draft_tokens, len(histogram) - 1)
+    histogram += [0] * (longest + 1 - len(histogram))
+    figures = {
+        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
+        "draft_acceptance_rate": accepted / statistics.drafted if statistics.drafted else 0.0,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": statistics.drafted,
+        "num_spec_tokens": longest,
+    }
+    return {"speculative_decoding": figures}

@@ -1,0 +1,217 @@
+"""Calls of tools in a model's text. Each family of models writes them in a format of its own.
+
+A reader is given the text as it comes, in pieces of any size, and returns text and calls: joined, they do not depend on
+how the text was cut. A call that is no valid JSON is returned as the text that it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slipstream.errors import FailedPrecondition
+
+NONE = "none"
+"""Reads an answer without tools."""
+HERMES, LLAMA, MISTRAL = "hermes", "llama3_json", "mistral"
+AUTO = "auto"
+FORMATS = (AUTO, HERMES, LLAMA, MISTRAL)
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+_MISTRAL_MARK = "[TOOL_CALLS]"
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_json)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+Part = str | ToolCall
+
+
+class AnswerReader(Protocol):
+    def push(self, text: str) -> list[Part]:
+        """Read on; returns what is certain now."""
+
+    def finish(self) -> list[Part]:
+        """The rest, once no more text can follow."""
+
+
+class PlainReader:
+    """Reads an answer without tools: everything is text."""
+
+    def push(self, text: str) -> list[Part]:
+        return [text] if text else []
+
+    def finish(self) -> list[Part]:
+        return []
+
+
+class HermesReader:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere in the text, any number of times: Hermes,
+    Qwen."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._called = False
+        """Whether nothing but space came since a call."""
+
+    def push(self, text: str) -> list[Part]:
+        self._held += text
+        return list(self._complete())
+
+    def finish(self) -> list[Part]:
+        held, self._held = self._held, ""
+        if held.startswith(_BEGIN):  # the end of the text may stand for the end of the call
+            call = _call(held.removeprefix(_BEGIN))
+            return [call] if call else [held]
+        return [] if self._is_space(held) else [held]
+
+    def _complete(self) -> Iterator[Part]:
+        while self._held:
+            begin = self._held.find(_BEGIN)
+            if begin != 0:
+                text = self._held[:begin] if begin > 0 else self._held[: _certain(self._held, _BEGIN)]
+                if not text or (begin < 0 and self._is_space(text)):
+                    return
+                self._held = self._held[len(text) :]
+                if not self._is_space(text):
+                    self._called = False
+                    yield text
+                continue
+            end = self._held.find(_END)
+            if end < 0:
+                return
+            written, self._held = self._held[: end + len(_END)], self._held[end + len(_END) :]
+            call = _call(written[len(_BEGIN) : -len(_END)])
+            self._called = call is not None
+            yield call or written
+
+    def _is_space(self, text: str) -> bool:
+        """Return True for the space between calls, and behind the last one."""
+        return not text or (self._called and not text.strip())
+
+
+class WholeReader:
+    """An answer that is either text or calls, as its first character says: it is read at its end."""
+
+    def __init__(self, begins: str, parse: Callable[[str], list[ToolCall]]) -> None:
+        self._begins = begins
+        self._parse = parse
+        self._held = ""
+        self._plain = False
+
+    def push(self, text: str) -> list[Part]:
+        self._held += text
+        found = self._held.lstrip()
+        if not self._plain and not self._could_be_calls(found):
+            self._plain = True
+        if not self._plain or not self._held:
+            return []
+        held, self._held = self._held, ""
+        return [held]
+
+    def finish(self) -> list[Part]:
+        held, self._held = self._held, ""
+        calls = [] if self._plain else self._parse(held.strip())
+        if calls:
+            return list(calls)
+        return [held] if held else []
+
+    def _could_be_calls(self, found: str) -> bool:
+        return not found or found.startswith(self._begins)
+
+
+def _llama_calls(text: str) -> list[ToolCall]:
+    """`{"name": ..., "parameters": {...}}`, several with a semicolon between them. Empty for anything else."""
+    calls, at = [], 0
+    while at < len(text):
+        value, at = _decoded(text, at)
+        call = _as_call(value)
+        if call is None:
+            return []
+        calls.append(call)
+        while at < len(text) and text[at] in "; \n\t\r":
+            at += 1
+    return calls
+
+
+def _mistral_calls(text: str) -> list[ToolCall]:
+    """`[{"name": ..., "arguments": {...}}, ...]`. Empty for anything else."""
+    text = text.removeprefix(_MISTRAL_MARK).strip()
+    value, at = _decoded(text, 0)
+    if not isinstance(value, list) or text[at:].strip():
+        return []
+    calls = [call for each in value if (call := _as_call(each))]
+    return calls if len(calls) == len(value) else []
+
+
+_READERS: Mapping[str, Callable[[], AnswerReader]] = {
+    NONE: PlainReader,
+    HERMES: HermesReader,
+    LLAMA: lambda: WholeReader("{", _llama_calls),
+    MISTRAL: lambda: WholeReader("[", _mistral_calls),
+}
+
+
+def new_reader(format: str) -> AnswerReader:
+    """A reader of answers in this format. Raises KeyError for an unknown one."""
+    return _READERS[format]()
+
+
+def format_of(template: str, setting: str) -> str:
+    """The format in which a model with this template writes its calls. Raises FailedPrecondition where it is not known,
+    or the template takes no tools."""
+    if "tools" not in template:
+        raise FailedPrecondition("The model's chat template takes no tools.", reason="NO_TOOLS")
+    if setting != AUTO:
+        return setting
+    if _BEGIN in template and "<function=" not in template:
+        return HERMES
+    if _MISTRAL_MARK in template and "[ARGS]" not in template:
+        return MISTRAL
+    if "<|python_tag|>" in template or ("Environment: ipython" in template and '"parameters"' in template):
+        return LLAMA
+    raise FailedPrecondition(
+        "The format in which this model calls tools is not known; the operator names one of "
+        f"{', '.join(FORMATS[1:])} with GATEWAY_TOOL_CALLS, or send no tools.",
+        reason="TOOL_FORMAT",
+    )
+
+
+def _call(text: str) -> ToolCall | None:
+    value, at = _decoded(text.strip(), 0)
+    return _as_call(value) if at == len(text.strip()) else None
+
+
+def _as_call(value: Any) -> ToolCall | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def _decoded(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that begins at an index, and the index behind it; None and the text's end without one."""
+    try:
+        return _JSON.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, len(text)
+
+
+def _certain(text: str, mark: str) -> int:
+    """Characters of a text that cannot be the beginning of the mark."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return len(text) - length
+    return len(text)

@@ -1,0 +1,3 @@
+"""Names of the roles, as certificates and logs have them."""
+
+DRAFTER, VERIFIER, GATEWAY = "drafter", "verifier", "gateway"

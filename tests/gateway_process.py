@@ -1,0 +1,34 @@
+"""A gateway as a process of its own, which a test may end or kill."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+
+async def announced(process: asyncio.subprocess.Process) -> str:
+    """The address in the line that a process prints when it can serve."""
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode()
+    assert line.startswith("ready grpc=127.0.0.1:"), line
+    return line.strip().removeprefix("ready grpc=")
+
+
+@asynccontextmanager
+async def gateway_process(folder: Path, verifier: str, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    environ |= {"GATEWAY_TOKENIZER": str(folder), "GATEWAY_VERIFIERS": verifier, "GATEWAY_LISTEN": "127.0.0.1:0"}
+    environ |= {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", env=environ, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

@@ -1,0 +1,398 @@
+"""The OpenAI API over real HTTP, by the client library that its users have, before a scripted verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from slipstream.errors import ResourceExhausted
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+from tests.front import TEXT, Setting
+from tests.web import CHAT_TEMPLATE, Web, web
+
+KEYS = {
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "acceptance_histogram",
+    "num_spec_steps",
+    "num_accepted_draft_tokens",
+    "num_draft_tokens",
+    "num_spec_tokens",
+}
+
+
+class Served:
+    """A gateway with a chat template, its HTTP API, and OpenAI's client of it."""
+
+    def __init__(self, setting: Setting, stack: AsyncExitStack, folder: Path) -> None:
+        self._setting = setting
+        self._stack = stack
+        self._template = folder / "chat.jinja"
+        self._template.write_text(CHAT_TEMPLATE)
+
+    async def start(self, text: str = TEXT, template: bool = True, **options: Any) -> Served:
+        self.verifier = self._setting.verifier(text, **options.pop("verifier", {}))
+        chat = {"chat_template": str(self._template)} if template else {}
+        self.web: Web = await web(self._setting, self._stack, self.verifier, **chat, **options)
+        client = openai.AsyncOpenAI(base_url=f"{self.web.url}/v1", api_key="any", max_retries=0, timeout=60)
+        self.openai = await self._stack.enter_async_context(client)
+        return self
+
+    @property
+    def opened(self) -> verifier_pb2.DecodeOpen:
+        return self.verifier.opens()[-1]
+
+    def text(self, tokens: int) -> str:
+        return str(self._setting.tokenizer.decode(self.verifier.script[:tokens]))
+
+    def prompt(self, opened: verifier_pb2.DecodeOpen | None = None) -> str:
+        return str(self._setting.tokenizer.decode(list((opened or self.opened).prefix.token_ids)))
+
+
+@pytest.fixture
+async def served(setting: Setting, tmp_path: Path) -> AsyncIterator[Served]:
+    async with AsyncExitStack() as stack:
+        yield Served(setting, stack, tmp_path)
+
+
+async def test_a_completion_is_the_text_that_grpc_gives(served: Served) -> None:
+    await served.start()
+    made = await served.openai.completions.create(model="toy", prompt="Tell me.", max_tokens=40, seed=3)
+    told = await served.web.front.generate(max_tokens=40)
+    assert made.choices[0].text == told.text and made.choices[0].finish_reason == "length"
+    assert made.usage is not None
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens, made.usage.total_tokens) == (8, 40, 48)
+    assert made.id == f"cmpl-{(await served.web.front.record(made.id[5:])).key.id}" and made.model == "toy"
+    assert served.verifier.opens()[0].sampling.seed == 3
+
+
+async def test_a_stream_joins_to_the_whole_text_and_ends_with_usage_where_it_is_asked_for(served: Served) -> None:
+    await served.start()
+    body = {"prompt": "Tell me.", "max_tokens": 30, "stream": True}
+    plain = await served.web.events("/v1/completions", body)
+    assert plain[-1].data == "[DONE]" and not any(event.id or event.name for event in plain)
+    chunks = [event.json for event in plain[:-1]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == served.text(30)
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "length"]
+    assert not any("usage" in chunk for chunk in chunks)
+    asked = await served.web.events("/v1/completions", body | {"stream_options": {"include_usage": True}})
+    *chunks, last = [event.json for event in asked[:-1]]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 30
+    assert set(last["metrics"]["speculative_decoding"]) == KEYS
+
+
+async def test_the_figures_of_speculation_agree_with_each_other(served: Served) -> None:
+    await served.start()
+    made = (await served.web.post("/v1/completions", {"prompt": "Tell me.", "max_tokens": 40})).json()
+    figures = made["metrics"]["speculative_decoding"]
+    histogram, steps = figures["acceptance_histogram"], figures["num_spec_steps"]
+    assert len(histogram) == figures["num_spec_tokens"] + 1 and sum(histogram) == steps > 0
+    accepted = sum(length * count for length, count in enumerate(histogram))
+    assert accepted == figures["num_accepted_draft_tokens"] > 0
+    assert figures["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
+    assert figures["draft_acceptance_rate"] == pytest.approx(accepted / figures["num_draft_tokens"])
+    details = made["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == accepted
+    assert details["rejected_prediction_tokens"] == figures["num_draft_tokens"] - accepted
+    plain = {"prompt": "Tell me.", "max_tokens": 4, "speculation": {"disabled": True}}
+    assert "metrics" not in (await served.web.post("/v1/completions", plain)).json()
+
+
+async def test_prompts_as_texts_and_token_ids_give_their_choices_in_order(served: Served) -> None:
+    await served.start()
+    tokens = served._setting.tokenizer.encode("Tell me.").ids
+    for prompt, prompts in (
+        ("Tell me.", 1),
+        (["Tell me.", "And me?"], 2),
+        (tokens, 1),
+        ([tokens, tokens, tokens], 3),
+    ):
+        made = await served.openai.completions.create(model="toy", prompt=prompt, n=2, seed=5, max_tokens=6)
+        assert [choice.index for choice in made.choices] == list(range(2 * prompts))
+        assert {choice.text for choice in made.choices} == {served.text(6)}
+        assert made.usage is not None and made.usage.completion_tokens == 12 * prompts
+        opened = served.verifier.opens()[-2 * prompts :]
+        assert sorted(each.sampling.seed for each in opened) == [5] * prompts + [6] * prompts
+
+
+async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> None:
+    await served.start()
+    await served.web.post(
+        "/v1/completions",
+        {
+            "prompt": "Tell me.",
+            "max_tokens": 20,
+            "temperature": 0.5,
+            "top_p": 0.75,
+            "top_k": 7,
+            "min_p": 0.25,
+            "presence_penalty": 0.5,
+            "frequency_penalty": -0.5,
+            "repetition_penalty": 1.5,
+            "logit_bias": {"65": 2.0},
+            "seed": -1,
+            "stop_token_ids": [200],
+            "ignore_eos": True,
+            "cache_salt": "s",
+            "workload": "code",
+            "priority": 4,
+            "speculation": {"max_draft_tokens": 2, "acceptance": "coupled"},
+        },
+    )
+    opened = served.opened
+    assert opened.sampling == types_pb2.Sampling(
+        temperature=0.5,
+        top_k=7,
+        top_p=0.75,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={65: 2.0},
+        seed=2**64 - 1,
+        acceptance=types_pb2.ACCEPTANCE_RULE_COUPLED,
+    )
+    assert list(opened.stop_token_ids) == [200] and opened.cache_salt == "s" and opened.workload == "code"
+    assert opened.priority == 4 and opened.policy.max_draft_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "wanted"),
+    [
+        ({"response_format": {"type": "text"}}, types_pb2.StructuredOutput()),
+        ({"response_format": {"type": "json_object"}}, types_pb2.StructuredOutput(json_object=True)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}},
+            types_pb2.StructuredOutput(json_schema='{"type": "null"}'),
+        ),
+        (
+            {"structured_outputs": {"json": {"type": "null"}}},
+            types_pb2.StructuredOutput(json_schema='{"type": "null"}'),
+        ),
+        ({"structured_outputs": {"regex": "[ab]+"}}, types_pb2.StructuredOutput(regex="[ab]+")),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, types_pb2.StructuredOutput(grammar='start: "a"')),
+    ],
+)
+async def test_a_format_of_the_output_reaches_the_verifier(served: Served, field: Any, wanted: Any) -> None:
+    await served.start()
+    made = await served.web.post("/v1/completions", {"prompt": "Tell me.", "max_tokens": 5} | field)
+    assert made.status_code == 200, made.text
+    assert served.opened.structured_output == wanted
+
+
+async def test_a_prediction_is_guessed_from_and_changes_nothing(served: Served) -> None:
+    await served.start()
+    for content in ("One day", [{"type": "text", "text": "One "}, {"type": "text", "text": "day"}]):
+        prediction = {"type": "content", "content": content}
+        made = await served.web.post(
+            "/v1/completions", {"prompt": "Tell me.", "max_tokens": 9, "prediction": prediction}
+        )
+        assert made.json()["choices"][0]["text"] == served.text(9)
+        assert list(served.opened.prediction_token_ids) == served._setting.tokenizer.encode("One day").ids
+
+
+async def test_a_stop_string_ends_the_text_and_is_named(served: Served) -> None:
+    await served.start()
+    made = await served.openai.completions.create(model="toy", prompt="Tell me.", max_tokens=40, stop=["Käse", "zz"])
+    choice = made.choices[0]
+    assert choice.text == TEXT[: TEXT.index("Käse")] and choice.finish_reason == "stop"
+    assert (choice.model_extra or {})["stop_reason"] == "Käse"
+
+
+async def test_echo_and_token_ids(served: Served) -> None:
+    await served.start()
+    asked = {"prompt": "Tell me.", "max_tokens": 6, "echo": True, "return_token_ids": True}
+    choice = (await served.web.post("/v1/completions", asked)).json()["choices"][0]
+    assert choice["text"] == "Tell me." + served.text(6)
+    assert choice["token_ids"] == served.verifier.script[:6] and len(choice["prompt_token_ids"]) == 8
+    events = await served.web.events("/v1/completions", asked | {"stream": True})
+    chunks = [event.json["choices"][0] for event in events[:-1]]
+    assert "".join(chunk["text"] for chunk in chunks) == choice["text"]
+    assert [token for chunk in chunks for token in chunk["token_ids"]] == choice["token_ids"]
+
+
+async def test_logprobs_have_the_shape_of_each_route(served: Served) -> None:
+    def with_logprobs(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        for token in done.token_ids:
+            each = types_pb2.TokenLogprobs(logprob=-0.5, top_token_ids=[token, 66], top_logprobs=[-0.5, -float("inf")])
+            done.logprobs.append(each)
+        return [done]
+
+    await served.start("Hello, world", verifier={"mangle": with_logprobs})
+    made = await served.openai.completions.create(model="toy", prompt="Tell me.", max_tokens=3, logprobs=2)
+    found = made.choices[0].logprobs
+    assert found is not None and found.tokens == ["H", "e", "l"] and found.token_logprobs == [-0.5] * 3
+    assert found.text_offset == [0, 1, 2] and found.top_logprobs is not None
+    assert found.top_logprobs[0]["H"] == -0.5 and min(found.top_logprobs[0].values()) == -9999.0
+    chat = await served.openai.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, logprobs=True, top_logprobs=2
+    )
+    content = chat.choices[0].logprobs and chat.choices[0].logprobs.content
+    assert content is not None and [each.token for each in content] == ["H", "e", "l"]
+    assert content[0].bytes == [72] and content[0].top_logprobs[0].token == "H"
+
+
+async def test_a_chat_is_written_by_the_template_and_answered(served: Served) -> None:
+    await served.start()
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]},
+    ]
+    made = await served.openai.chat.completions.create(model="toy", messages=messages, max_completion_tokens=20)
+    assert served.prompt() == "<system>Be brief.\n<user>Hello\nthere\n<assistant>"
+    assert made.choices[0].message.content == served.text(20) and made.choices[0].finish_reason == "length"
+    assert made.id.startswith("chatcmpl-")
+    stream = await served.openai.chat.completions.create(
+        model="toy", messages=messages, max_tokens=20, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-2].choices[0].finish_reason == "length"
+    content = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(content) == served.text(20)
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 20 and not chunks[-1].choices
+
+
+async def test_a_model_without_a_template_says_which_flag_gives_one(served: Served) -> None:
+    await served.start(template=False)
+    with pytest.raises(openai.BadRequestError, match=r"slipstream serve --chat-template FILE"):
+        await served.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Hi"}])
+
+
+async def test_errors_have_openais_body_status_and_request_id(served: Served) -> None:
+    await served.start()
+    with pytest.raises(openai.NotFoundError) as missing:
+        await served.openai.completions.create(model="other", prompt="Tell me.")
+    assert missing.value.code == "no_model" and missing.value.type == "not_found_error" and missing.value.request_id
+    with pytest.raises(openai.BadRequestError) as wrong:
+        await served.openai.completions.create(model="toy", prompt="Tell me.", temperature=-3)
+    assert "temperature" in wrong.value.message
+    with pytest.raises(openai.BadRequestError) as typed:
+        await served.openai.completions.create(model="toy", prompt="Tell me.", max_tokens="many")  # type: ignore[call-overload]
+    assert typed.value.param == "max_tokens"
+    answer = await served.web.post("/v1/completions", {"prompt": ""}, **{"x-request-id": "mine"})
+    assert answer.status_code == 400 and answer.headers["x-request-id"] == "mine"
+    assert answer.json()["error"]["code"] == "empty_prompt"
+
+
+async def test_a_refusal_that_passes_says_when_and_the_client_tries_again(served: Served) -> None:
+    await served.start(rehomings=0)
+    served.verifier.refuse = ResourceExhausted("there is no room.", reason="KV_FULL")
+    answer = await served.web.post("/v1/completions", {"prompt": "Tell me."})
+    assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    retrying = served.openai.with_options(max_retries=5)
+    call = asyncio.create_task(retrying.completions.create(model="toy", prompt="Tell me.", max_tokens=5))
+    await served.verifier.until(lambda: len(served.verifier.opens()) > 2)
+    served.verifier.refuse = None
+    assert (await call).choices[0].text == served.text(5)
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_raised_by_the_client(served: Served) -> None:
+    await served.start(verifier={"limit": 9})
+    stream = await served.openai.completions.create(model="toy", prompt="Tell me.", max_tokens=40, stream=True)
+    first = await anext(aiter(stream))
+    await served.web.front.roll_back(first.id.removeprefix("cmpl-"), 1)
+    with pytest.raises(openai.APIError, match="rolled back"):
+        async for _ in stream:
+            pass
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_client_that_leaves_frees_the_verifier(served: Served, streaming: bool) -> None:
+    await served.start(verifier={"limit": 9})
+    body = {"prompt": "Tell me.", "max_tokens": 100, "stream": streaming, "n": 2}
+    call = asyncio.create_task(served.web.events("/v1/completions", body))
+    async with asyncio.timeout(60):
+        await served.verifier.until(lambda: sum(session.output for session in served.verifier.sessions.values()) == 18)
+        call.cancel()
+        await served.verifier.until(lambda: not served.verifier.sessions)
+
+
+async def test_choices_are_admitted_together_or_not_at_all(served: Served) -> None:
+    await served.start(max_sessions=2, verifier={"limit": 9})
+    answer = await served.web.post("/v1/completions", {"prompt": "Tell me.", "n": 3, "stream": True})
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "sessions"
+    async with asyncio.timeout(60):
+        await served.verifier.until(lambda: not served.verifier.sessions)
+
+
+async def test_unknown_fields_are_logged_once_and_ignored(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    await served.start()
+    with caplog.at_level(logging.INFO, "gateway"):
+        for _ in range(2):
+            asked = {"prompt": "Tell me.", "max_tokens": 3, "never_heard_of": "a secret", "a secret name!": 1}
+            assert (await served.web.post("/v1/completions", asked)).status_code == 200
+    assert caplog.text.count("never_heard_of") == 1 and "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"suffix": "end"},
+        {"best_of": 3},
+        {"echo": True, "logprobs": 1},
+        {"n": 0},
+        {"n": 129},
+        {"prompt": []},
+        {"prompt": ["a"] * 129},
+        {"logit_bias": {"x": 1}},
+        {"speculation": {"acceptance": "nonsense"}},
+        {"speculation": {"drafters": ["nobody"]}},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"regex": "a", "json": "{}"}},
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+        {"stop": [""]},
+        {"top_p": 0},
+    ],
+)
+async def test_what_is_not_served_is_refused(served: Served, field: Any) -> None:
+    await served.start()
+    answer = await served.web.post("/v1/completions", {"prompt": "Tell me.", "max_tokens": 3} | field)
+    assert answer.status_code in (400, 404) and answer.json()["error"]["message"]
+    assert not served.verifier.opens()
+
+
+async def test_models_and_the_tokenizer(served: Served) -> None:
+    await served.start()
+    models = await served.openai.models.list()
+    assert [model.id for model in models.data] == ["toy"]
+    assert (await served.openai.models.retrieve("toy")).id == "toy"
+    with pytest.raises(openai.NotFoundError):
+        await served.openai.models.retrieve("other/model")
+    text = "One day — der Käse 日本"
+    split = (await served.web.post("/tokenize", {"prompt": text})).json()
+    assert split["tokens"] == served._setting.tokenizer.encode(text).ids and split["count"] == len(split["tokens"])
+    assert (await served.web.post("/detokenize", {"tokens": split["tokens"]})).json() == {"prompt": text}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "return_token_strs": True}
+    assert "".join((await served.web.post("/tokenize", chat)).json()["token_strs"]) == "<user>Hi\n<assistant>"
+    assert (await served.web.post("/detokenize", {"tokens": [2**31]})).status_code == 400
+
+
+async def test_operators_routes(served: Served) -> None:
+    await served.start()
+    get = served.web.client.get
+    assert (await get("/health")).json() == {"status": "ok"} and (await get("/ready")).status_code == 200
+    assert (await get("/version")).json()["version"]
+    assert "slipstream_rounds_total" in (await get("/metrics")).text
+    schema = (await get("/openapi.json")).json()
+    assert "/v1/chat/completions" in schema["paths"] and "/v1/chat/completions" in (await get("/docs")).text
+    assert (await get("/nothing")).json()["error"]["type"] == "not_found_error"
+    assert (await get("/v1/completions")).status_code == 405
+
+
+async def test_a_request_over_http_is_seen_by_grpc(served: Served) -> None:
+    await served.start()
+    made = (await served.web.post("/v1/completions", {"prompt": "Tell me.", "max_tokens": 12})).json()
+    record = await served.web.front.record(made["id"].removeprefix("cmpl-"))
+    assert list(record.output_token_ids) == served.verifier.script[:12]
+    assert record.finish_reason == verifier_pb2.FINISH_REASON_LENGTH
+    assert isinstance(record, gateway_pb2.GetSessionResponse)

@@ -1,0 +1,83 @@
+"""What one tenant's candidates came to decides nothing for another tenant's, whatever both call their work."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.engine.emulated.model import LinearCost
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.frame import Frame
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.v1 import types_pb2
+from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.estimators.per_tenant import MOST_TENANTS, PerTenant
+from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
+from verifier_svc.session import Session
+from verifier_svc.sources.candidate_sources import CandidateSources
+
+SOURCE = 1
+
+
+def session(tenant: str) -> Session:
+    """A session with three likely candidates in a row."""
+    prompt = [1, 2, 3]
+    made = Session(
+        id=tenant,
+        number=1,
+        epoch=1,
+        sampling=SamplingParams(temperature=0.0),
+        tokens=list(prompt),
+        prompt_length=3,
+        max_length=1000,
+        stop_token_ids=frozenset(),
+        max_draft_tokens=8,
+        credit=None,
+        tree=CandidateTree(prompt),
+        history=None,
+        send=lambda reply: None,
+        workload="code",
+        tenant=tenant,
+        computed=2,
+    )
+    made.name_source(SOURCE, "model")
+    made.tree.graft(Frame(3, 0, 1, (4, 5, 6), (-0.05, -0.05, -0.05), source=SOURCE))
+    return made
+
+
+@pytest.fixture
+def planner() -> Planner:
+    curve = CostCurve()
+    for size in BUCKETS:
+        curve.record(size, 1, [LinearCost(0.02, 0.001)(size, 1)])
+    return Planner(CandidateSources(types_pb2.ModelInfo(), 0.0), StepLimits(512, 256, 0.25), curve)
+
+
+def planned(planner: Planner, tenant: str) -> tuple[int, float, float]:
+    """Candidates in a step of the tenant's own, what they are expected to bring, and what one more would."""
+    plan: StepPlan = planner.plan([session(tenant)])
+    (scheduled,) = plan.step
+    gain = planner._expected_gain(scheduled, plan)
+    return len(scheduled.selection), gain.worth, gain.gain
+
+
+def test_a_tenant_whose_candidates_are_all_rejected_costs_no_other_its_drafting(planner: Planner) -> None:
+    before = planned(planner, "victim")
+    for _ in range(500):
+        (scheduled,) = planner.plan([session("attacker")]).step
+        if not len(scheduled.selection):
+            break
+        planner.observe_round(scheduled, AcceptanceResult((), 9))
+    assert planned(planner, "attacker")[0] == 0 < before[0]
+    assert planned(planner, "victim") == pytest.approx(before)
+    unnamed = planned(planner, "")
+    assert unnamed == pytest.approx(before)  # sessions without a tenant share a place of their own
+
+
+def test_only_so_many_tenants_are_remembered() -> None:
+    values = PerTenant(list[int])
+    values["kept"].append(1)
+    for number in range(2 * MOST_TENANTS):
+        assert values[str(number)] == []
+        assert values["kept"] == [1]
+    assert len(list(values)) == MOST_TENANTS
