@@ -108,7 +108,7 @@ def test_a_tree_holds_all_that_can_be_said_and_nothing_else(data: st.DataObject)
             break
         tokens.append(token)
         session.commit([token])
-        tree.rollback(len(tokens))  # empty, so that what stood there before is no part of what follows
+        tree.forget(0)  # empty, so that what stood there before is no part of what follows
 
 
 def test_frames_on_an_older_prefix_are_looked_at_where_they_stand_now() -> None:
@@ -204,7 +204,7 @@ def test_candidates_of_such_a_grammar_cost_as_much() -> None:
     frames = 0
     while session.constraint.failure is None and frames < 200:
         chain = tuple((a, b)[frames >> bit & 1] for bit in range(20))
-        session.tree.rollback(len(PROMPT) + 60)
+        session.tree.forget(0)
         session.graft(Frame(len(PROMPT) + 60, frames, 1, chain, (-0.1,) * 20))
         frames += 1
     assert session.constraint.failure is not None and session.constraint.failure.reason == GRAMMAR_TOO_COSTLY
