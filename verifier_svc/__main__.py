@@ -10,14 +10,15 @@ from slipstream.process import exit_on_error, run_role, tune_runtime, until_sign
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.telemetry import logs
 from slipstream.telemetry.span_exporters import tracing_from_env
+from slipstream.tokenizer.vocabulary import check_folder
 from verifier_svc.config import PREFIX, VerifierConfig
-from verifier_svc.execution.target import follow, own_rank
-from verifier_svc.verifier import VerifierParts, running
 
 log = logging.getLogger("verifier_svc")  # run as a program, the module is called __main__
 
 
 async def serve(config: VerifierConfig, with_parent: bool) -> None:
+    from verifier_svc.verifier import VerifierParts, running
+
     async with (
         tracing_from_env("slipstream-verifier") as tracing,
         running(config, VerifierParts(certificates=certificates_from_env(), tracing=tracing)) as verifier,
@@ -32,9 +33,14 @@ async def serve(config: VerifierConfig, with_parent: bool) -> None:
 
 def main() -> None:
     with exit_on_error("verifier"):
-        place = own_rank()
         config = from_env(VerifierConfig, PREFIX)
         logs.configure("verifier", config.log_level, config.log_format)
+        for model in filter(None, [config.model, *config.local_methods().values()]):
+            check_folder(model)
+        # Imported now, because torch takes seconds and what is missing is told at once.
+        from verifier_svc.execution.target import follow, own_rank
+
+        place = own_rank()
     if place.leads:
         run_role("verifier", serve(config, with_parent=place.size > 1))
         return

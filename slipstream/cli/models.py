@@ -46,6 +46,9 @@ def train(
     _with_allocator(threads)
     with explained("train"):
         need_installed("torch", "transformers")
+    from slipstream.engine.models.quantisation import silence_quantiser_logs
+
+    silence_quantiser_logs()
     import torch
     from transformers.utils.logging import disable_progress_bar
 

@@ -22,7 +22,7 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
+from slipstream.tokenizer.vocabulary import check_folder, share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -32,6 +32,8 @@ END_GRACE_S = 25.0
 """Longer than the gateway's own grace for its sessions, so that it can report to clients and traces before it is
 killed."""
 RESTART_S = 1.0
+VERIFIER_WAIT_S = 120.0
+"""Seconds that sessions wait for a verifier that is started again: it loads its model."""
 EMBEDDED = "embedded"
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 """Where `make setup-vllm` puts it."""
@@ -142,6 +144,7 @@ class Fleet:
             kind: Role("drafter_svc", _prefixed("DRAFTER_", methods[kind]) | self._tracing) for kind in kinds
         }
         self._addresses: dict[str, str] = {}
+        """By drafter, and the verifier's."""
         self.gateway: Role | None = None
 
     async def start(self, listen: str, store: str, http: str = "off") -> str:
@@ -151,9 +154,10 @@ class Fleet:
         starting = [role.start() for role in (self.verifier, *self.drafters.values())]
         _, *workers = await asyncio.gather(check, *starting)
         verifier, *drafters = [str(address) for address in workers]
-        self._addresses = dict(zip(self.drafters, drafters, strict=True))
+        named = dict(zip(self.drafters, drafters, strict=True))
+        self._addresses = named | {"verifier": verifier}
         await check_fit(verifier, drafters)
-        self.gateway = self._gateway(listens, store, verifier, self._addresses)
+        self.gateway = self._gateway(listens, store, verifier, named)
         return await self.gateway.start()
 
     def _gateway(self, listens: Mapping[str, str], store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
@@ -165,19 +169,31 @@ class Fleet:
             "GATEWAY_TRUSTED_DRAFTERS": ",".join(named),  # our own processes
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
+            "GATEWAY_REHOMING_WAIT_S": os.environ.get("GATEWAY_REHOMING_WAIT_S", str(VERIFIER_WAIT_S)),
         }
         return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat)
 
-    async def tend(self, kind: str) -> None:
+    async def tend_drafter(self, kind: str) -> None:
         """A drafter is disposable: one that ends is started again at its address; sessions go on without it."""
-        role = self.drafters[kind]
         while True:
-            status = await role.ended()
-            typer.echo(f"slipstream serve: drafter {kind} ended with status {status}; starting it again.", err=True)
+            await self._ended(self.drafters[kind], f"drafter {kind}")
             await asyncio.sleep(RESTART_S)
             with contextlib.suppress(Unavailable):  # it logged why; try again
-                places = {"LISTEN": self._addresses[kind], "METRICS_LISTEN": role.metrics}
-                await role.start(_prefixed("DRAFTER_", places))
+                await self._start_again(self.drafters[kind], "DRAFTER_", kind)
+
+    async def tend_verifier(self) -> None:
+        """One that ends is started again at its address, and sessions go on with the same text. Raises Unavailable when
+        it does not start."""
+        while True:
+            await self._ended(self.verifier, "the verifier")
+            await self._start_again(self.verifier, "VERIFIER_", "verifier")
+
+    async def _ended(self, role: Role, name: str) -> None:
+        status = await role.ended()
+        typer.echo(f"slipstream serve: {name} ended with status {status}; starting it again.", err=True)
+
+    async def _start_again(self, role: Role, prefix: str, name: str) -> None:
+        await role.start(_prefixed(prefix, {"LISTEN": self._addresses[name], "METRICS_LISTEN": role.metrics}))
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -257,7 +273,8 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
 
 
 async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
-    """Serve until SIGTERM or SIGINT, or until the verifier or the gateway ends, which is an error."""
+    """Serve until SIGTERM or SIGINT, or until the gateway ends or the verifier cannot be started again, which is an
+    error."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -270,15 +287,17 @@ async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
             return
         metrics = f" metrics={fleet.metrics}" if fleet.metrics else ""
         print(f"{READY}{starting.result()} http={fleet.http or 'off'}{metrics}", flush=True)
-        tending = [asyncio.create_task(fleet.tend(kind)) for kind in fleet.drafters]
-        vital = [role for role in fleet.roles.values() if role.module != "drafter_svc"]
-        ends = [asyncio.create_task(role.ended(), name=role.module) for role in vital]
-        done, pending = await asyncio.wait([stop, *ends], return_when=asyncio.FIRST_COMPLETED)
-        for task in [*pending, *tending]:
+        assert fleet.gateway is not None
+        drafters = [asyncio.create_task(fleet.tend_drafter(kind)) for kind in fleet.drafters]
+        verifier, gateway = asyncio.create_task(fleet.tend_verifier()), asyncio.create_task(fleet.gateway.ended())
+        done, pending = await asyncio.wait([stop, verifier, gateway], return_when=asyncio.FIRST_COMPLETED)
+        for task in [*pending, *drafters]:
             task.cancel()
-        if stop not in done:
-            ended = done.pop()
-            raise Unavailable(f"{ended.get_name()} ended with status {ended.result()}; serving is over.")
+        await asyncio.gather(*pending, *drafters, return_exceptions=True)  # none starts a process any more
+        if verifier in done:
+            verifier.result()
+        if gateway in done:
+            raise Unavailable(f"the gateway ended with status {gateway.result()}; serving is over.")
     finally:
         await fleet.stop()
 
@@ -337,6 +356,9 @@ def serve(
     with explained("serve"):
         need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
         target, draft = target or shipped_model("target"), draft or shipped_model("draft")
+        check_folder(target)
+        if any(METHODS[kind].needs_model for kind in kinds):
+            check_folder(draft)
     if engine not in (EMBEDDED, "vllm"):
         raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):

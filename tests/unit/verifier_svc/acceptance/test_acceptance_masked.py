@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Mask, MaskBudget
 from tests.enumeration import Draft, Path, Target, bias, draft_of, error, target_of
+from tests.masks import AT_ONCE
 from tests.rounds import PROMPT, Round, World, law
 from tests.unit.verifier_svc.acceptance.test_acceptance_coupled import (
     PATHS,
@@ -34,7 +33,7 @@ from tests.unit.verifier_svc.acceptance.test_acceptance_coupled import (
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
-from verifier_svc.grammar_constraint import GrammarConstraint, MaskWorkers
+from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.session import Session
 
 
@@ -211,16 +210,6 @@ class Cursors:
         return mask_of(choices((*self._output, *path), self._vocabulary), self._vocabulary)
 
 
-class AtOnce:
-    """Threads that are done before they are asked anything else."""
-
-    def submit(self, tenant: str, work: Callable[[], None]) -> None:
-        work()
-
-
-THREADS = SimpleNamespace(quick=AtOnce(), slow=AtOnce(), computed=0)
-
-
 def through_rounds(seed: int, *, drawn: bool) -> float:
     """The law of the text over several rounds with the real trees, candidates looked at as they come."""
     vocabulary = 3
@@ -231,7 +220,7 @@ def through_rounds(seed: int, *, drawn: bool) -> float:
             Cursors(vocabulary),  # type: ignore[arg-type]
             session.tokens[len(PROMPT) :],
             drawn=drawn,
-            workers=MaskWorkers(THREADS, lambda function: function()),  # type: ignore[arg-type]
+            workers=AT_ONCE,
         )
         return session.constraint.admits
 
