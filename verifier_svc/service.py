@@ -247,7 +247,7 @@ class GatewayStream:
             history=_history(tokens, prompt_length) if sampling.penalised else None,
             send=self._send,
             workload=request.workload,
-            tenant=request.tenant,
+            tenant=tenant_of(request.cache_salt),
             prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
             priority=request.priority,

@@ -62,7 +62,7 @@ class Session:
     workload: str = ""
     """Label of the kind of work; acceptance is measured for each kind of a tenant's work apart."""
     tenant: str = ""
-    """Name of the client's API key; empty where there is none."""
+    """What its cache salt says of the tenant; empty where there are none."""
     prediction: tuple[int, ...] = ()
     """Output that the client expects; sent to the drafters."""
     cache_salt: str = ""

@@ -98,9 +98,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 def authenticating(keys: ApiKeys) -> Authorise:
     """Names the caller of every RPC by its API key, but for health checks, whose senders have none."""
 
-    def authenticate(method: str, context: Context) -> None:
+    async def authenticate(method: str, context: Context) -> None:
         if service_of(method) != HEALTH:
-            keys.authenticate(as_request_context(context))
+            await keys.authenticate(as_request_context(context))
 
     return authenticate
 

@@ -41,6 +41,8 @@ class ResolvedRequest:
     """Names of drafters that propose without serving."""
     revision: int = 0
     """Number of times that the session was rolled back: a client that has the former text sees that this is another."""
+    edited: int = 0
+    """Output tokens that the client wrote by rollbacks, at most: limits of prompts hold for them too."""
     annotation: bytes = b""
     """What the client keeps with the session."""
     vocabulary: str = ""
@@ -74,6 +76,7 @@ class ResolvedRequest:
             annotation=self.annotation,
             owner=self.owner,
             revision=self.revision,
+            edited_tokens=self.edited,
             vocabulary_fingerprint=self.vocabulary,
         )
         if self.prediction:

@@ -117,7 +117,9 @@ class RequestValidator:
                 reason="EDIT_TOO_LONG",
             )
         _check_tokens("the edit", max(edit, default=0), resolved.model)
-        return replace(resolved, revision=stored.revision + 1), tuple(edit)
+        written = min(stored.edited_tokens, change.output_tokens) + len(edit)
+        caller().check_prompt(len(prompt) + written)
+        return replace(resolved, revision=stored.revision + 1, edited=written), tuple(edit)
 
     def _check_priority(self, priority: int, tenant: Tenant) -> None:
         own = tenant.limits.least_priority

@@ -346,7 +346,6 @@ class SessionRun:
             credit=max(1, self._config.credit_tokens - self._stream.lag),
             prediction_token_ids=resolved.prediction,
             cache_salt=resolved.salt,
-            tenant=resolved.owner,
             workload=resolved.workload,
             priority=resolved.priority,
             structured_output=proto_conversion.structure_to_proto(resolved.structure),

@@ -152,14 +152,15 @@ def generate(
 def print_stream(stream: Stream, as_json: bool) -> None:
     """Prints an output while it comes, or one JSON object at its end. Ctrl-C ends the process with one sentence on how
     to go on: the gateway keeps the session for a while."""
+    printed = stream.completion.begins
     try:
         for piece in stream:
             if not as_json:
                 typer.echo(piece.text, nl=False)
+            printed = piece.offset + len(piece.token_ids)
     except KeyboardInterrupt:
-        done = stream.completion
-        if session := done.session_id:
-            rest = f"`slipstream resume {session} --offset {len(done.token_ids)}` prints the rest"
+        if session := stream.completion.session_id:
+            rest = f"`slipstream resume {session} --offset {printed}` prints the rest"
             typer.echo(f"\nstopped; {rest}, `slipstream cancel {session}` ends it.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     typer.echo(json.dumps(stream.completion.report()) if as_json else "")

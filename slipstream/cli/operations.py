@@ -27,6 +27,8 @@ from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 
 ANSWER_S = 5.0
 """Seconds within which a worker must answer."""
+LIMITS = "Limits"
+"""Group of options in `--help`."""
 PROBES = 9
 """Calls whose median is a worker's round trip."""
 PROMPT, TOKENS = "The quick brown fox", 48
@@ -36,14 +38,22 @@ TRIES = 4
 
 def key(
     name: Annotated[str, typer.Argument(help="Name of the key and its tenant: letters, digits, _ and -.")],
-    sessions: Annotated[int | None, typer.Option(help="Most sessions at once.", min=1)] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Most requests in a minute.", min=1)] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Most prompt and output tokens in a minute.", min=1)
+    sessions: Annotated[int | None, typer.Option(help="Most sessions at once.", min=1, rich_help_panel=LIMITS)] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Most requests in a minute.", min=1, rich_help_panel=LIMITS)
     ] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(help="Most tokens of one prompt.", min=1)] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one output.", min=1)] = None,
-    least_priority: Annotated[int | None, typer.Option(help="Lowest priority value that a request may have.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Most prompt and output tokens in a minute.", min=1, rich_help_panel=LIMITS)
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of one prompt.", min=1, rich_help_panel=LIMITS)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of one output.", min=1, rich_help_panel=LIMITS)
+    ] = None,
+    least_priority: Annotated[
+        int | None, typer.Option(help="Lowest priority value that a request may have.", rich_help_panel=LIMITS)
+    ] = None,
     operator: Annotated[
         bool, typer.Option("--operator", help="The key may also call what concerns all tenants.")
     ] = False,

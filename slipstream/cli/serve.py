@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.loading import Loading
 from slipstream.cli.options import explained, need_installed
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
@@ -32,6 +33,8 @@ END_GRACE_S = 25.0
 """Longer than the gateway's own grace for its sessions, so that it can report to clients and traces before it is
 killed."""
 RESTART_S = 1.0
+MODELS, DRAFTING, ADDRESSES, OBSERVATION = "Target", "Drafting", "Addresses and store", "Observation"
+"""Groups of options in `--help`."""
 VERIFIER_WAIT_S = 120.0
 """Seconds that sessions wait for a verifier that is started again: it loads its model."""
 EMBEDDED = "embedded"
@@ -125,6 +128,8 @@ class Fleet:
         both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
         verifier = both | {"MODEL": target, "THREADS": str(threads), "QUANTISATION": target_quantisation}
         self._target = target
+        self._loads = {VERIFIER: target} | {kind: draft if METHODS[kind].needs_model else "" for kind in kinds}
+        """Model of each role; empty for a lookup."""
         self._local = list(kinds) if draft_in_verifier else []
         if self._local:
             verifier |= _local_settings(self._local, draft, dtype, draft_quantisation, translate=translate)
@@ -151,8 +156,11 @@ class Fleet:
         # The gateway starts last: its settings are checked before models load.
         listens = {"GATEWAY_LISTEN": listen, "GATEWAY_HTTP": http}
         check = self._gateway(listens, store, SOMEWHERE, dict.fromkeys(self.drafters, SOMEWHERE)).check()
-        starting = [role.start() for role in (self.verifier, *self.drafters.values())]
-        _, *workers = await asyncio.gather(check, *starting)
+        with Loading() as loading:
+            starting = [loading.watch("verifier", self._loads[VERIFIER], self.verifier.start())]
+            for kind, role in self.drafters.items():
+                starting.append(loading.watch(f"drafter {kind}", self._loads[kind], role.start()))
+            _, *workers = await asyncio.gather(check, *starting)
         verifier, *drafters = [str(address) for address in workers]
         named = dict(zip(self.drafters, drafters, strict=True))
         self._addresses = named | {"verifier": verifier}
@@ -309,24 +317,53 @@ def default_threads() -> int:
 
 
 def serve(
-    target: Annotated[str, typer.Option(help="Target model: a folder or a hub id. Default: the shipped one.")] = "",
-    draft: Annotated[str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.")] = "",
+    target: Annotated[
+        str, typer.Option(help="Target model: a folder or a hub id. Default: the shipped one.", rich_help_panel=MODELS)
+    ] = "",
+    draft: Annotated[
+        str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.", rich_help_panel=DRAFTING)
+    ] = "",
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help=f"{', '.join(METHODS)}; repeat it for more. `none`: plain decoding."),
+        typer.Option(
+            help=f"{', '.join(METHODS)}; repeat it for more. `none`: plain decoding.", rich_help_panel=DRAFTING
+        ),
     ] = None,
-    listen: Annotated[str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.")] = "127.0.0.1:50051",
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.", rich_help_panel=ADDRESSES)
+    ] = "127.0.0.1:50051",
     http: Annotated[
-        str, typer.Option(help="HOST:PORT of the HTTP API, OpenAI-compatible; port 0 picks a free one; `off`: none.")
+        str,
+        typer.Option(
+            help="HOST:PORT of the HTTP API, OpenAI-compatible; port 0 picks a free one; `off`: none.",
+            rich_help_panel=ADDRESSES,
+        ),
     ] = "127.0.0.1:8000",
-    store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
-    target_quantisation: Annotated[str, typer.Option(help="int8 or int4; changes the text.")] = "",
-    draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.")] = "",
-    engine: Annotated[str, typer.Option(help="What runs the target: embedded or vllm (`make setup-vllm`).")] = EMBEDDED,
+    store: Annotated[
+        str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.", rich_help_panel=ADDRESSES)
+    ] = "memory",
+    dtype: Annotated[
+        str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.", rich_help_panel=MODELS)
+    ] = "auto",
+    threads: Annotated[
+        int, typer.Option(help="Threads of the verifier's model; 0: cores less one.", rich_help_panel=MODELS)
+    ] = 0,
+    target_quantisation: Annotated[
+        str, typer.Option(help="int8 or int4; changes the text.", rich_help_panel=MODELS)
+    ] = "",
+    draft_quantisation: Annotated[
+        str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.", rich_help_panel=DRAFTING)
+    ] = "",
+    engine: Annotated[
+        str, typer.Option(help="What runs the target: embedded or vllm (`make setup-vllm`).", rich_help_panel=MODELS)
+    ] = EMBEDDED,
     translate: Annotated[
-        bool, typer.Option("--translate", help="The draft model may have another tokenizer; translate its tokens.")
+        bool,
+        typer.Option(
+            "--translate",
+            help="The draft model may have another tokenizer; translate its tokens.",
+            rich_help_panel=DRAFTING,
+        ),
     ] = False,
     draft_in_verifier: Annotated[
         bool,
@@ -334,15 +371,29 @@ def serve(
             "--draft-in-verifier",
             help="Run drafters inside the verifier's process, which spares processes, memory and the network hop. "
             "Lookups (ngram) gain speed; a draft model may lose some: see `benchmarks.local_sources`.",
+            rich_help_panel=DRAFTING,
         ),
     ] = False,
     chat_template: Annotated[
         Path | None,
-        typer.Option(help="File with a chat template (Jinja); default: the target's.", exists=True, dir_okay=False),
+        typer.Option(
+            help="File with a chat template (Jinja); default: the target's.",
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=MODELS,
+        ),
     ] = None,
-    traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Write traces to this folder, for `slipstream trace`.", rich_help_panel=OBSERVATION),
+    ] = None,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Serve /metrics of every role, at the addresses in the ready line.")
+        bool,
+        typer.Option(
+            "--metrics",
+            help="Serve /metrics of every role, at the addresses in the ready line.",
+            rich_help_panel=OBSERVATION,
+        ),
     ] = False,
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can

@@ -68,7 +68,7 @@ class AsyncStream:
 
     def __init__(self, completion: Completion, found: AsyncGenerator[Piece]) -> None:
         self.completion = completion
-        """What has been received so far."""
+        """What has been received so far: perhaps a piece more than was read."""
         self._found = found
         self._reading: asyncio.Task[Piece | None] | None = None
         self._order = asyncio.Lock()

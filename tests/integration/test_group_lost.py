@@ -59,3 +59,15 @@ async def test_any_other_fault_is_survived() -> None:
     async with verifier(failing(RuntimeError("bug"))) as server, gateway(server.address) as client:
         served = await client.decode([1, 2, 3], tokens=100)
         assert served.token_ids == emulated_text([1, 2, 3], 100)
+
+
+async def test_faults_of_an_emulated_model_are_survived() -> None:
+    engine = open_engine("emulated:fault_every=4")
+    async with verifier(engine, measure_s=0.05) as server, gateway(server.address) as client:
+        served = await client.decode([1, 2, 3], tokens=100)
+        assert served.token_ids == emulated_text([1, 2, 3], 100)
+    with pytest.raises(RuntimeError, match="was to fail"):
+        for _ in range(4):
+            sequence = engine.begin([1], "")
+            engine.grow(sequence, 1)
+            engine.forward([Segment(sequence, [1])])
