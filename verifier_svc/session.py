@@ -76,6 +76,8 @@ class Session:
     """None while the session waits for KV (`verifier_svc.scheduling.kv_admission`)."""
     admitted_once: bool = False
     """True from the first time the session got KV."""
+    found_tokens: int = 0
+    """Leading tokens whose KV was in the prefix cache then; 0 once they are reported."""
     credit_window: int = 0
     """Most credit that the session ever had."""
     yielded_kv: bool = False

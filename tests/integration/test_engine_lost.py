@@ -1,4 +1,4 @@
-"""A verifier that loses its group ends at once, so that gateways take its sessions elsewhere: it does not fail them."""
+"""A verifier that loses its engine ends at once: gateways take its sessions elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import grpc
 import pytest
 
 from slipstream.engine.emulated.engine import EmulatedEngine
-from slipstream.engine.engine import ModelOutput
+from slipstream.engine.engine import EngineLost, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
-from slipstream.engine.tensor_parallel.group import GroupLost
 from tests.fleet import Decoded, emulated_text, gateway, verifier
 
 STEPS = 5
@@ -42,11 +41,11 @@ async def speak(address: str) -> tuple[Decoded, grpc.StatusCode]:
         return session, broken.value.code()
 
 
-async def test_a_lost_group_breaks_the_streams_and_ends_the_verifier() -> None:
+async def test_a_lost_engine_breaks_the_streams_and_ends_the_verifier() -> None:
     grace_s = 60.0  # in which nobody could finish
     async with asyncio.timeout(grace_s / 2) as limit:
-        with pytest.RaisesGroup(GroupLost, flatten_subgroups=True):
-            async with verifier(failing(GroupLost("a rank is gone")), grace_s=grace_s) as server:
+        with pytest.RaisesGroup(EngineLost, flatten_subgroups=True):
+            async with verifier(failing(EngineLost("a worker is gone")), grace_s=grace_s) as server:
                 speaking = asyncio.create_task(speak(server.address))
                 await asyncio.Event().wait()
         session, code = await speaking
