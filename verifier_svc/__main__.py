@@ -1,4 +1,4 @@
-"""`python -m verifier_svc`: one verifier, configured by `VERIFIER_*`; `torchrun -m verifier_svc`: one rank of it."""
+"""`python -m verifier_svc`: one verifier, configured by `VERIFIER_*`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from verifier_svc.config import PREFIX, VerifierConfig
 log = logging.getLogger("verifier_svc")  # run as a program, the module is called __main__
 
 
-async def serve(config: VerifierConfig, with_parent: bool) -> None:
+async def serve(config: VerifierConfig) -> None:
+    # Imported now, because torch takes seconds and a model that is missing is told at once.
     from verifier_svc.verifier import VerifierParts, running
 
     async with (
@@ -28,7 +29,7 @@ async def serve(config: VerifierConfig, with_parent: bool) -> None:
         log.info("%s", verifier.server.announcement)
         print(verifier.server.announcement, flush=True)
         tune_runtime()
-        await until_signal(with_parent=with_parent)  # a rank ends with torchrun, its parent
+        await until_signal()
 
 
 def main() -> None:
@@ -37,15 +38,7 @@ def main() -> None:
         logs.configure("verifier", config.log_level, config.log_format)
         for model in filter(None, [config.model, *config.local_methods().values()]):
             check_folder(model)
-        # Imported now, because torch takes seconds and what is missing is told at once.
-        from verifier_svc.execution.target import follow, own_rank
-
-        place = own_rank()
-    if place.leads:
-        run_role("verifier", serve(config, with_parent=place.size > 1))
-        return
-    with exit_on_error(f"verifier, rank {place.rank}"):
-        follow(config, place)
+    run_role("verifier", serve(config))
 
 
 if __name__ == "__main__":

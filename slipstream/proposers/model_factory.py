@@ -8,7 +8,6 @@ from tokenizers import Tokenizer
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
-from slipstream.engine.models.spread import Spread
 from slipstream.errors import NotFound
 from slipstream.proposers.base import OpenedProposer, ProposerSettings
 from slipstream.proposers.cross_vocabulary.spelling import Spelling
@@ -21,9 +20,8 @@ from slipstream.tokenizer.vocabulary import eos_token_ids, fingerprint, load_tok
 
 def open_proposer(settings: ProposerSettings) -> OpenedProposer:
     """Raises what `open_engine` and `load_tokenizer` raise."""
-    spread = Spread(device=settings.device)
     engine = open_engine(
-        settings.model, settings.dtype, settings.kv_tokens, settings.quantisation, settings.lean, spread
+        settings.model, settings.dtype, settings.kv_tokens, settings.quantisation, settings.lean, settings.device
     )
     if settings.translate_for:
         target = load_tokenizer(settings.translate_for)

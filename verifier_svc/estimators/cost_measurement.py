@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, KVRoom, begin_unshared
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment, Sequence
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
@@ -24,7 +23,7 @@ TOKEN = 0
 """Every vocabulary has it, and the time does not depend on it."""
 
 
-class MeasuredKV(Protocol):
+class MeasuredKV(KVRoom, Protocol):
     """The KV blocks below the measured steps: an `Engine` has them."""
 
     @property
@@ -35,10 +34,6 @@ class MeasuredKV(Protocol):
 
     @property
     def blocks_free(self) -> int: ...
-
-    def begin(self, token_ids: Tokens[int], salt: str | None) -> Sequence: ...
-
-    def grow(self, sequence: Sequence, count: int) -> None: ...
 
     def keep(self, segment: Segment, path: list[int]) -> None: ...
 
@@ -126,7 +121,7 @@ class _Bench:
             return False
         at_once = max(1, most // context)  # no step is larger than those that are served
         while missing:
-            opened = [_unshared(kv, capacity) for _ in range(min(missing, at_once))]
+            opened = [begin_unshared(kv, capacity) for _ in range(min(missing, at_once))]
             self._sequences += opened
             segments = [Segment(each, [TOKEN] * context, want_logits=False) for each in opened]
             self._steps.run(segments)
@@ -154,12 +149,6 @@ class _Bench:
         started = self._clock()
         self._steps.run(segments)
         return self._clock() - started
-
-
-def _unshared(kv: MeasuredKV, capacity: int) -> Sequence:
-    sequence = kv.begin((), None)
-    kv.grow(sequence, capacity)
-    return sequence
 
 
 def _step(sequences: list[Sequence], tokens: int, branch: int) -> list[Segment]:

@@ -66,12 +66,8 @@ def prepare_environment(config: VerifierConfig) -> None:
 
 def check_settings(config: VerifierConfig) -> list[str]:
     """The words of VERIFIER_VLLM_ARGS. Raises InvalidArgument for settings that vLLM does not have or may not get."""
-    unused = {"VERIFIER_QUANTISATION": config.quantisation, "VERIFIER_DEVICE_MAP": config.device_map}
-    for name, value in unused.items():
-        if value:
-            raise InvalidArgument(
-                f"{name} is for the embedded engine; with vLLM give its options in VERIFIER_VLLM_ARGS."
-            )
+    if config.quantisation:
+        raise InvalidArgument("VERIFIER_QUANTISATION is for the embedded engine; give vLLM's in VERIFIER_VLLM_ARGS.")
     if config.max_draft_tokens > MAX_CANDIDATES:
         raise InvalidArgument(f"VERIFIER_MAX_DRAFT_TOKENS={config.max_draft_tokens}; vLLM verifies {MAX_CANDIDATES}.")
     words = _words(config.vllm_args)

@@ -175,6 +175,30 @@ def test_a_later_step_counts_the_tokens_that_were_decided() -> None:
         requests = following
 
 
+@pytest.mark.parametrize(
+    ("penalty", "expected"),
+    [({"frequency_penalty": 0.4}, [7, 7, 8]), ({"presence_penalty": 0.7}, [7, 8]), ({}, [7] * 4)],
+)
+def test_penalties_count_the_candidates_before_a_row(penalty: dict[str, float], expected: list[int]) -> None:
+    """The chain repeats the likeliest token; each candidate before a row makes it less likely there."""
+    sampling = SamplingParams(temperature=0.0, **penalty)
+    logits = torch.zeros(4, VOCABULARY)
+    logits[:, 7], logits[:, 8] = 1.0, 0.5
+    tokens, _ = Worker().step([Verified("r", sampling, [1, 2, 3], 2, [7] * 3, (None,) * 3, {})], logits)
+    assert tokens["r"] == expected
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_broken_numbers_end_their_session_alone_and_it_still_gets_a_token(row: int) -> None:
+    logits = torch.zeros(6, VOCABULARY)
+    logits[:, 7] = 9.0
+    logits[row] = torch.nan
+    sampling = SamplingParams(temperature=0.0)
+    requests = [Verified(name, sampling, [1, 2], 1, [7, 7], (None,) * 2, {}) for name in "ab"]
+    tokens, sampled = Worker().step(requests, logits)
+    assert sampled.broken == ["a"] and len(tokens["a"]) == row + 1 and tokens["b"] == [7, 7, 7]
+
+
 def test_prefills_that_go_on_decide_nothing_that_counts() -> None:
     chance = np.random.default_rng(4)
     requests = [request("r", SAMPLINGS[4], chance)._replace(drafts=[], distributions=(), masks={})]

@@ -1,4 +1,4 @@
-"""A verifier that loses its group ends at once, so that gateways take its sessions elsewhere: it does not fail them."""
+"""A verifier that loses its engine ends at once: gateways take its sessions elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import grpc
 import pytest
 
 from slipstream.engine.emulated.engine import EmulatedEngine
-from slipstream.engine.engine import ModelOutput
+from slipstream.engine.engine import EngineLost, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
-from slipstream.engine.tensor_parallel.group import GroupLost
 from tests.fleet import Decoded, emulated_text, gateway, verifier
 
 STEPS = 5
@@ -42,11 +41,11 @@ async def speak(address: str) -> tuple[Decoded, grpc.StatusCode]:
         return session, broken.value.code()
 
 
-async def test_a_lost_group_breaks_the_streams_and_ends_the_verifier() -> None:
+async def test_a_lost_engine_breaks_the_streams_and_ends_the_verifier() -> None:
     grace_s = 60.0  # in which nobody could finish
     async with asyncio.timeout(grace_s / 2) as limit:
-        with pytest.RaisesGroup(GroupLost, flatten_subgroups=True):
-            async with verifier(failing(GroupLost("a rank is gone")), grace_s=grace_s) as server:
+        with pytest.RaisesGroup(EngineLost, flatten_subgroups=True):
+            async with verifier(failing(EngineLost("a worker is gone")), grace_s=grace_s) as server:
                 speaking = asyncio.create_task(speak(server.address))
                 await asyncio.Event().wait()
         session, code = await speaking
@@ -59,3 +58,15 @@ async def test_any_other_fault_is_survived() -> None:
     async with verifier(failing(RuntimeError("bug"))) as server, gateway(server.address) as client:
         served = await client.decode([1, 2, 3], tokens=100)
         assert served.token_ids == emulated_text([1, 2, 3], 100)
+
+
+async def test_faults_of_an_emulated_model_are_survived() -> None:
+    engine = open_engine("emulated:fault_every=4")
+    async with verifier(engine, measure_s=0.05) as server, gateway(server.address) as client:
+        served = await client.decode([1, 2, 3], tokens=100)
+        assert served.token_ids == emulated_text([1, 2, 3], 100)
+    with pytest.raises(RuntimeError, match="was to fail"):
+        for _ in range(4):
+            sequence = engine.begin([1], "")
+            engine.grow(sequence, 1)
+            engine.forward([Segment(sequence, [1])])
