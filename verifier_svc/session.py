@@ -76,6 +76,8 @@ class Session:
     """None while the session waits for KV (`verifier_svc.scheduling.kv_admission`)."""
     admitted_once: bool = False
     """True from the first time the session got KV."""
+    found_tokens: int = 0
+    """Leading tokens whose KV was in the prefix cache then; 0 once they are reported."""
     credit_window: int = 0
     """Most credit that the session ever had."""
     yielded_kv: bool = False
@@ -151,6 +153,8 @@ class Session:
         self.computed = computed
         if self.history is not None:
             self.history.append(token_ids)
+        if self.constraint is not None:
+            self.constraint.commit(token_ids)
         used = not self.tree.empty
         diverged = self.tree.commit(token_ids)
         if not self.tree.empty:

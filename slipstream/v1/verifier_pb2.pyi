@@ -137,7 +137,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., drafter_events: _Optional[_Iterable[_Union[DrafterEvent, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs", "ended_unix_nano", "cost_us", "shadows")
+    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs", "ended_unix_nano", "cost_us", "shadows", "cached_tokens")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class Round(_message.Message):
     ENDED_UNIX_NANO_FIELD_NUMBER: _ClassVar[int]
     COST_US_FIELD_NUMBER: _ClassVar[int]
     SHADOWS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     base_length: int
@@ -168,7 +169,8 @@ class Round(_message.Message):
     ended_unix_nano: int
     cost_us: int
     shadows: _containers.RepeatedCompositeFieldContainer[ShadowScore]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., ended_unix_nano: _Optional[int] = ..., cost_us: _Optional[int] = ..., shadows: _Optional[_Iterable[_Union[ShadowScore, _Mapping]]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., ended_unix_nano: _Optional[int] = ..., cost_us: _Optional[int] = ..., shadows: _Optional[_Iterable[_Union[ShadowScore, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class ShadowScore(_message.Message):
     __slots__ = ("drafter", "drafted", "accepted")

@@ -99,6 +99,8 @@ class Scheduler:
         session.closed = True
         self._sessions.pop(session, None)
         self._sources.detach_session(session)
+        if session.constraint is not None:
+            session.constraint.close()
         self._closing.append(session)
         failure = None if error is None else proto_conversion.failure_to_proto(error)
         session.send(
@@ -236,6 +238,7 @@ class Scheduler:
         session = scheduled.session
         self._sources.committed(session, scheduled.base, result.token_ids)
         message = _round_message(result, self._planner.cost_s(scheduled, result.timing))
+        session.found_tokens = 0
         for observer in self.observers:
             observer.round_reported(result, message)
         session.send(message)
@@ -258,6 +261,7 @@ def _round_message(result: RoundResult, cost_s: float) -> verifier_pb2.Round:
         drafters=_drafter_shares(scheduled, result.result.path),
         logprobs=map(proto_conversion.logprobs_to_proto, result.result.logprobs[: len(result.token_ids)]),
         cost_us=microseconds(cost_s),
+        cached_tokens=scheduled.session.found_tokens,
     )
 
 

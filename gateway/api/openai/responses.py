@@ -278,7 +278,7 @@ def _usage(started: gateway_pb2.Started, finished: gateway_pb2.Finished) -> dict
     prompt, output = len(started.prompt_token_ids), finished.output_tokens
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": finished.statistics.cached_prompt_tokens},
         "output_tokens": output,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + output,
