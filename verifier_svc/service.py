@@ -30,6 +30,7 @@ from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
 from verifier_svc.grammar_constraint import GrammarConstraint
+from verifier_svc.min_length import MinLengthConstraint
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Reply, Session
 from verifier_svc.sources.address_allowlist import AddressAllowlist
@@ -88,6 +89,19 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             await multiplexed_stream.serve(requests, context, stream.outbox, stream.receive, pack, self.traffic)
         finally:
             stream.close()
+
+
+def _constrain(session: Session, min_length: int, grammar: Grammar | None, vocabulary_size: int) -> None:
+    """Bounds what may be chosen, by a grammar or by a least length."""
+    drawn = not session.sampling.coupled
+    if grammar is not None:
+        session.constraint = GrammarConstraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
+    elif min_length > len(session.tokens):
+        session.constraint = MinLengthConstraint(
+            session.tokens, min_length, session.stop_token_ids, vocabulary_size, drawn=drawn
+        )
+    if session.constraint is not None:
+        session.tree.admits = session.constraint.admits
 
 
 def _history(token_ids: list[int], prompt_length: int) -> TokenHistory:
@@ -189,10 +203,8 @@ class GatewayStream:
             return
         self._fence(request.key.id, epoch)
         session = self._new_session(command, sampling)
-        if grammar is not None:
-            session.structure, drawn = structure, not sampling.coupled
-            session.constraint = GrammarConstraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
-            session.tree.admits = session.constraint.admits
+        session.structure = structure
+        _constrain(session, request.min_length, grammar, limits.model.vocabulary_size)
         self._service.scheduler.open_session(session, request)
         self._sessions[number] = self._service.by_id[session.id] = session
 

@@ -17,6 +17,7 @@ from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
 from verifier_svc.grammar_constraint import GrammarConstraint
+from verifier_svc.min_length import MinLengthConstraint
 
 MAX_SOURCE_NAMES = 64
 """Sources of a session whose drafter's name is kept; every open on a drafter is a source of its own."""
@@ -88,8 +89,8 @@ class Session:
     """Monotonic seconds at which the session's last round ended."""
     miss: verifier_pb2.MissCause = verifier_pb2.MISS_CAUSE_OPENING
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
-    constraint: GrammarConstraint | None = None
-    """Set where the output is structured."""
+    constraint: GrammarConstraint | MinLengthConstraint | None = None
+    """Set where the output is structured, or has a least length."""
     structure: StructuredOutput | None = None
     """Format of the structured output; sent to the drafters."""
     top_logprobs: int | None = None
