@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 
@@ -29,7 +31,7 @@ from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
-from verifier_svc.grammar_constraint import GrammarConstraint
+from verifier_svc.grammar_constraint import GrammarConstraint, MaskThreads, MaskWorkers
 from verifier_svc.min_length import MinLengthConstraint
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Reply, Session
@@ -61,6 +63,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         """Bytes exchanged with gateways."""
         self.by_id: dict[str, Session] = {}
         """Sessions of all gateways. When two gateways claim one session, the lower epoch is fenced off."""
+        self.masks = MaskThreads()
         self.streams: set[GatewayStream] = set()
         self.draining = False
 
@@ -68,6 +71,22 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def session_count(self) -> int:
         """Sessions that are open, and those that will be once their grammar is compiled."""
         return len(self.scheduler) + sum(len(stream.compiling) for stream in self.streams)
+
+    @property
+    def progress(self) -> int:
+        """A number that grows while the verifier works: steps, and what it does for grammars apart from them."""
+        return self.scheduler.steps + self.masks.computed + self.grammars.compiled
+
+    def masks_came(self, session: Session, constraint: GrammarConstraint) -> None:
+        """Candidates of the session are known to be allowed or forbidden now."""
+        if session.closed:
+            return
+        if constraint.failure is not None:
+            self.scheduler.end_session(session, verifier_pb2.FINISH_REASON_ERROR, constraint.failure)
+            return
+        if forbidden := session.tree.recheck():
+            self.sources.dropped["forbidden"] += forbidden
+        self.scheduler.wake()
 
     def start_draining(self) -> None:
         """Refuses new sessions from now on, and ends those without KV, which lose nothing by moving."""
@@ -91,17 +110,14 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             stream.close()
 
 
-def _constrain(session: Session, min_length: int, grammar: Grammar | None, vocabulary_size: int) -> None:
-    """Bounds what may be chosen, by a grammar or by a least length."""
-    drawn = not session.sampling.coupled
-    if grammar is not None:
-        session.constraint = GrammarConstraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
-    elif min_length > len(session.tokens):
-        session.constraint = MinLengthConstraint(
+def _bound_length(session: Session, min_length: int, vocabulary_size: int) -> None:
+    """Keeps stop tokens out until the session has its least length, if it has one."""
+    if min_length > len(session.tokens):
+        drawn = not session.sampling.coupled
+        session.minimum = MinLengthConstraint(
             session.tokens, min_length, session.stop_token_ids, vocabulary_size, drawn=drawn
         )
-    if session.constraint is not None:
-        session.tree.admits = session.constraint.admits
+        session.tree.admits = session.minimum.admits
 
 
 def _history(token_ids: list[int], prompt_length: int) -> TokenHistory:
@@ -203,10 +219,26 @@ class GatewayStream:
             return
         self._fence(request.key.id, epoch)
         session = self._new_session(command, sampling)
-        session.structure = structure
-        _constrain(session, request.min_length, grammar, limits.model.vocabulary_size)
+        if grammar is not None:
+            session.structure = structure
+            self._constrain(session, grammar)
+        _bound_length(session, request.min_length, limits.model.vocabulary_size)
         self._service.scheduler.open_session(session, request)
         self._sessions[number] = self._service.by_id[session.id] = session
+
+    def _constrain(self, session: Session, grammar: Grammar) -> None:
+        constraint = session.constraint = GrammarConstraint(
+            grammar,
+            session.tokens[session.prompt_length :],
+            drawn=not session.sampling.coupled,
+            workers=MaskWorkers(
+                self._service.masks,
+                asyncio.get_running_loop().call_soon_threadsafe,
+                tenant_of(session.cache_salt),
+            ),
+        )
+        session.tree.admits = constraint.admits
+        constraint.settled = partial(self._service.masks_came, session, constraint)
 
     def _new_session(self, command: verifier_pb2.DecodeCommand, sampling: SamplingParams) -> Session:
         request = command.open

@@ -89,8 +89,10 @@ class Session:
     """Monotonic seconds at which the session's last round ended."""
     miss: verifier_pb2.MissCause = verifier_pb2.MISS_CAUSE_OPENING
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
-    constraint: GrammarConstraint | MinLengthConstraint | None = None
-    """Set where the output is structured, or has a least length."""
+    constraint: GrammarConstraint | None = None
+    """Set where the output is structured."""
+    minimum: MinLengthConstraint | None = None
+    """Set where the output has a least length; never beside `constraint`."""
     structure: StructuredOutput | None = None
     """Format of the structured output; sent to the drafters."""
     top_logprobs: int | None = None
@@ -107,6 +109,11 @@ class Session:
     def pending(self) -> int:
         """Committed tokens without KV; at least one."""
         return len(self.tokens) - self.computed
+
+    @property
+    def masks(self) -> GrammarConstraint | MinLengthConstraint | None:
+        """What bounds the choice of tokens; None where all may be chosen."""
+        return self.constraint or self.minimum
 
     @property
     def rank(self) -> Rank:
@@ -154,6 +161,8 @@ class Session:
         self.computed = computed
         if self.history is not None:
             self.history.append(token_ids)
+        if self.constraint is not None:
+            self.constraint.commit(token_ids)
         used = not self.tree.empty
         diverged = self.tree.commit(token_ids)
         if not self.tree.empty:

@@ -97,7 +97,7 @@ async def _serving(
         AddressAllowlist(config.drafters_allowed),
     )
     service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler))
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(service))
     server = Server([service.register, worker.register], role_access(parts.certificates))
     async with local_drafters(config, sources), asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(sources.run())]
@@ -114,13 +114,14 @@ async def _serving(
                 loop.cancel()
 
 
-def load(scheduler: Scheduler) -> worker_pb2.WatchResponse:
+def load(service: VerifierService) -> worker_pb2.WatchResponse:
+    scheduler = service.scheduler
     kv = scheduler.executor.kv
     return worker_pb2.WatchResponse(
         sessions=len(scheduler),
         kv_blocks_total=kv.blocks_total,
         kv_blocks_free=kv.blocks_free,
-        steps=scheduler.steps,
+        steps=service.progress,
         waiting=scheduler.kv_admission.waiting,
         preemptions=scheduler.kv_admission.preemptions,
         prefix_tokens_sought=scheduler.kv_admission.prefix_tokens_sought,

@@ -184,12 +184,17 @@ def double_of(session: Session, name: str) -> Session:
         computed=0,
         sequence=None,
         constraint=None,
+        minimum=None,
         choice=None,
         served=False,
         _source_names={},
         _labels={},
     )
     if session.constraint is not None:
-        double.constraint = session.constraint.beside(tokens)
+        double.constraint = session.constraint.beside(tokens[session.prompt_length :])
+        double.constraint.settled = double.tree.recheck
         double.tree.admits = double.constraint.admits
+    if session.minimum is not None:
+        double.minimum = session.minimum.beside(tokens)
+        double.tree.admits = double.minimum.admits
     return double
