@@ -26,6 +26,7 @@ from verifier_svc.execution.executor import KVBlocks, StepExecutor
 from verifier_svc.execution.target import open_target, running_executor
 from verifier_svc.metrics_source import StepStats, metrics_collector
 from verifier_svc.observer import StepObserver
+from verifier_svc.round_details import RoundDetailObserver
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import ServiceLimits, VerifierService
@@ -85,7 +86,7 @@ async def _serving(
     await thread.run(executor.measure_costs, curve, config.step_tokens, config.measure_s)
     limits = StepLimits(config.step_tokens, config.prefill_tokens, config.max_wait_s, executor.limits)
     stats = StepStats()
-    observers: list[StepObserver] = [stats, sources.shadows]
+    observers: list[StepObserver] = [stats, sources.shadows, RoundDetailObserver()]
     if parts.tracing is not None:
         observers.append(VerifierTracing(parts.tracing))
     scheduler = Scheduler(executor, thread, sources, parts.planner(sources, limits, curve), observers=observers)

@@ -88,6 +88,7 @@ class RequestValidator:
             structure=structure,
             top_logprobs=top_logprobs,
             min_tokens=_min_tokens(request, max_length - len(prompt)),
+            rounds=request.speculation.rounds,
             annotation=request.annotation,
             owner=tenant.name,
             salt=tenant.salt(request.cache_salt),
