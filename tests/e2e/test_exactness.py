@@ -5,10 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
 from benchmarks.prompts import held_out, request
@@ -17,8 +15,8 @@ from slipstream.client.load_generator import run_load
 from slipstream.rpc import proto_conversion
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import MOST_TRIES, ROOT, accepting, tokens
+from tests.leaning import MOST_DEVIATIONS, FloatArray, Leaning, ranks, uniformity
 
-FloatArray = npt.NDArray[np.float64]
 PROMPTS = 8
 TOKENS = 40
 
@@ -58,12 +56,10 @@ async def test_seeds_decide_the_text(server: str) -> None:
 
 
 Model = torch.nn.Module
-TOP_K, BINS = 20, 20
+TOP_K = 20
 PLACES = 1000
 """Rounds with candidates that a rule is judged by. A rule that accepted whatever was drafted at 30 % of places would
 be some 10 standard deviations off."""
-MOST_DEVIATIONS = 5.0
-"""A system that is right is beyond in fewer than one of 10^6 runs."""
 
 
 @pytest.fixture(scope="module")
@@ -81,33 +77,6 @@ def distributions(completion: Completion, model: Model) -> FloatArray:
         logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
     kept = logits.masked_fill(logits < logits.topk(TOP_K).values[:, -1:], -torch.inf)
     return kept.double().softmax(-1).numpy()
-
-
-def ranks(p: FloatArray, output: list[int], chance: np.random.Generator) -> FloatArray:
-    """Where each token fell among those at its place, the likeliest first: uniform on [0, 1) iff it was drawn from p
-    (randomised probability integral transform, Smith 1985)."""
-    own = p[np.arange(len(output)), output]
-    above = np.where(p > own[:, None], p, 0.0).sum(-1)
-    equal = np.where(p == own[:, None], p, 0.0).sum(-1)
-    return above + chance.random(len(output)) * equal
-
-
-class Leaning:
-    """How far tokens lean from the target's p towards the drafter's q: the mean of q / (p + q) over the tokens, less
-    what p itself makes of it, in standard deviations. Draws from p have 0, whatever came before each of them."""
-
-    def __init__(self) -> None:
-        self._excess = self._variance = 0.0
-
-    def add(self, p: FloatArray, q: FloatArray, output: list[int]) -> None:
-        score = q / np.maximum(p + q, 1e-300)
-        mean = (p * score).sum(-1)
-        self._excess += float((score[np.arange(len(output)), output] - mean).sum())
-        self._variance += float((p * score**2).sum() - (mean**2).sum())
-
-    @property
-    def deviations(self) -> float:
-        return self._excess / self._variance**0.5
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
@@ -130,9 +99,8 @@ async def test_sampled_tokens_are_distributed_as_the_target_says(
         if rounds >= PLACES:
             break
     assert rounds >= PLACES and accepted > 0
-    observed = np.bincount((np.concatenate(where) * BINS).astype(int).clip(max=BINS - 1), minlength=BINS)
-    p_value = chisquare(observed).pvalue
-    print(f"{rule}: {observed.sum()} tokens, {rounds:.0f} rounds with candidates, {accepted:.0f} accepted")
+    p_value = uniformity(np.concatenate(where))
+    print(f"{rule}: {sum(map(len, where))} tokens, {rounds:.0f} rounds with candidates, {accepted:.0f} accepted")
     print(f"leaning {leaning.deviations:.2f} standard deviations, chi-square p = {p_value:.4g}")
     assert abs(leaning.deviations) < MOST_DEVIATIONS
     assert p_value > 1e-6
