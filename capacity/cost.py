@@ -80,12 +80,11 @@ def measured(model: str, dtype: str, quantisation: str, device: str, seconds: fl
     """The fields of a `Table`; `model` as `slipstream.engine.factory` names it, a target or a draft model."""
     # Loads torch, which a plan does without.
     from slipstream.engine.factory import open_engine
-    from slipstream.engine.models.spread import Spread
     from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
     from verifier_svc.estimators.cost_measurement import SESSIONS, measure
 
     curve = CostCurve()
-    engine = open_engine(model, dtype, quantisation=quantisation, spread=Spread(device=device))
+    engine = open_engine(model, dtype, quantisation=quantisation, device=device)
     measure(curve, engine, STEP_TOKENS, seconds)
     return {
         "tokens": BUCKETS,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 from drafter_svc.config import PREFIX, DrafterConfig
-from drafter_svc.drafter import running
 from slipstream.config import from_env
 from slipstream.process import run_role, tune_runtime, until_signal
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.telemetry import logs
 from slipstream.telemetry.span_exporters import tracing_from_env
+from slipstream.tokenizer.vocabulary import check_folder
 
 log = logging.getLogger("drafter_svc")  # run as a program, the module has no name of its own
 
@@ -18,6 +18,11 @@ log = logging.getLogger("drafter_svc")  # run as a program, the module has no na
 async def main() -> None:
     config = from_env(DrafterConfig, PREFIX)
     logs.configure("drafter", config.log_level, config.log_format)
+    for model in filter(None, [config.model, config.translate_for]):
+        check_folder(model)
+    # Imported now, because torch takes seconds and what is missing is told at once.
+    from drafter_svc.drafter import running
+
     async with (
         tracing_from_env("slipstream-drafter") as tracing,
         running(config, certificates=certificates_from_env(), tracing=tracing) as drafter,

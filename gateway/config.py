@@ -64,6 +64,8 @@ class GatewayConfig:
     """Drafters whose distribution q is trusted; the ratio rules need one."""
     store: str = "memory"
     """`memory`, or the address of a Redis: see `gateway.store.address`."""
+    memory_store_bytes: int = 1 << 30
+    """Most bytes of records in the store `memory`; the eldest ended sessions are dropped first."""
     store_sentinel_password: str = ""
     """Password of the sentinels, if they need one."""
     store_replicas: int = 0
@@ -185,7 +187,7 @@ class GatewayConfig:
     def _check_numbers(self) -> None:
         require_positive(self, PREFIX, "discovery_s", "store_grace_s", "rehoming_wait_s", "stall_s", "http_idle_s")
         require_positive(self, PREFIX, "max_sessions", "max_tokens_default", "credit_tokens", "max_prompt_bytes")
-        require_positive(self, PREFIX, "breaker_window_s", "breaker_cool_down_s")
+        require_positive(self, PREFIX, "breaker_window_s", "breaker_cool_down_s", "memory_store_bytes")
         require_not_negative(self, PREFIX, "failed_keys_per_minute", "max_draft_tokens", "rehomings", "grace_s")
         require_not_negative(self, PREFIX, "max_stop_strings", "max_stop_bytes", "max_stop_tokens")
         require_not_negative(self, PREFIX, "slo_ttft_s", "slo_tpot_s", "slow_request_s", "verifier_price")

@@ -24,6 +24,7 @@ from gateway.sessions.registry import SessionRegistry
 from gateway.sessions.run import GatewayContext
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.store.quota import SharedQuota
 from gateway.store.session_log import WriteBehindQueue
 from gateway.store.session_store import SessionStore
 from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
@@ -102,7 +103,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
     """A gateway that listens; at the end its running sessions have `grace_s` to finish, and are let go then."""
     tokenizer = await asyncio.to_thread(_load_tokenizer, config)
     async with AsyncExitStack() as stack:
-        store = MeasuredStore(outside.store or _open_store(config, outside), outside.clock)
+        store, quota = _open_store(config, outside)
         stack.push_async_callback(store.close)
         metrics, traffic = _request_metrics(config), ByteCounter()
         experiment = config.parsed_experiment()
@@ -119,9 +120,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         context = GatewayContext(config, router, outside.random_bits, outside.clock, observers)
         sessions = SessionRegistry(context, tokenizer, store, write_behind)
         service = GatewayService(sessions, router, tokenizer, trial)
-        failures = config.failed_keys_per_minute
-        # One object for all protocols: they share each key's limits.
-        keys = ApiKeys(config.api_keys, failures, outside.clock) if config.api_keys else None
+        keys = _open_keys(config, outside, quota)
         server = Server([service.register], _access(config, outside, keys), _grpc_options(config))
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, outside.tracing)
         collector = metrics_collector(parts)
@@ -132,6 +131,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
             loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
             loops.append(tasks.create_task(sessions.keep_leases()))
             loops.append(tasks.create_task(store.greet()))
+            loops += [tasks.create_task(keys.report_sessions(config.renewal_s))] if keys is not None else []
             if write_behind is not None:
                 loops.append(tasks.create_task(write_behind.run()))
             try:
@@ -204,18 +204,36 @@ def _load_tokenizer(config: GatewayConfig) -> Tokenizer:
     return Tokenizer(load_tokenizer(config.tokenizer), config.max_prompt_bytes, template)
 
 
-def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> SessionStore:
+def _open_keys(config: GatewayConfig, outside: GatewayDependencies, quota: SharedQuota | None) -> ApiKeys | None:
+    """One object for all protocols: they share each key's limits."""
+    if not config.api_keys:
+        return None
+    return ApiKeys(config.api_keys, config.failed_keys_per_minute, outside.clock, quota)
+
+
+def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> tuple[MeasuredStore, SharedQuota | None]:
+    """The store, and what counts API keys' use for all gateways that share it."""
+    if outside.store is not None:
+        return MeasuredStore(outside.store, outside.clock), None
+    store, quota = _open_configured_store(config, outside)
+    return MeasuredStore(store, outside.clock), quota
+
+
+def _open_configured_store(
+    config: GatewayConfig, outside: GatewayDependencies
+) -> tuple[SessionStore, SharedQuota | None]:
     owner = f"{outside.random_bits(64):016x}"
     if config.store == "memory":
-        return MemoryStore(
-            MemoryBackend(outside.clock), owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s
-        )
+        memory = MemoryBackend(outside.clock, config.memory_store_bytes)
+        return MemoryStore(memory, owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s), None
     # Imported here: on one machine without Redis its client is not needed.
     from gateway.store.redis import RedisStore, connect
+    from gateway.store.redis_quota import RedisQuota
 
     client = connect(config.store, sentinel_password=config.store_sentinel_password)
     times = {"ttl_s": config.session_ttl_s, "lease_s": config.lease_s}
-    return RedisStore(client, owner=owner, replicas=config.store_replicas, **times)
+    store = RedisStore(client, owner=owner, replicas=config.store_replicas, **times)
+    return store, RedisQuota(client, gateway=owner, lease_s=config.lease_s, clock=outside.clock)
 
 
 def _access(config: GatewayConfig, outside: GatewayDependencies, keys: ApiKeys | None) -> AccessControl:

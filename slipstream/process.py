@@ -41,13 +41,13 @@ def tune_runtime() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-async def until_signal(with_parent: bool = False) -> None:
+async def until_signal() -> None:
     """Wait for SIGTERM or SIGINT, or for the end of the parent process where this one ends with it."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
-    parent = os.getppid() if with_parent or os.environ.get(END_WITH_PARENT) == "1" else None
+    parent = os.getppid() if os.environ.get(END_WITH_PARENT) == "1" else None
     while not asked.is_set() and parent in (None, os.getppid()):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), 1.0)

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-EXTRAS = ("gateway", "drafter", "verifier", "quantised", "spread")
+EXTRAS = ("gateway", "drafter", "verifier", "quantised")
 HEAD = "# What images are built of: the versions that were tested. Made by `python -m tools.lock`."
 
 

@@ -71,7 +71,7 @@ class TrainingProgress:
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self._name = name
-        self._console = console or Console()
+        self._console = console or Console(stderr=True)  # what is printed on stdout is the result
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -1,4 +1,4 @@
-"""`python -m verifier_svc`: one verifier, configured by `VERIFIER_*`; `torchrun -m verifier_svc`: one rank of it."""
+"""`python -m verifier_svc`: one verifier, configured by `VERIFIER_*`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from slipstream.process import exit_on_error, run_role, tune_runtime, until_sign
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.telemetry import logs
 from slipstream.telemetry.span_exporters import tracing_from_env
+from slipstream.tokenizer.vocabulary import check_folder
 from verifier_svc.config import PREFIX, VerifierConfig
-from verifier_svc.execution.target import follow, own_rank
-from verifier_svc.verifier import VerifierParts, running
 
 log = logging.getLogger("verifier_svc")  # run as a program, the module is called __main__
 
 
-async def serve(config: VerifierConfig, with_parent: bool) -> None:
+async def serve(config: VerifierConfig) -> None:
+    # Imported now, because torch takes seconds and a model that is missing is told at once.
+    from verifier_svc.verifier import VerifierParts, running
+
     async with (
         tracing_from_env("slipstream-verifier") as tracing,
         running(config, VerifierParts(certificates=certificates_from_env(), tracing=tracing)) as verifier,
@@ -27,19 +29,16 @@ async def serve(config: VerifierConfig, with_parent: bool) -> None:
         log.info("%s", verifier.server.announcement)
         print(verifier.server.announcement, flush=True)
         tune_runtime()
-        await until_signal(with_parent=with_parent)  # a rank ends with torchrun, its parent
+        await until_signal()
 
 
 def main() -> None:
     with exit_on_error("verifier"):
-        place = own_rank()
         config = from_env(VerifierConfig, PREFIX)
         logs.configure("verifier", config.log_level, config.log_format)
-    if place.leads:
-        run_role("verifier", serve(config, with_parent=place.size > 1))
-        return
-    with exit_on_error(f"verifier, rank {place.rank}"):
-        follow(config, place)
+        for model in filter(None, [config.model, *config.local_methods().values()]):
+            check_folder(model)
+    run_role("verifier", serve(config))
 
 
 if __name__ == "__main__":

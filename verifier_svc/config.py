@@ -13,12 +13,19 @@ from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 PREFIX = "VERIFIER_"
+ENGINES = ("embedded", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierConfig:
     model: str
     """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.factory`)."""
+    engine: str = "embedded"
+    """What runs the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
+    vllm_args: str = ""
+    """For `vllm`: further options of `vllm serve`, as `--tensor-parallel-size 4 --quantization awq`."""
+    vllm_step_timeout_s: float = 30.0
+    """For `vllm`: seconds after which a worker that does not answer is given up, and the verifier with it."""
     listen: str = "127.0.0.1:50071"
     """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
@@ -31,18 +38,7 @@ class VerifierConfig:
     """Runs a model without the library's modelling code where `slipstream.engine.models.lean_selection` can; False:
     never."""
     device: str = "auto"
-    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
-    device_map: str = ""
-    """For a target larger than one device, in one process: `slipstream.engine.models.spread`. Empty under
-    `torchrun`."""
-    device_memory: tuple[str, ...] = ()
-    """For an automatic `device_map`: the most weights a device may get, as `0=20GiB,cpu=60GiB`."""
-    offload_folder: str = ""
-    """Where weights for `disk` are written whose checkpoint has them in another layout."""
-    group_timeout_s: float = 30.0
-    """Under `torchrun`: seconds after which a rank that others wait for is lost, and the verifier with it."""
-    group_start_s: float = 600.0
-    """Under `torchrun`: seconds that one rank may take longer than another to load its part."""
+    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. For a target larger than one: `vllm`."""
     threads: int = 1
     """Threads of torch; 0: as many as this process has cores for itself (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int = 65_536
@@ -98,9 +94,14 @@ class VerifierConfig:
         AddressAllowlist(self.drafters_allowed)  # raises for what cannot be read
         logs.check(self.log_level, self.log_format)
         require_positive(self, PREFIX, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
-        require_positive(self, PREFIX, "draft_kv_tokens", "group_timeout_s", "group_start_s")
+        require_positive(self, PREFIX, "draft_kv_tokens")
         require_not_negative(self, PREFIX, "threads", "max_draft_tokens", "min_path_probability", "max_wait_s")
         require_not_negative(self, PREFIX, "measure_s", "grace_s")
+        require_positive(self, PREFIX, "vllm_step_timeout_s")
+        if self.engine not in ENGINES:
+            raise InvalidArgument(f"VERIFIER_ENGINE={self.engine!r}; choose one of {', '.join(ENGINES)}.")
+        if self.vllm_args and self.engine != "vllm":
+            raise InvalidArgument("VERIFIER_VLLM_ARGS needs VERIFIER_ENGINE=vllm.")
         if self.min_path_probability > 1.0:
             raise InvalidArgument(
                 f"VERIFIER_MIN_PATH_PROBABILITY={self.min_path_probability}; give a probability, 1 at most."

@@ -24,6 +24,7 @@ from slipstream.rpc.multiplexed_stream import ByteCounter, SendQueue, check_comm
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry.logs import session_of
+from slipstream.tenants import tenant_of
 from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
@@ -214,7 +215,7 @@ class GatewayStream:
             history=_history(tokens, prompt_length) if sampling.penalised else None,
             send=self._send,
             workload=request.workload,
-            tenant=request.tenant,
+            tenant=tenant_of(request.cache_salt),
             prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
             priority=request.priority,

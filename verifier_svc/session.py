@@ -62,7 +62,7 @@ class Session:
     workload: str = ""
     """Label of the kind of work; acceptance is measured for each kind of a tenant's work apart."""
     tenant: str = ""
-    """Name of the client's API key; empty where there is none."""
+    """What its cache salt says of the tenant; empty where there are none."""
     prediction: tuple[int, ...] = ()
     """Output that the client expects; sent to the drafters."""
     cache_salt: str = ""
@@ -76,6 +76,8 @@ class Session:
     """None while the session waits for KV (`verifier_svc.scheduling.kv_admission`)."""
     admitted_once: bool = False
     """True from the first time the session got KV."""
+    found_tokens: int = 0
+    """Leading tokens whose KV was in the prefix cache then; 0 once they are reported."""
     credit_window: int = 0
     """Most credit that the session ever had."""
     yielded_kv: bool = False

@@ -22,8 +22,8 @@ from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import worker_pb2
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
-from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.execution.target import open_target, running_engine
+from verifier_svc.execution.executor import KVBlocks, StepExecutor
+from verifier_svc.execution.target import open_target, running_executor
 from verifier_svc.metrics_source import StepStats, metrics_collector
 from verifier_svc.observer import StepObserver
 from verifier_svc.scheduling.planner import Planner, StepLimits
@@ -40,7 +40,7 @@ class VerifierParts:
     """Parts that the configuration does not name; tests and benchmarks replace some."""
 
     opening: Callable[[VerifierConfig], Engine] = open_target
-    """Called on the model's thread."""
+    """Opens the embedded engine; called on the model's thread."""
     planner: type[Planner] = Planner
     certificates: Certificates | None = None
     """None: the server uses plaintext."""
@@ -52,9 +52,14 @@ class VerifierParts:
 class VerifierServer:
     address: str
     scheduler: Scheduler
-    engine: Engine
+    executor: StepExecutor
     service: VerifierService
     server: Server
+
+    @property
+    def engine(self) -> KVBlocks:
+        """The KV blocks; the whole engine where that is embedded."""
+        return self.executor.kv
 
 
 @asynccontextmanager
@@ -63,17 +68,16 @@ async def running(config: VerifierConfig, parts: VerifierParts | None = None) ->
     parts = parts or VerifierParts()
     async with (
         ModelThread(threads_for(config.threads), "target-model") as thread,
-        running_engine(parts.opening, config, thread) as engine,
-        _serving(config, parts, engine, thread) as verifier,
+        running_executor(parts.opening, config, thread) as executor,
+        _serving(config, parts, executor, thread) as verifier,
     ):
         yield verifier
 
 
 @asynccontextmanager
 async def _serving(
-    config: VerifierConfig, parts: VerifierParts, engine: Engine, thread: ModelThread
+    config: VerifierConfig, parts: VerifierParts, executor: StepExecutor, thread: ModelThread
 ) -> AsyncIterator[VerifierServer]:
-    executor = EmbeddedExecutor(engine)
     model = proto_conversion.model_to_proto(executor.model)
     dial = dialer(DRAFTER, parts.certificates)
     sources = CandidateSources(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
@@ -103,7 +107,7 @@ async def _serving(
             address = await server.start(config.listen, config.health_listen)
             metrics = metrics_collector(scheduler, stats, sources, service.traffic, server, parts.tracing)
             async with exposing(metrics, config.metrics_listen) as server.metrics_address:
-                yield VerifierServer(address, scheduler, engine, service, server)
+                yield VerifierServer(address, scheduler, executor, service, server)
         finally:
             service.start_draining()
             # Once the scheduler's loop has failed, no session can finish.

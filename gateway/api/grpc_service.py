@@ -80,6 +80,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         self._router.model(request.model)
         return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text))
 
+    async def GetFleet(self, request: gateway_pb2.GetFleetRequest, context: Context) -> gateway_pb2.GetFleetResponse:
+        check_operator()
+        return gateway_pb2.GetFleetResponse(
+            workers=self._router.describe_fleet(), sessions=self._sessions.open_sessions
+        )
+
     async def GetExperiment(
         self, request: gateway_pb2.GetExperimentRequest, context: Context
     ) -> gateway_pb2.GetExperimentResponse:
@@ -92,9 +98,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 def authenticating(keys: ApiKeys) -> Authorise:
     """Names the caller of every RPC by its API key, but for health checks, whose senders have none."""
 
-    def authenticate(method: str, context: Context) -> None:
+    async def authenticate(method: str, context: Context) -> None:
         if service_of(method) != HEALTH:
-            keys.authenticate(as_request_context(context))
+            await keys.authenticate(as_request_context(context))
 
     return authenticate
 

@@ -11,12 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
+from gateway.api.anthropic import messages
 from gateway.api.http import operations
 from gateway.api.http.entry import Application, Entry, EntryLimits
 from gateway.api.http.errors import MethodNotAllowed, http_error
 from gateway.api.http.parts import HttpParts
 from gateway.api.http.server import HttpServer, ServerLimits
-from gateway.api.openai import chat, completions, models
+from gateway.api.openai import chat, completions, models, responses
 from gateway.auth.api_keys import ApiKeys
 from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
 from slipstream.rpc.tls import Certificates
@@ -27,7 +28,14 @@ BESIDES_BYTES = 1 << 20
 """Bytes of a body for everything that is neither prompt nor prediction."""
 CONNECTIONS_A_SESSION = 4
 SPARE_CONNECTIONS = 256
-_ROUTES = (operations.routes, completions.routes, chat.routes, models.routes)
+_ROUTES = (
+    operations.routes,
+    completions.routes,
+    chat.routes,
+    responses.routes,
+    messages.routes,
+    models.routes,
+)
 
 
 def http_server(parts: HttpParts, keys: ApiKeys | None, certificates: Certificates | None) -> HttpServer:

@@ -8,6 +8,7 @@ line. A key that is taken out of the file opens nothing any more; what runs alre
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hmac
 import ipaddress
@@ -23,6 +24,7 @@ from urllib.parse import unquote
 
 from gateway.auth.tenant import MINUTE_S, Tenant, TenantLimits, called_by
 from gateway.request_context import RequestContext
+from gateway.store.quota import SharedQuota
 from slipstream.client.gateway_endpoint import KEY_NAME, digest
 from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, ResourceExhausted, Unauthenticated
@@ -44,10 +46,18 @@ Stamp = tuple[int, int, int]
 class ApiKeys:
     """The constructor raises InvalidArgument for a file that cannot be used; later the last good state stays."""
 
-    def __init__(self, path: str, failures: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`failures`: wrong keys a minute that are answered for one address; 0 is without limit."""
+    def __init__(
+        self,
+        path: str,
+        failures: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        shared: SharedQuota | None = None,
+    ) -> None:
+        """`failures`: wrong keys a minute that are answered for one address; 0 is without limit. `shared`: counts what
+        keys use for all gateways; None: this gateway counts alone."""
         self._path = Path(path)
         self._clock = clock
+        self._shared = shared
         self._attempts = FailedAttempts(failures, clock)
         self._log_once = LogOnce(log, logging.ERROR)
         self._keys: list[tuple[bytes, Tenant]] = []
@@ -57,7 +67,7 @@ class ApiKeys:
         """A later file that was read and is not valid."""
         self._read(self._stamped())
 
-    def authenticate(self, context: RequestContext) -> None:
+    async def authenticate(self, context: RequestContext) -> None:
         """Name the caller of the present task by the key in the request's headers. Raises Unauthenticated for no key or
         an unknown one, ResourceExhausted above the key's rate, and for an address that sent too many wrong keys. A good
         key opens wherever it comes from: an address may be that of many."""
@@ -68,7 +78,13 @@ class ApiKeys:
             wanted = "send the metadata `authorization: Bearer KEY` with a key of this gateway"
             raise Unauthenticated(f"{wanted} (commands take it from SLIPSTREAM_API_KEY).")
         called_by(tenant)
-        tenant.arrive()
+        await tenant.arrive()
+
+    async def report_sessions(self, every_s: float) -> None:
+        """Keep the sessions that run here counted, until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            await asyncio.gather(*(tenant.report_sessions() for _, tenant in self._keys))
 
     def _find(self, key: str) -> Tenant | None:
         """The tenant of a key. Takes equally long for every key, known or not: each entry is compared in constant
@@ -118,7 +134,7 @@ class ApiKeys:
             raise InvalidArgument("two API keys are the same; make another one with `slipstream key`.")
         self._keys = []
         for kept, limits, name in keys:
-            tenant = known.get(name) or Tenant(name, limits, self._clock)
+            tenant = known.get(name) or Tenant(name, limits, self._clock, self._shared)
             tenant.change(limits)
             self._keys.append((kept, tenant))
 

@@ -6,15 +6,21 @@ in the same task. Without keys every caller is the one tenant OPEN, whose name i
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from gateway.store.quota import Demand, SharedQuota
 from slipstream.concurrency import TokenBucket
-from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unavailable
+from slipstream.telemetry.log_once import LogOnce
 from slipstream.tenants import tenant_salt
 
+_LOG_ONCE = LogOnce(logging.getLogger(__name__), logging.WARNING)
 MINUTE_S = 60.0
 SESSION_RETRY_S = 1.0
 """Seconds until a retry where all sessions of a key are in use: when one ends is not known."""
@@ -39,17 +45,31 @@ class TenantLimits:
     operator: bool = False
     """True if it may call operators' RPCs, which concern all tenants."""
 
+    @property
+    def counted(self) -> bool:
+        """Whether any limit needs a count of what was used."""
+        return bool(self.sessions or self.requests_per_minute or self.tokens_per_minute)
+
 
 class Tenant:
     """The caller behind one API key. What is above a limit now raises ResourceExhausted, with the time until it
-    fits."""
+    fits. `shared` counts for all gateways; while it is away, and where there is none, this gateway counts alone."""
 
-    def __init__(self, name: str, limits: TenantLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: TenantLimits,
+        clock: Callable[[], float] = time.monotonic,
+        shared: SharedQuota | None = None,
+    ) -> None:
         self.name = name
         self.limits = limits
         self._clock = clock
+        self._shared = shared
         self._requests = TokenBucket(limits.requests_per_minute, MINUTE_S, clock())
         self._tokens = TokenBucket(limits.tokens_per_minute, MINUTE_S, clock())
+        self._returning: set[asyncio.Task[None]] = set()
+        """Charges that are being given back."""
         self.sessions = 0
 
     def change(self, limits: TenantLimits) -> None:
@@ -58,11 +78,9 @@ class Tenant:
         self._requests.resize(limits.requests_per_minute)
         self._tokens.resize(limits.tokens_per_minute)
 
-    def arrive(self) -> None:
+    async def arrive(self) -> None:
         """Count one request."""
-        if wait := self._requests.wait_s(1, self._clock()):
-            raise _exhausted(f"key {self.name} has used up its requests of this minute", "KEY_REQUESTS", wait)
-        self._requests.take(1)
+        await self._charge(requests=1)
 
     def check_prompt(self, tokens: int) -> None:
         """Raises InvalidArgument for more than the key may ever send."""
@@ -84,27 +102,90 @@ class Tenant:
             )
         return asked
 
-    def admit(self, prompt: int, output: int) -> TokenReservation:
+    async def admit(self, prompt: int, output: int) -> TokenReservation:
         """Reserve a session, `prompt` tokens, and at most `output` tokens."""
-        if self.limits.sessions and self.sessions >= self.limits.sessions:
-            raise _exhausted(f"key {self.name} runs all the sessions it may", "KEY_SESSIONS", SESSION_RETRY_S)
-        tokens = prompt + output
-        if not self._tokens.fits(tokens):
-            raise InvalidArgument(
-                f"Prompt and max_tokens make {tokens} tokens, and key {self.name} has {self.limits.tokens_per_minute} "
-                "a minute; ask for less.",
-                reason="KEY_TOKENS",
-            )
-        if wait := self._tokens.wait_s(tokens, self._clock()):
-            raise _exhausted(f"key {self.name} has too few tokens left for this request", "KEY_TOKENS", wait)
-        self._tokens.take(tokens)
-        self.sessions += 1
+        await self._charge(tokens=prompt + output, sessions=1)
         return TokenReservation(self, output)
+
+    async def charge(self, tokens: int) -> None:
+        """Charge tokens that are stored, or will be computed."""
+        await self._charge(tokens=tokens)
 
     def leave(self, unused: int) -> None:
         """A session ended; `unused` of its reserved tokens are given back."""
-        self.sessions -= 1
-        self._tokens.give_back(unused)
+        self.give_back(unused, sessions=1)
+
+    def give_back(self, tokens: int, sessions: int = 0) -> None:
+        """Return what was charged and not used."""
+        self.sessions -= sessions
+        self._tokens.give_back(tokens)
+        if self._shared is not None and self.limits.counted:
+            task = asyncio.create_task(self._give_back_shared(self._demand(0, -tokens, -sessions), self._shared))
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
+
+    async def report_sessions(self) -> None:
+        """Report how many sessions run here, which keeps them counted."""
+        if self._shared is not None and self.limits.sessions and self.sessions:
+            with contextlib.suppress(Unavailable):
+                await self._shared.report_sessions(self.name, self.sessions)
+
+    async def _charge(self, requests: int = 0, tokens: int = 0, sessions: int = 0) -> None:
+        """Charge all of it, or nothing."""
+        if not self._tokens.fits(tokens):
+            raise InvalidArgument(
+                f"The request takes {tokens} tokens, and key {self.name} has {self.limits.tokens_per_minute} a minute; "
+                "ask for less.",
+                reason="KEY_TOKENS",
+            )
+        self.sessions += sessions
+        try:
+            if not await self._charge_shared(self._demand(requests, tokens, sessions)):
+                self._check(requests, tokens, sessions)
+        except BaseException:
+            self.sessions -= sessions
+            raise
+        self._requests.take(requests)
+        self._tokens.take(tokens)
+
+    async def _charge_shared(self, demand: Demand) -> bool:
+        """Whether all gateways' count was charged; it is not where there is none, or while it is away."""
+        if self._shared is None or not self.limits.counted:
+            return False
+        try:
+            refused, wait_s = await self._shared.charge(self.name, demand)
+        except Unavailable:
+            _LOG_ONCE.log_problem("the store is away, and each gateway counts the use of API keys for itself")
+            return False
+        _LOG_ONCE.log_recovery("all gateways count the use of API keys together again")
+        if refused:
+            raise self._refusal(refused, wait_s)
+        return True
+
+    async def _give_back_shared(self, demand: Demand, shared: SharedQuota) -> None:
+        with contextlib.suppress(Unavailable):  # the rate drains by itself, and the count of sessions is reported again
+            await shared.charge(self.name, demand)
+
+    def _check(self, requests: int, tokens: int, sessions: int) -> None:
+        """Raises ResourceExhausted for what is above a limit as this gateway counts it."""
+        now = self._clock()
+        if requests and (wait := self._requests.wait_s(requests, now)):
+            raise self._refusal("requests", wait)
+        if sessions and self.limits.sessions and self.sessions > self.limits.sessions:
+            raise self._refusal("sessions", 0.0)
+        if tokens and (wait := self._tokens.wait_s(tokens, now)):
+            raise self._refusal("tokens", wait)
+
+    def _demand(self, requests: int, tokens: int, sessions: int) -> Demand:
+        most = self.limits
+        return Demand(requests, tokens, sessions, most.requests_per_minute, most.tokens_per_minute, most.sessions)
+
+    def _refusal(self, limit: str, wait_s: float) -> ResourceExhausted:
+        if limit == "sessions":
+            return _exhausted(f"key {self.name} runs all the sessions it may", "KEY_SESSIONS", SESSION_RETRY_S)
+        if limit == "requests":
+            return _exhausted(f"key {self.name} has used up its requests of this minute", "KEY_REQUESTS", wait_s)
+        return _exhausted(f"key {self.name} has too few tokens left for this request", "KEY_TOKENS", wait_s)
 
     def salt(self, asked: str) -> str:
         """The cache salt of a request: no tenant can share another's caches, whatever salt it sends."""

@@ -41,6 +41,10 @@ class ResolvedRequest:
     """Names of drafters that propose without serving."""
     revision: int = 0
     """Number of times that the session was rolled back: a client that has the former text sees that this is another."""
+    edited: int = 0
+    """Output tokens that the client wrote by rollbacks, at most: limits of prompts hold for them too."""
+    annotation: bytes = b""
+    """What the client keeps with the session."""
     vocabulary: str = ""
     """Fingerprint of the tokenizer that makes the session's text."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
@@ -69,8 +73,10 @@ class ResolvedRequest:
             structured_output=proto_conversion.structure_to_proto(self.structure),
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
+            annotation=self.annotation,
             owner=self.owner,
             revision=self.revision,
+            edited_tokens=self.edited,
             vocabulary_fingerprint=self.vocabulary,
         )
         if self.prediction:

@@ -23,6 +23,7 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)
 
+MAX_ANNOTATION_BYTES = 16_384
 MAX_NAMES = 64
 MAX_NAME_CHARACTERS = 256
 
@@ -86,6 +87,7 @@ class RequestValidator:
             prediction=prediction if draft_tokens else (),
             structure=structure,
             top_logprobs=top_logprobs,
+            annotation=request.annotation,
             owner=tenant.name,
             salt=tenant.salt(request.cache_salt),
             arm=arm.name if arm else "",
@@ -115,7 +117,9 @@ class RequestValidator:
                 reason="EDIT_TOO_LONG",
             )
         _check_tokens("the edit", max(edit, default=0), resolved.model)
-        return replace(resolved, revision=stored.revision + 1), tuple(edit)
+        written = min(stored.edited_tokens, change.output_tokens) + len(edit)
+        caller().check_prompt(len(prompt) + written)
+        return replace(resolved, revision=stored.revision + 1, edited=written), tuple(edit)
 
     def _check_priority(self, priority: int, tenant: Tenant) -> None:
         own = tenant.limits.least_priority
@@ -261,6 +265,8 @@ def _top_logprobs(request: Asked) -> int | None:
 
 
 def _check_labels(request: Asked) -> None:
+    if len(request.annotation) > MAX_ANNOTATION_BYTES:
+        raise InvalidArgument(f"annotation is above {MAX_ANNOTATION_BYTES} bytes; send less.", reason="LABEL_TOO_LONG")
     for name in ("workload", "cache_salt"):
         size = len(getattr(request, name).encode())
         if size > proto_conversion.MAX_LABEL_BYTES:

@@ -123,6 +123,21 @@ class DrafterWorker:
             name=self.pool, model=mine, mismatch=self.mismatch(target), warning=template_warning(mine, target)
         )
 
+    def as_fleet_worker(self, target: types_pb2.ModelInfo | None) -> gateway_pb2.FleetWorker:
+        """`target`: the model that it is to draft for; None while none is known."""
+        mine = self._watch.model
+        described = gateway_pb2.FleetWorker(
+            role=worker_pb2.ROLE_DRAFTER,
+            name=self.pool,
+            address=self.address,
+            model=mine,
+            present=self.present,
+            load=self._watch.load,
+        )
+        if mine is not None and target is not None:
+            described.problem, described.warning = self.mismatch(target), template_warning(mine, target)
+        return described
+
     async def run(self) -> None:
         await self._watch.run()
 

@@ -219,6 +219,12 @@ class Router:
             ]
         )
 
+    def describe_fleet(self) -> list[gateway_pb2.FleetWorker]:
+        """Every worker, verifiers first. A drafter is compared with the first model."""
+        target = next(iter(self.models().values()), None)
+        drafters = [drafter.as_fleet_worker(target) for drafter in self.drafters]
+        return [*(verifier.as_fleet_worker() for verifier in self.verifiers), *drafters]
+
     def _names(self) -> list[str]:
         return list(dict.fromkeys([*self.pools, *(drafter.pool for drafter in self.drafters)]))
 

@@ -14,7 +14,7 @@ from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter, MultiplexedStream
 from slipstream.telemetry.log_once import LogOnce
 from slipstream.tokenizer.vocabulary import EMULATED
-from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2
 
 log = logging.getLogger(__name__)
 DrafterFailed = Callable[[str, str, int], None]
@@ -95,6 +95,16 @@ class VerifierWorker:
     def steps(self) -> int:
         """The verifier's step counter, which grows while it works."""
         return self._watch.load.steps
+
+    def as_fleet_worker(self) -> gateway_pb2.FleetWorker:
+        return gateway_pb2.FleetWorker(
+            role=worker_pb2.ROLE_VERIFIER,
+            address=self.address,
+            model=self._watch.model,
+            present=self.present,
+            problem=self.mismatch,
+            load=self._watch.load,
+        )
 
     def new_session(self) -> VerifierSession:
         """A new session on this verifier; its number is free again once the verifier has ended it."""

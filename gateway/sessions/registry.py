@@ -185,7 +185,7 @@ class SessionRegistry:
         session_id = self._new_id()
         with self._arrival():
             resolved = await self._validator.resolve(request, self._count, session_id)
-            reservation = _reserve(resolved, 0)
+            reservation = await _reserve(resolved, 0)
             try:
                 record = SessionRecord(session_id, 1, resolved.params(), len(resolved.prompt), resolved.prompt)
                 log = self._ownership.open_log(record)
@@ -217,10 +217,11 @@ class SessionRegistry:
                 return stream
             prompt = record.tokens[: record.prompt_length]
             resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
-        self._check_open()
-        if self._entry_of_caller(session_id):  # another client came first
+        reservation = await _reserve(resolved, len(output_of(record)))
+        if self._closing or self._entry_of_caller(session_id):  # or another client came first
+            reservation.end(0)
+            self._check_open()
             return await self._open_stream(session_id, revision)
-        reservation = _reserve(resolved, len(output_of(record)))
         entry = self._add_entry(record, resolved)
         self._start_task(entry, entry.follow_log(record), reservation)
         return entry.stream
@@ -246,12 +247,19 @@ class SessionRegistry:
             raise OutOfRange(f"The session has {length} output tokens; keep at most those.", reason="NO_OFFSET")
         stored, prompt = self._check_vocabulary(stored_request(record)), record.tokens[: record.prompt_length]
         resolved, edit = await self._validator.revise(stored, prompt, request)
-        if request.branch:
-            kept = record.prompt_length + request.output_tokens
-            session_id, epoch = await self._create_branch(resolved, (*record.tokens[:kept], *edit)), 1
-        else:
-            cutting = self._cut(record, request.output_tokens, edit, resolved.params())
-            session_id, epoch = record.id, await _uninterrupted(cutting)
+        tokens = (*record.tokens[: record.prompt_length + request.output_tokens], *edit)
+        # A branch is stored, and whatever output is left is computed again; without any, `resume` charges the prompt.
+        charged = len(tokens) if request.branch or len(tokens) > record.prompt_length else 0
+        await caller().charge(charged)
+        try:
+            if request.branch:
+                session_id, epoch = await self._create_branch(resolved, tokens), 1
+            else:
+                cutting = self._cut(record, request.output_tokens, edit, resolved.params())
+                session_id, epoch = record.id, await _uninterrupted(cutting)
+        except SlipstreamError:
+            caller().give_back(charged)
+            raise
         key = types_pb2.SessionKey(id=session_id, epoch=epoch)
         return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=resolved.revision)
 
@@ -294,6 +302,7 @@ class SessionRegistry:
             output_token_ids=output_of(record),
             finish_reason=finished.reason,
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
+            annotation=stored.annotation,
         )
 
     async def read_record(self, session_id: str) -> SessionRecord:
@@ -305,6 +314,11 @@ class SessionRegistry:
         record = await self._ownership.store.read(session_id)
         stored_request(record)  # raises for another tenant's
         return record
+
+    @property
+    def open_sessions(self) -> int:
+        """Number of sessions here."""
+        return len(self._entries)
 
     def running(self, session_id: str) -> SessionRun | None:
         """The run of one of the caller's sessions, if it runs here."""
@@ -445,10 +459,10 @@ def _finish_stream(stream: OutputStream, record: SessionRecord) -> None:
     stream.finish(finished)
 
 
-def _reserve(resolved: ResolvedRequest, generated: int) -> TokenReservation:
-    """The caller's tokens for what is left of a session. What was generated before was paid for."""
+async def _reserve(resolved: ResolvedRequest, generated: int) -> TokenReservation:
+    """The caller's tokens for what is left of a session. What was generated, or written by a rollback, was paid for."""
     prompt = 0 if generated else len(resolved.prompt)
-    return caller().admit(prompt, max(0, resolved.max_length - len(resolved.prompt) - generated))
+    return await caller().admit(prompt, max(0, resolved.max_length - len(resolved.prompt) - generated))
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:

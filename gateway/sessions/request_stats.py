@@ -99,9 +99,12 @@ class RequestStats:
     arrived_at: float
     max_draft_tokens: int = 1
     """Most candidates verified in one round; 0 for a session that wants none."""
+    prompt_tokens: int = 0
     predicts: Callable[[str], bool] = lambda drafter: False
     """Whether the drafter of this name proposes from the request's prediction."""
     sums: RoundCounters = field(default_factory=RoundCounters)
+    cached_tokens: int = 0
+    """Leading tokens of the session whose KV its first verifier had already."""
     rehomed: int = 0
     """Times that the session was opened again on a verifier."""
     first_token_at: float | None = None
@@ -119,6 +122,8 @@ class RequestStats:
             if self.first_token_at is None:
                 self.first_token_at = self.last_token_at
         self.sums.add_round(done, speculates=self.speculates)
+        if not self.rehomed:
+            self.cached_tokens += done.cached_tokens
 
     def close(self) -> None:
         """Fix the end of the session's time at now, the first time this is called."""
@@ -163,6 +168,7 @@ class RequestStats:
             emitted=sums.emitted,
             accepted_lengths=sums.histogram(),
             max_draft_tokens=self.max_draft_tokens,
+            cached_prompt_tokens=min(self.cached_tokens, self.prompt_tokens),
         )
 
     @property

@@ -72,7 +72,9 @@ class SessionRun:
         self._log = log
         self._stream = stream
         self._drafters = DrafterAssignment(resolved, context.router)
-        self.stats = RequestStats(context.clock, arrived_at, resolved.max_draft_tokens, context.router.predicts)
+        self.stats = RequestStats(
+            context.clock, arrived_at, resolved.max_draft_tokens, len(resolved.prompt), context.router.predicts
+        )
         self._observers = context.observers.watch_session(
             session_id, resolved, self.stats, from_beginning=log.epoch == 1 and not stream.tokens
         )
@@ -346,7 +348,6 @@ class SessionRun:
             credit=max(1, self._config.credit_tokens - self._stream.lag),
             prediction_token_ids=resolved.prediction,
             cache_salt=resolved.salt,
-            tenant=resolved.owner,
             workload=resolved.workload,
             priority=resolved.priority,
             structured_output=proto_conversion.structure_to_proto(resolved.structure),

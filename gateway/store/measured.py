@@ -70,8 +70,8 @@ class MeasuredStore:
     async def restore(self, record: SessionRecord) -> None:
         await self._timed("restore", self._store.restore(record))
 
-    async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
-        return await self._timed("takeover", self._store.takeover(session, force=force))
+    async def takeover(self, session: str, *, force: bool = False, nonce: str = "") -> SessionRecord:
+        return await self._timed("takeover", self._store.takeover(session, force=force, nonce=nonce))
 
     async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
         await self._timed("renew", self._store.renew(session, epoch, length))

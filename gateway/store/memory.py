@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from gateway.store.session_store import TOKEN_BYTES, SessionRecord, pack_tokens, store_error, unpack_tokens
+from gateway.store.session_store import (
+    KEPT_TAKEOVERS,
+    TOKEN_BYTES,
+    SessionRecord,
+    pack_tokens,
+    store_error,
+    unpack_tokens,
+)
+from slipstream.errors import ResourceExhausted
+
+ENTRY_BYTES = 1024
+"""What a session takes besides its texts, about."""
+RETRY_S = 1.0
+"""Seconds until a retry where the store is full: when a session ends is not known."""
 
 
 @dataclass(slots=True)
@@ -21,21 +36,69 @@ class _Entry:
     lease_until: float = 0.0
     given_up: bool = False
     """Whether the lease was given up: under this epoch for good."""
+    takeovers: tuple[str, ...] = ()
+    """Nonces of the latest takeovers."""
     expires_at: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return ENTRY_BYTES + len(self.params) + len(self.tokens) + len(self.outcome)
 
 
 class MemoryBackend:
-    """The data that several `MemoryStore`s share, as several gateways share one Redis."""
+    """The data that several `MemoryStore`s share, as several gateways share one Redis. Holds at most `most_bytes`:
+    above that, ended sessions are dropped, then suspended ones, the eldest first; running ones never."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most_bytes: float = math.inf) -> None:
         self.clock = clock
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._sizes: dict[str, int] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        """Sessions with an outcome, in the order in which they ended."""
+        self._suspended: OrderedDict[str, None] = OrderedDict()
+        """Sessions whose lease was given up without an outcome, in that order."""
         # In order of their last write; all live equally long, so the first is the first to expire.
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def purge(self) -> None:
         now = self.clock()
         while self.entries and next(iter(self.entries.values())).expires_at <= now:
-            self.entries.popitem(last=False)
+            self._forget(self.entries.popitem(last=False)[0])
+
+    def make_room(self, growth: int, session: str = "") -> None:
+        """Drop sessions until `growth` more bytes fit, but for this one. Raises ResourceExhausted where running
+        sessions fill the store."""
+        while self._bytes + growth > self._most_bytes:
+            idle = (name for name in chain(self._ended, self._suspended) if name != session)
+            if eldest := next(idle, None):
+                self.entries.pop(eldest, None)
+                self._forget(eldest)
+                continue
+            raise ResourceExhausted(
+                "The session store is full of running sessions; retry later, or raise GATEWAY_MEMORY_STORE_BYTES.",
+                reason="STORE_FULL",
+                retry_s=RETRY_S,
+            )
+
+    def account(self, session: str, entry: _Entry) -> None:
+        """The session's entry was written."""
+        self._bytes += entry.size - self._sizes.get(session, 0)
+        self._sizes[session] = entry.size
+        for order, belongs in (
+            (self._ended, entry.given_up and bool(entry.outcome)),
+            (self._suspended, entry.given_up and not entry.outcome),
+        ):
+            if belongs:
+                order[session] = None
+            else:
+                order.pop(session, None)
+
+    def _forget(self, session: str) -> None:
+        self._bytes -= self._sizes.pop(session, 0)
+        self._ended.pop(session, None)
+        self._suspended.pop(session, None)
 
 
 class MemoryStore:
@@ -49,6 +112,8 @@ class MemoryStore:
         self._memory.purge()
         tokens = bytearray(pack_tokens(record.tokens))
         entry = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
+        if record.id not in self._memory.entries:
+            self._memory.make_room(entry.size)
         known = self._memory.entries.setdefault(record.id, entry)
         if (known.owner, known.epoch, known.params, known.tokens) != (self.owner, record.epoch, record.params, tokens):
             raise store_error("EXISTS", record.id, known.epoch, _length(known))
@@ -62,6 +127,7 @@ class MemoryStore:
         if at != present and not repeats:
             raise store_error("MISMATCH", session, entry.epoch, _length(entry))
         if at == present and packed:
+            self._memory.make_room(len(packed), session)
             entry.tokens += packed
             entry.outcome = b""
         self._own(session, entry, epoch)
@@ -75,8 +141,11 @@ class MemoryStore:
         if not entry.prompt_length <= length <= present or not (higher or repeats):
             raise store_error("MISMATCH", session, entry.epoch, present)
         if higher:
+            params = entry.params if params is None else params
+            growth = len(edit) - (present - length) * TOKEN_BYTES + len(params) - len(entry.params)
+            self._memory.make_room(growth, session)
             entry.tokens[length * TOKEN_BYTES :] = edit
-            entry.params = entry.params if params is None else params
+            entry.params = params
             entry.outcome = b""
         self._own(session, entry, epoch)
 
@@ -84,25 +153,34 @@ class MemoryStore:
         self._memory.purge()
         tokens = bytearray(pack_tokens(record.tokens))
         fresh = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
+        known = self._memory.entries.get(record.id)
+        if known is not None:
+            self._check(record.id, known, record.epoch)
+        self._memory.make_room(fresh.size - (known.size if known is not None else 0), record.id)
         entry = self._memory.entries.setdefault(record.id, fresh)
-        self._check(record.id, entry, record.epoch)
         if entry.epoch != record.epoch or entry.params != record.params or not entry.tokens.startswith(tokens):
             entry.params, entry.prompt_length, entry.tokens = record.params, record.prompt_length, tokens
             entry.outcome = b""
         self._own(record.id, entry, record.epoch)
 
-    async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
+    async def takeover(self, session: str, *, force: bool = False, nonce: str = "") -> SessionRecord:
         entry = self._entry(session)
+        if nonce and nonce in entry.takeovers:  # done long ago
+            self._check(session, entry, entry.epoch)
+            return await self.read(session)
         if not force and entry.owner != self.owner and entry.lease_until > self._memory.clock():
             raise store_error("LEASED", session, entry.epoch, _length(entry))
         self._own(session, entry, entry.epoch + 1)
+        entry.takeovers = (*entry.takeovers, nonce)[-KEPT_TAKEOVERS:]
         return await self.read(session)
 
     async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
         self._own(session, self._whole(session, epoch, length), epoch)
 
     async def finish(self, session: str, epoch: int, outcome: bytes, length: int | None = None) -> None:
-        self._end(session, epoch, length).outcome = outcome
+        entry = self._end(session, epoch, length)
+        entry.outcome = outcome
+        self._memory.account(session, entry)
 
     async def release(self, session: str, epoch: int, length: int | None = None) -> None:
         self._end(session, epoch, length)
@@ -158,6 +236,7 @@ class MemoryStore:
         entry = self._whole(session, epoch, length)
         self._own(session, entry, epoch)
         entry.lease_until, entry.given_up = 0.0, True
+        self._memory.account(session, entry)
         return entry
 
     def _renew(self, session: str, entry: _Entry) -> None:
@@ -165,6 +244,7 @@ class MemoryStore:
         entry.lease_until = 0.0 if entry.given_up else now + self._lease_s
         entry.expires_at = now + self._ttl_s
         self._memory.entries.move_to_end(session)
+        self._memory.account(session, entry)
 
 
 def _length(entry: _Entry) -> int:

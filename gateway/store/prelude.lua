@@ -19,6 +19,17 @@ local function reply(word)
   return {word, stored(), length()}
 end
 
+-- Milliseconds that the lease still runs. One that begins in the future is of another server's clock, from before a
+-- failover: it counts as lapsed, or a dead owner could keep its session for as long as the clocks differ.
+local function lease_left()
+  local known = redis.call('HMGET', meta, 'lease', 'leased_at')
+  local present = now()
+  if present < tonumber(known[2] or 0) then
+    return 0
+  end
+  return math.max(0, tonumber(known[1]) - present)
+end
+
 -- The record with its tokens from `start` on, or none where the log ends before.
 local function record(start)
   start = math.min(start, length())
@@ -26,7 +37,7 @@ local function record(start)
   for _, name in ipairs({'params', 'prompt_length', 'owner', 'outcome'}) do
     answer[#answer + 1] = redis.call('HGET', meta, name)
   end
-  answer[#answer + 1] = math.max(0, tonumber(redis.call('HGET', meta, 'lease')) - now())
+  answer[#answer + 1] = lease_left()
   answer[#answer + 1] = start
   answer[#answer + 1] = redis.call('GETRANGE', log, start * 4, -1)
   return answer
@@ -73,11 +84,13 @@ end
 
 -- A lease given up (0) stays so under its epoch: the late repeat of an earlier write must not bring it back.
 local function own(number, given_up)
-  local until_ms = now() + lease
+  local present = now()
+  local until_ms = present + lease
   if given_up or (number == stored() and redis.call('HGET', meta, 'lease') == '0') then
     until_ms = 0
   end
-  redis.call('HSET', meta, 'epoch', string.format('%d', number), 'owner', owner, 'lease', string.format('%d', until_ms))
+  redis.call('HSET', meta, 'epoch', string.format('%d', number), 'owner', owner)
+  redis.call('HSET', meta, 'lease', string.format('%d', until_ms), 'leased_at', string.format('%d', present))
   redis.call('PEXPIRE', meta, ttl)
   redis.call('PEXPIRE', log, ttl)
   return reply('OK')

@@ -1,8 +1,10 @@
 """The shared store: Redis 6.2 and later, or Valkey; one server, with sentinels, or a cluster.
 
 Two keys for each session, one script for each operation. The keys share a hash tag, hence a cluster slot. The server's
-own clock decides about leases, so no two machines' clocks are ever compared. Scripts run by EVALSHA and are loaded
-again when the server forgot them (a restart, a failover).
+own clock decides about leases. Only after a failover is a lease of one server's clock read by another's, which may be
+ahead or behind: a living owner's session may then be taken from it, which its epoch makes safe and costs a prefill. A
+lease that begins in the future is none, so nobody waits longer than a lease for a dead owner, whatever the clocks say.
+Scripts run by EVALSHA and are loaded again when the server forgot them (a restart, a failover).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
@@ -23,7 +26,7 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from gateway.store.address import Address, parse, refusal
-from gateway.store.session_store import SessionRecord, pack_tokens, store_error, unpack_tokens
+from gateway.store.session_store import KEPT_TAKEOVERS, SessionRecord, pack_tokens, store_error, unpack_tokens
 from slipstream.errors import Unavailable
 
 Done = TypeVar("Done")
@@ -47,7 +50,7 @@ class RedisStore:
         self._tail = (int(ttl_s * 1000), int(lease_s * 1000))
         self._replicas = replicas
         names = ("create", "append", "truncate", "restore", "takeover", "renew", "finish", "read")
-        self._scripts = {name: client.register_script(_source(name)) for name in names}
+        self._scripts = {name: client.register_script(_script(name)) for name in names}
 
     async def create(self, record: SessionRecord) -> None:
         await self._run("create", record.id, record.epoch, *_whole(record))
@@ -63,8 +66,10 @@ class RedisStore:
     async def restore(self, record: SessionRecord) -> None:
         await self._run("restore", record.id, record.epoch, *_whole(record))
 
-    async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
-        return _record(session, await self._run("takeover", session, 0, int(force)))
+    async def takeover(self, session: str, *, force: bool = False, nonce: str = "") -> SessionRecord:
+        # The client repeats a script whose reply is late, and the first one may still run after that.
+        words = int(force), nonce or uuid4().hex, KEPT_TAKEOVERS
+        return _record(session, await self._run("takeover", session, 0, *words))
 
     async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
         await self._run("renew", session, epoch, _number(length))
@@ -79,7 +84,7 @@ class RedisStore:
         return _record(session, await self._run("read", session, 0, start))
 
     async def close(self) -> None:
-        async with _typed():
+        async with typed_errors():
             await close_client(self._client)
 
     async def _run(self, name: str, session: str, epoch: int, *arguments: Any) -> list[Any]:
@@ -87,8 +92,8 @@ class RedisStore:
         followed by the record's fields where it returns a record."""
         replicas = 0 if name == "read" else self._replicas
         words = [*_keys(session), self.owner, *self._tail, epoch, *arguments]
-        async with _typed():
-            answer, reached = await _cancellable(self._evaluate(self._scripts[name], words, replicas))
+        async with typed_errors():
+            answer, reached = await cancellable(self._evaluate(self._scripts[name], words, replicas))
         word = answer[0].decode()
         if word != "OK":
             raise store_error(word, session, int(answer[1]), int(answer[2]))
@@ -149,13 +154,17 @@ def _record(session: str, answer: list[Any]) -> SessionRecord:
     )
 
 
-def _source(name: str) -> str:
-    """The source of a script: the shared prelude, then its own."""
-    folder = files("gateway.store")
-    return "".join((folder / part).read_text("utf-8") for part in ("prelude.lua", f"{name}.lua"))
+def _script(name: str) -> str:
+    """The source of a script on session records: the shared prelude, then its own."""
+    return source("prelude.lua") + source(f"{name}.lua")
 
 
-async def _cancellable(doing: Awaitable[Done]) -> Done:
+def source(file: str) -> str:
+    """The text of a Lua file of this package."""
+    return (files("gateway.store") / file).read_text("utf-8")
+
+
+async def cancellable(doing: Awaitable[Done]) -> Done:
     """redis-py writes inside of `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that comes as it
     ends: a session whose client left just then would be kept for ever."""
     task = asyncio.current_task()
@@ -169,7 +178,7 @@ async def _cancellable(doing: Awaitable[Done]) -> Done:
 
 
 @asynccontextmanager
-async def _typed() -> AsyncIterator[None]:
+async def typed_errors() -> AsyncIterator[None]:
     """Raises Unavailable for every failure of the client: to a session, out of memory, a read-only replica and a lost
     connection are the same."""
     try:

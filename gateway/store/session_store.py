@@ -5,7 +5,8 @@ Every write is fenced and idempotent, so it may be repeated after a lost reply:
 - fenced: a lower epoch than the stored one is refused, an equal one of another owner too. An owner raises its epoch by
   one with `truncate` or an append of nothing; only `takeover` and `restore` change the owner. Every other write that is
   ahead of the stored epoch is refused: something that was written is gone, and its owner may `restore` it.
-- idempotent: a write that finds its own effect already there does nothing, however late it comes.
+- idempotent: a write that finds its own effect already there does nothing, however late it comes. A takeover is known
+  by its nonce.
 - every write renews the owner's lease and the record's time to live. A lease given up (`finish`, `release`) comes back
   only under a higher epoch.
 
@@ -23,6 +24,8 @@ from typing import Protocol
 from slipstream.errors import Aborted, FailedPrecondition, NotFound, OutOfRange, SlipstreamError
 
 TOKEN_BYTES = 4
+KEPT_TAKEOVERS = 8
+"""Takeovers of one session whose repeats are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,11 @@ class SessionStore(Protocol):
         """Put back what its owner had written, after the store lost it in a failover or a restart. What was
         appended since under the same epoch stays; any higher epoch is adopted. Raises Aborted when fenced."""
 
-    async def takeover(self, session: str, *, force: bool = False) -> SessionRecord:
+    async def takeover(self, session: str, *, force: bool = False, nonce: str = "") -> SessionRecord:
         """Become the owner under the next epoch, of a finished session too: its outcome stays until the log changes.
-        Raises Aborted while another owner's lease runs, unless `force`: the session's own client wants it."""
+        Raises Aborted while another owner's lease runs, unless `force`: the session's own client wants it. A repeat
+        with the same `nonce`, as late as KEPT_TAKEOVERS - 1 other takeovers, changes nothing, and raises Aborted where
+        the session has another owner by then. Empty: a nonce is made for this call."""
 
     async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
         """Renew the owner's lease and the record's time to live, and write nothing else. Raises OutOfRange for a log

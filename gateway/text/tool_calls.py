@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from slipstream.errors import FailedPrecondition
 
+NONE = "none"
+"""Reads an answer without tools."""
 HERMES, LLAMA, MISTRAL = "hermes", "llama3_json", "mistral"
 AUTO = "auto"
 FORMATS = (AUTO, HERMES, LLAMA, MISTRAL)
@@ -155,14 +157,16 @@ def _mistral_calls(text: str) -> list[ToolCall]:
 
 
 _READERS: Mapping[str, Callable[[], AnswerReader]] = {
+    NONE: PlainReader,
     HERMES: HermesReader,
     LLAMA: lambda: WholeReader("{", _llama_calls),
     MISTRAL: lambda: WholeReader("[", _mistral_calls),
 }
 
 
-def reader_of(format: str) -> Callable[[], AnswerReader]:
-    return _READERS[format]
+def new_reader(format: str) -> AnswerReader:
+    """A reader of answers in this format. Raises KeyError for an unknown one."""
+    return _READERS[format]()
 
 
 def format_of(template: str, setting: str) -> str:

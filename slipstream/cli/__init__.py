@@ -7,17 +7,24 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.chat import chat
 from slipstream.cli.generate import cancel_session, generate, resume_session, roll_back_session
 from slipstream.cli.measurements import PLAN_SETTINGS, bench, compare_arms, plan
 from slipstream.cli.models import inflate, train
-from slipstream.cli.operations import doctor, key, status
+from slipstream.cli.operations import doctor, key
 from slipstream.cli.serve import serve
+from slipstream.cli.status import status
 from slipstream.cli.trace import trace
 
 ABOUT = "Distributed speculative decoding: cheap GPUs guess, one expensive GPU decides."
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
-for command in (serve, generate, status, doctor, key, trace, bench, train, inflate):
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    help=ABOUT,
+)
+for command in (serve, generate, chat, status, doctor, key, trace, bench, train, inflate):
     app.command()(command)
 app.command("resume")(resume_session)
 app.command("rollback")(roll_back_session)

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
-import grpc
 import typer
 
 from slipstream.cli.options import (
-    LOCAL,
+    FORMAT,
+    SAMPLING,
+    SPECULATION,
     ApiKey,
+    AsJson,
     Ca,
+    Drafters,
     MaxDraftTokens,
+    MaxTokens,
+    Model,
+    NoSpeculation,
+    Seed,
     Servers,
+    Temperature,
     Tls,
+    TopP,
     Workload,
-    endpoints,
     explained,
-    with_channels,
+    open_client,
 )
-from slipstream.client.client import RetrySettings, complete, resume
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import GatewayEndpoint, sampled_parent
-from slipstream.rpc import proto_conversion
-from slipstream.rpc.channel import parsed
+from slipstream.client.gateway_endpoint import sampled_parent
+from slipstream.client.options import GenerateOptions, RollbackOptions
+from slipstream.client.sync_client import Stream
 from slipstream.speculation.sampling_params import ACCEPTANCE_RULES, DEPRECATED_RULES
-from slipstream.tokenizer.structured_output import StructuredOutput
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended."""
@@ -46,47 +49,64 @@ def generate(
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: Ca = "",
-    max_tokens: Annotated[int | None, typer.Option(help="Most output tokens.", min=1)] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default 1.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this total probability.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.", min=0)] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Keep tokens with at least this share of the likeliest one's probability.")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Seed of the sampling: the same seed gives the same text. Default: random.", min=0),
-    ] = None,
+    model: Model = "",
+    max_tokens: MaxTokens = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string, not part of the text; repeat for more.")] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Continue after the model's end-of-text token.")] = False,
-    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Plain decoding, without drafters.")] = False,
+    workload: Workload = "",
+    cache_salt: Annotated[str, typer.Option(help="Share KV caches only with sessions of the same salt.")] = "",
+    priority: Annotated[int, typer.Option(help="Lower values are served first when memory is short.")] = 0,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Keep the k likeliest tokens.", min=0, rich_help_panel=SAMPLING)
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep tokens with at least this share of the likeliest one's probability.", rich_help_panel=SAMPLING
+        ),
+    ] = None,
+    seed: Seed = None,
+    no_speculation: NoSpeculation = False,
     max_draft_tokens: MaxDraftTokens = None,
-    drafter: Annotated[list[str] | None, typer.Option(help="Name of a drafter to use; repeat for more.")] = None,
+    drafter: Drafters = None,
     acceptance: Annotated[
         str,
         typer.Option(
             help=f"Acceptance rule: {', '.join(ACCEPTANCE_RULES)}. Deprecated names of rejection: "
-            f"{', '.join(DEPRECATED_RULES)}."
+            f"{', '.join(DEPRECATED_RULES)}.",
+            rich_help_panel=SPECULATION,
         ),
     ] = "coupled",
-    workload: Workload = "",
-    cache_salt: Annotated[str, typer.Option(help="Share KV caches only with sessions of the same salt.")] = "",
-    priority: Annotated[int, typer.Option(help="Lower values are served first when memory is short.")] = 0,
-    prediction: Annotated[str | None, typer.Option(help="Expected output, for example a text to be edited.")] = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option(help="Expected output, for example a text to be edited.", rich_help_panel=SPECULATION),
+    ] = None,
     prediction_file: Annotated[
-        Path | None, typer.Option(help="File with the expected output; - is standard input.")
+        Path | None,
+        typer.Option(help="File with the expected output; - is standard input.", rich_help_panel=SPECULATION),
     ] = None,
     json_schema: Annotated[
-        Path | None, typer.Option(help="File with a JSON schema that the output must match.")
+        Path | None, typer.Option(help="File with a JSON schema that the output must match.", rich_help_panel=FORMAT)
     ] = None,
-    regex: Annotated[str | None, typer.Option(help="Regular expression that the whole output must match.")] = None,
-    grammar: Annotated[Path | None, typer.Option(help="File with a Lark grammar that the output must match.")] = None,
-    json_object: Annotated[bool, typer.Option("--json-object", help="The output must be a JSON object.")] = False,
+    regex: Annotated[
+        str | None, typer.Option(help="Regular expression that the whole output must match.", rich_help_panel=FORMAT)
+    ] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(help="File with a Lark grammar that the output must match.", rich_help_panel=FORMAT)
+    ] = None,
+    json_object: Annotated[
+        bool, typer.Option("--json-object", help="The output must be a JSON object.", rich_help_panel=FORMAT)
+    ] = False,
     logprobs: Annotated[
         int | None,
-        typer.Option(help="With --json: log-probability of each token and of this many alternatives.", min=0),
+        typer.Option(
+            help="With --json: log-probability of each token and of this many alternatives.",
+            min=0,
+            rich_help_panel=FORMAT,
+        ),
     ] = None,
-    model: Annotated[str, typer.Option(help="Model name; default: the gateway's only model.")] = "",
     as_json: JsonInstead = False,
     trace: Annotated[
         bool, typer.Option("--trace", help="Trace the request and print its trace id at the end.")
@@ -95,49 +115,55 @@ def generate(
     """Complete PROMPT and stream the text."""
     if logprobs is not None and not as_json:
         raise typer.BadParameter("--logprobs needs --json.")
-    completion = Completion()
-    with _errors_explained(completion):
-        rule = proto_conversion.rule_number(acceptance)
-        request = gateway_pb2.GenerateRequest(
-            model=model,
-            prompt=prompt,
-            sampling=gateway_pb2.SamplingOptions(
-                temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, acceptance=rule
-            ),
-            max_tokens=max_tokens,
-            stop=stop or [],
-            ignore_eos=ignore_eos,
-            speculation=gateway_pb2.SpeculationOptions(
-                disabled=no_speculation, max_draft_tokens=max_draft_tokens, drafters=drafter or []
-            ),
-            workload=workload,
-            cache_salt=cache_salt,
-            priority=priority,
-            prediction=_prediction(prediction, prediction_file),
-            structured_output=_structure(json_schema, regex, grammar, json_object),
-            logprobs=logprobs is not None,
-            top_logprobs=logprobs or 0,
-        )
-        parent = sampled_parent() if trace else ""
-        gateways = [GatewayEndpoint(each, api_key, tls, ca, parent) for each in server or [LOCAL]]
+    options = GenerateOptions(
+        model=model,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        speculation=not no_speculation,
+        max_draft_tokens=max_draft_tokens,
+        drafters=drafter,
+        acceptance=acceptance,
+        workload=workload,
+        cache_salt=cache_salt,
+        priority=priority,
+        prediction=_prediction(prediction, prediction_file),
+        json_schema=None if json_schema is None else _read("--json-schema", json_schema),
+        regex=regex,
+        grammar=None if grammar is None else _read("--grammar", grammar),
+        json_object=json_object,
+        logprobs=logprobs,
+    )
+    parent = sampled_parent() if trace else ""
+    with explained("generate"), open_client(server, api_key, tls, ca, traceparent=parent) as client:
+        stream = client.stream(prompt, **options)
         try:
-            asyncio.run(_run(gateways, request, completion, echo=not as_json))
-            typer.echo(json.dumps(completion.report()) if as_json else "")
+            print_stream(stream, as_json)
         finally:
             if trace:
-                _print_trace_id(completion)
+                _print_trace_id(stream.completion)
 
 
-@contextmanager
-def _errors_explained(completion: Completion) -> Iterator[None]:
-    """An error or Ctrl-C ends the process with one sentence."""
+def print_stream(stream: Stream, as_json: bool) -> None:
+    """Prints an output while it comes, or one JSON object at its end. Ctrl-C ends the process with one sentence on how
+    to go on: the gateway keeps the session for a while."""
+    printed = stream.completion.begins
     try:
-        with explained("generate"):
-            yield
-    except ValueError as error:  # protobuf's own range checks: too large a number
-        raise typer.BadParameter(str(error)) from error
+        for piece in stream:
+            if not as_json:
+                typer.echo(piece.text, nl=False)
+            printed = piece.offset + len(piece.token_ids)
     except KeyboardInterrupt:
-        _end_interrupted(completion)
+        if session := stream.completion.session_id:
+            rest = f"`slipstream resume {session} --offset {printed}` prints the rest"
+            typer.echo(f"\nstopped; {rest}, `slipstream cancel {session}` ends it.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    typer.echo(json.dumps(stream.completion.report()) if as_json else "")
 
 
 def _print_trace_id(completion: Completion) -> None:
@@ -148,27 +174,12 @@ def _print_trace_id(completion: Completion) -> None:
         typer.echo("the gateway did not trace it", err=True)
 
 
-def _prediction(text: str | None, file: Path | None) -> gateway_pb2.Prediction | None:
+def _prediction(text: str | None, file: Path | None) -> str | None:
     if file is None:
-        return None if text is None else gateway_pb2.Prediction(text=text)
+        return text
     if text is not None:
         raise typer.BadParameter("give --prediction or --prediction-file, not both.")
-    return gateway_pb2.Prediction(text=_read("--prediction-file", file))
-
-
-def _structure(
-    json_schema: Path | None, regex: str | None, grammar: Path | None, json_object: bool
-) -> types_pb2.StructuredOutput | None:
-    given = {
-        "json_schema": None if json_schema is None else _read("--json-schema", json_schema),
-        "regex": regex,
-        "grammar": None if grammar is None else _read("--grammar", grammar),
-        "json_object": "" if json_object else None,
-    }
-    chosen = [StructuredOutput(name, text) for name, text in given.items() if text is not None]
-    if len(chosen) > 1:
-        raise typer.BadParameter("give one of --json-schema, --regex, --grammar and --json-object.")
-    return proto_conversion.structure_to_proto(chosen[0]) if chosen else None
+    return _read("--prediction-file", file)
 
 
 def _read(option: str, file: Path) -> str:
@@ -176,22 +187,6 @@ def _read(option: str, file: Path) -> str:
         return sys.stdin.read() if str(file) == "-" else file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{option} {file} cannot be read: {error}.") from error
-
-
-async def _run(
-    gateways: list[GatewayEndpoint], request: gateway_pb2.GenerateRequest, completion: Completion, echo: bool
-) -> None:
-    async with AsyncExitStack() as stack:
-        channel, *others = [await stack.enter_async_context(gateway.channel()) for gateway in gateways]
-        await complete(channel, request, _print_piece if echo else None, others, completion=completion)
-
-
-def _end_interrupted(completion: Completion) -> NoReturn:
-    """Prints how to continue: the gateway keeps the session for a while."""
-    if session := completion.started.session_id:
-        rest = f"`slipstream resume {session} --offset {len(completion.token_ids)}` prints the rest"
-        typer.echo(f"\nstopped; {rest}, `slipstream cancel {session}` ends it.", err=True)
-    raise typer.Exit(INTERRUPTED)
 
 
 def resume_session(
@@ -204,17 +199,8 @@ def resume_session(
     as_json: JsonInstead = False,
 ) -> None:
     """Stream the rest of SESSION's text, and continue the session if no gateway runs it."""
-    started = gateway_pb2.Started(session_id=session)
-    completion = Completion(started=started, begins=offset, token_ids=[0] * offset)
-    echo = None if as_json else _print_piece
-    asyncio.run(
-        with_channels(
-            "resume",
-            endpoints(server, api_key, tls, ca),
-            lambda channels: resume(channels, completion, echo, RetrySettings(resume_s=0.0)),
-        )
-    )
-    typer.echo(json.dumps(completion.report()) if as_json else "")
+    with explained("resume"), open_client(server, api_key, tls, ca, resume_s=0.0) as client:
+        print_stream(client.resume(session, offset), as_json)
 
 
 def roll_back_session(
@@ -230,31 +216,21 @@ def roll_back_session(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most output tokens in total.", min=1)] = None,
     branch: Annotated[bool, typer.Option("--branch", help="Leave SESSION as it is and start a new one.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Roll SESSION back to an earlier length, or branch from there; prints the session's id for `slipstream resume`."""
-    request = gateway_pb2.RollbackRequest(
-        session_id=session, output_tokens=keep, text=text, seed=seed, max_tokens=max_tokens, branch=branch
-    )
-
-    async def roll_back(channels: Sequence[grpc.aio.Channel]) -> str:
-        stub = gateway_pb2_grpc.GatewayServiceStub(channels[0])
-        response: gateway_pb2.RollbackResponse = parsed(await stub.Rollback(request))
-        return response.key.id
-
-    typer.echo(asyncio.run(with_channels("rollback", endpoints(server, api_key, tls, ca), roll_back)))
+    options = RollbackOptions(seed=seed, max_tokens=max_tokens)
+    if text is not None:
+        options["edit"] = text
+    with explained("rollback"), open_client(server, api_key, tls, ca) as client:
+        roll_back = client.branch if branch else client.rollback
+        back = roll_back(session, keep, **options)
+    typer.echo(json.dumps(asdict(back)) if as_json else back.session_id)
 
 
 def cancel_session(
     session: SessionId, server: Servers = None, api_key: ApiKey = "", tls: Tls = False, ca: Ca = ""
 ) -> None:
     """End SESSION, whichever gateway runs it."""
-
-    async def cancel(channels: Sequence[grpc.aio.Channel]) -> None:
-        request = gateway_pb2.CancelRequest(session_id=session)
-        await gateway_pb2_grpc.GatewayServiceStub(channels[0]).Cancel(request)
-
-    asyncio.run(with_channels("cancel", endpoints(server, api_key, tls, ca), cancel))
-
-
-def _print_piece(text: str) -> None:
-    typer.echo(text, nl=False)
+    with explained("cancel"), open_client(server, api_key, tls, ca) as client:
+        client.cancel(session)

@@ -2,50 +2,70 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from slipstream.cli.options import explained, need_installed
+from slipstream.cli.options import AsJson, explained, need_installed
 from slipstream.process import ALLOCATOR
 
+BUDGET, FILES = "Time and threads", "Files"
+"""Groups of options in `--help`."""
 COUNT_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Output folder for target/, draft/ and README.md.")] = Path("models"),
-    minutes: Annotated[float, typer.Option(help="Wall time for the target.")] = 60.0,
-    draft_minutes: Annotated[float, typer.Option(help="Wall time for the drafter.")] = 20.0,
+    out: Annotated[
+        Path, typer.Option(help="Output folder for target/, draft/ and README.md.", rich_help_panel=FILES)
+    ] = Path("models"),
+    minutes: Annotated[float, typer.Option(help="Wall time for the target.", rich_help_panel=BUDGET)] = 60.0,
+    draft_minutes: Annotated[float, typer.Option(help="Wall time for the drafter.", rich_help_panel=BUDGET)] = 20.0,
     corpus: Annotated[
-        Path | None, typer.Option(help="Folder of .py files to train on; default: the standard library.")
+        Path | None,
+        typer.Option(help="Folder of .py files to train on; default: the standard library.", rich_help_panel=FILES),
     ] = None,
-    cache: Annotated[Path, typer.Option(help="Folder for checkpoints.")] = Path(".cache/train"),
+    cache: Annotated[Path, typer.Option(help="Folder for checkpoints.", rich_help_panel=FILES)] = Path(".cache/train"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the checkpoints in the cache folder.")
+        bool, typer.Option("--resume", help="Continue from the checkpoints in the cache folder.", rich_help_panel=FILES)
     ] = False,
-    steps: Annotated[int | None, typer.Option(help="Exact steps for the target instead of minutes.")] = None,
-    draft_steps: Annotated[int | None, typer.Option(help="Exact steps for the drafter instead of minutes.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Exact steps for the target instead of minutes.", rich_help_panel=BUDGET)
+    ] = None,
+    draft_steps: Annotated[
+        int | None, typer.Option(help="Exact steps for the drafter instead of minutes.", rich_help_panel=BUDGET)
+    ] = None,
     start: Annotated[
-        Path | None, typer.Option(help="Folder of an earlier pair to start from; added layers start as identity.")
+        Path | None,
+        typer.Option(
+            help="Folder of an earlier pair to start from; added layers start as identity.", rich_help_panel=FILES
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.")] = 17,
-    threads: Annotated[int, typer.Option(help="CPU threads to use.")] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads to use.", rich_help_panel=BUDGET)] = 1,
     compiled: Annotated[
         bool | None,
         typer.Option(
-            "--compile/--no-compile", help="Compile the model (1.3x faster); default: where there is a C++ compiler."
+            "--compile/--no-compile",
+            help="Compile the model (1.3x faster); default: where there is a C++ compiler.",
+            rich_help_panel=BUDGET,
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a target, distil its drafter, evaluate both on held-out files, and write the models."""
     _with_allocator(threads)
     with explained("train"):
         need_installed("torch", "transformers")
+    from slipstream.engine.models.quantisation import silence_quantiser_logs
+
+    silence_quantiser_logs()
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -70,6 +90,9 @@ def train(
     with explained("train"):
         session = TrainingSession(settings, read_corpus(corpus), TrainingFolders(out, cache, resume, start))
         found = session.run(command).evaluation
+    if as_json:
+        typer.echo(json.dumps({"out": str(out)} | asdict(found)))
+        return
     typer.echo(
         f"{out}: held-out loss {found.target_loss:.3f} / {found.draft_loss:.3f} nats per token, "
         f"greedy agreement {found.greedy_agreement:.3f}, 1 - TV {found.overlap:.3f}, coupled {found.coupled:.3f}"
@@ -101,6 +124,7 @@ def inflate(
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the added random weights.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Write a larger model that computes the same function, to measure serving with a small trained pair."""
     with explained("inflate"):
@@ -119,6 +143,9 @@ def inflate(
             shape = write_inflated(
                 checkpoint, out, request, lambda done, total: bar.update(task, completed=done, total=total)
             )
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "parameters": shape.parameters()} | asdict(shape)))
+        return
     console.print(
         f"{out}: {shape.parameters() / 1e6:.0f} M parameters, hidden {shape.hidden}, {shape.layers} layers, "
         f"{shape.heads}/{shape.kv_heads} heads, MLP {shape.feed_forward}",

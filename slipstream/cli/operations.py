@@ -1,20 +1,20 @@
-"""`slipstream status`, `doctor` and `key`: checks and keys for operators of gateways and workers."""
+"""`slipstream doctor` and `key`: checks and keys for operators of gateways and workers."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import grpc
 import typer
-from google.protobuf.json_format import MessageToJson
 
-from slipstream.cli.options import ApiKey, AsJson, Ca, Servers, Tls, endpoints, with_channels
+from slipstream.cli.options import ApiKey, AsJson, Ca, Servers, Tls, endpoints
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import KEY_NAME, GatewayEndpoint, digest, new_key
@@ -23,10 +23,12 @@ from slipstream.rpc.channel import dialer, error_of, parsed
 from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import Certificates, certificates_from_env
 from slipstream.tokenizer.vocabulary import share_vocabulary, template_warning
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
+from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 
 ANSWER_S = 5.0
 """Seconds within which a worker must answer."""
+LIMITS = "Limits"
+"""Group of options in `--help`."""
 PROBES = 9
 """Calls whose median is a worker's round trip."""
 PROMPT, TOKENS = "The quick brown fox", 48
@@ -34,54 +36,28 @@ TRIES = 4
 """Requests before the doctor reports that no drafter drafts: the first session of a pair waits for their connection."""
 
 
-def status(
-    server: Servers = None,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    ca: Ca = "",
-    as_json: AsJson = False,
-) -> None:
-    """Print the models that a gateway serves, how many verifiers have each, and its drafters."""
-
-    async def list_models(channels: Sequence[grpc.aio.Channel]) -> gateway_pb2.ListModelsResponse:
-        stub = gateway_pb2_grpc.GatewayServiceStub(channels[0])
-        response: gateway_pb2.ListModelsResponse = parsed(await stub.ListModels(gateway_pb2.ListModelsRequest()))
-        return response
-
-    response = asyncio.run(with_channels("status", endpoints(server, api_key, tls, ca), list_models))
-    if as_json:
-        typer.echo(MessageToJson(response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
-    else:
-        for line in _model_lines(response):
-            typer.echo(line)
-
-
-def _model_lines(response: gateway_pb2.ListModelsResponse) -> Iterator[str]:
-    for served in response.models:
-        noun = "verifier" if served.verifiers == 1 else "verifiers"
-        yield f"{served.model.name}: {served.verifiers} {noun}, texts of up to {served.model.max_length} tokens"
-        for drafter in served.drafters:
-            fits = f"DOES NOT FIT: {drafter.mismatch}" if drafter.mismatch else "drafts"
-            yield f"  {drafter.name} ({drafter.model.name or 'no model'}): {fits}"
-            if drafter.warning:
-                yield f"    {drafter.warning}"
-        if not served.drafters:
-            yield "  no drafter: plain decoding"
-
-
 def key(
     name: Annotated[str, typer.Argument(help="Name of the key and its tenant: letters, digits, _ and -.")],
-    sessions: Annotated[int | None, typer.Option(help="Most sessions at once.", min=1)] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Most requests in a minute.", min=1)] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Most prompt and output tokens in a minute.", min=1)
+    sessions: Annotated[int | None, typer.Option(help="Most sessions at once.", min=1, rich_help_panel=LIMITS)] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Most requests in a minute.", min=1, rich_help_panel=LIMITS)
     ] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(help="Most tokens of one prompt.", min=1)] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one output.", min=1)] = None,
-    least_priority: Annotated[int | None, typer.Option(help="Lowest priority value that a request may have.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Most prompt and output tokens in a minute.", min=1, rich_help_panel=LIMITS)
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of one prompt.", min=1, rich_help_panel=LIMITS)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of one output.", min=1, rich_help_panel=LIMITS)
+    ] = None,
+    least_priority: Annotated[
+        int | None, typer.Option(help="Lowest priority value that a request may have.", rich_help_panel=LIMITS)
+    ] = None,
     operator: Annotated[
         bool, typer.Option("--operator", help="The key may also call what concerns all tenants.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Create an API key. Prints a line for the file of GATEWAY_API_KEYS, and the key itself on standard error.
 
@@ -100,7 +76,11 @@ def key(
         "operator": "true" if operator else None,
     }
     given = "".join(f", {limit} = {value}" for limit, value in limits.items() if value is not None)
-    typer.echo(f'{name} = {{ sha256 = "{digest(created).hex()}"{given} }}')
+    line = f'{name} = {{ sha256 = "{digest(created).hex()}"{given} }}'
+    if as_json:
+        typer.echo(json.dumps({"name": name, "key": created, "line": line}))
+        return
+    typer.echo(line)
     typer.echo(created, err=True)
 
 
@@ -132,6 +112,7 @@ def doctor(
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: Ca = "",
+    as_json: AsJson = False,
 ) -> None:
     """Check each --worker's model and load, and request one text from each gateway with and without speculation.
 
@@ -140,7 +121,9 @@ def doctor(
     """
     gateways = endpoints(server, api_key, tls, ca) if server or not worker else []
     findings = asyncio.run(_diagnose(worker or [], gateways))
-    for finding in findings:
+    if as_json:
+        typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
+    for finding in () if as_json else findings:
         typer.echo(f"{'ok   ' if finding.ok else 'WRONG'} {finding.text}")
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)

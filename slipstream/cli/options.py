@@ -10,29 +10,78 @@ from typing import Annotated, TypeVar
 import grpc
 import typer
 
+from slipstream.client.async_client import LOCAL
+from slipstream.client.client import RetrySettings
 from slipstream.client.gateway_endpoint import GatewayEndpoint
+from slipstream.client.sync_client import Client
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import error_of
 
 T = TypeVar("T")
 INSTALL_ALL = "the client alone does without; run: pip install 'slipstream-serve[gateway,drafter,verifier]'"
-LOCAL = "127.0.0.1:50051"
-Server = Annotated[str, typer.Option(help="HOST:PORT of the gateway.")]
+CONNECTION, SAMPLING, SPECULATION, FORMAT = "Connection", "Sampling", "Speculation", "Output format"
+"""Groups of options in `--help`."""
+Server = Annotated[str, typer.Option(help="HOST:PORT of the gateway.", rich_help_panel=CONNECTION)]
 Servers = Annotated[
     list[str] | None,
-    typer.Option("--server", help="HOST:PORT of a gateway; repeat it to continue on another one if the first fails."),
+    typer.Option(
+        "--server",
+        help="HOST:PORT of a gateway; repeat it to continue on another one if the first fails.",
+        rich_help_panel=CONNECTION,
+    ),
 ]
 ApiKey = Annotated[
     str,
-    typer.Option(envvar="SLIPSTREAM_API_KEY", help="API key; prefer the variable, options are visible in `ps`."),
+    typer.Option(
+        envvar="SLIPSTREAM_API_KEY",
+        help="API key; prefer the variable, options are visible in `ps`.",
+        rich_help_panel=CONNECTION,
+    ),
 ]
-Tls = Annotated[bool, typer.Option("--tls", help="Connect with TLS; the system must trust the gateway's certificate.")]
+Tls = Annotated[
+    bool,
+    typer.Option(
+        "--tls",
+        help="Connect with TLS; the system must trust the gateway's certificate.",
+        rich_help_panel=CONNECTION,
+    ),
+]
 Ca = Annotated[
-    str, typer.Option(envvar="SLIPSTREAM_CA", help="PEM file of the CA that signed the gateway's certificate.")
+    str,
+    typer.Option(
+        envvar="SLIPSTREAM_CA",
+        help="PEM file of the CA that signed the gateway's certificate.",
+        rich_help_panel=CONNECTION,
+    ),
+]
+Model = Annotated[str, typer.Option(help="Model name; default: the gateway's only model.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most output tokens.", min=1)]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default 1.", rich_help_panel=SAMPLING)]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Keep the likeliest tokens up to this total probability.", rich_help_panel=SAMPLING),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Seed of the sampling: the same seed gives the same text. Default: random.",
+        min=0,
+        rich_help_panel=SAMPLING,
+    ),
+]
+NoSpeculation = Annotated[
+    bool,
+    typer.Option("--no-speculation", help="Plain decoding, without drafters.", rich_help_panel=SPECULATION),
+]
+Drafters = Annotated[
+    list[str] | None,
+    typer.Option("--drafter", help="Name of a drafter to use; repeat for more.", rich_help_panel=SPECULATION),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Workload = Annotated[str, typer.Option(help="Kind of request: acceptance is measured and rules apply for each kind.")]
-MaxDraftTokens = Annotated[int | None, typer.Option(help="Most candidate tokens in one round.", min=0)]
+MaxDraftTokens = Annotated[
+    int | None, typer.Option(help="Most candidate tokens in one round.", min=0, rich_help_panel=SPECULATION)
+]
 
 
 @contextmanager
@@ -53,6 +102,14 @@ def need_installed(*modules: str) -> None:
     for module in modules:
         if find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
+
+
+def open_client(
+    servers: Sequence[str] | None, api_key: str, tls: bool, ca: str, *, traceparent: str = "", resume_s: float = 30.0
+) -> Client:
+    """A client of the gateways that the options name; of the local one by default."""
+    retry = RetrySettings(resume_s=resume_s, begin_anywhere=True)
+    return Client(servers or [LOCAL], api_key=api_key, tls=tls, ca=ca, traceparent=traceparent, retry=retry)
 
 
 def endpoints(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -> list[GatewayEndpoint]:

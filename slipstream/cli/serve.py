@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.loading import Loading
 from slipstream.cli.options import explained, need_installed
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
@@ -21,7 +23,7 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.tokenizer.vocabulary import share_vocabulary, shipped_model, template_warning
+from slipstream.tokenizer.vocabulary import check_folder, share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -31,6 +33,13 @@ END_GRACE_S = 25.0
 """Longer than the gateway's own grace for its sessions, so that it can report to clients and traces before it is
 killed."""
 RESTART_S = 1.0
+MODELS, DRAFTING, ADDRESSES, OBSERVATION = "Target", "Drafting", "Addresses and store", "Observation"
+"""Groups of options in `--help`."""
+VERIFIER_WAIT_S = 120.0
+"""Seconds that sessions wait for a verifier that is started again: it loads its model."""
+EMBEDDED = "embedded"
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
+"""Where `make setup-vllm` puts it."""
 SOMEWHERE = "127.0.0.1:1"
 """Address in place of workers that have none yet."""
 
@@ -38,8 +47,9 @@ SOMEWHERE = "127.0.0.1:1"
 class Role:
     """One process: started, waited for until it can serve, ended."""
 
-    def __init__(self, module: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, module: str, settings: Mapping[str, str], python: str = sys.executable) -> None:
         self.module = module
+        self._python = python
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
         self.metrics = self.http = ""
@@ -71,7 +81,7 @@ class Role:
 
     async def _run(self, more: Mapping[str, str], *options: str) -> asyncio.subprocess.Process:
         environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more)
-        command = [sys.executable, "-m", self.module, *options]
+        command = [self._python, "-m", self.module, *options]
         return await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -110,6 +120,7 @@ class Fleet:
         metrics: bool = False,
         draft_in_verifier: bool = False,
         chat_template: Path | None = None,
+        engine: str = EMBEDDED,
     ) -> None:
         self._chat = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
@@ -117,11 +128,17 @@ class Fleet:
         both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
         verifier = both | {"MODEL": target, "THREADS": str(threads), "QUANTISATION": target_quantisation}
         self._target = target
+        self._loads = {VERIFIER: target} | {kind: draft if METHODS[kind].needs_model else "" for kind in kinds}
+        """Model of each role; empty for a lookup."""
         self._local = list(kinds) if draft_in_verifier else []
         if self._local:
             verifier |= _local_settings(self._local, draft, dtype, draft_quantisation, translate=translate)
             kinds = []
-        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing)
+        python = sys.executable
+        if engine != EMBEDDED:
+            verifier |= {"ENGINE": engine}
+            python = vllm_python()
+        self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing, python)
         drafter = both | {"MODEL": draft, "QUANTISATION": draft_quantisation}
         methods = {kind: drafter | {"METHOD": kind} for kind in kinds}
         for kind, settings in methods.items():
@@ -132,18 +149,23 @@ class Fleet:
             kind: Role("drafter_svc", _prefixed("DRAFTER_", methods[kind]) | self._tracing) for kind in kinds
         }
         self._addresses: dict[str, str] = {}
+        """By drafter, and the verifier's."""
         self.gateway: Role | None = None
 
     async def start(self, listen: str, store: str, http: str = "off") -> str:
         # The gateway starts last: its settings are checked before models load.
         listens = {"GATEWAY_LISTEN": listen, "GATEWAY_HTTP": http}
         check = self._gateway(listens, store, SOMEWHERE, dict.fromkeys(self.drafters, SOMEWHERE)).check()
-        starting = [role.start() for role in (self.verifier, *self.drafters.values())]
-        _, *workers = await asyncio.gather(check, *starting)
+        with Loading() as loading:
+            starting = [loading.watch("verifier", self._loads[VERIFIER], self.verifier.start())]
+            for kind, role in self.drafters.items():
+                starting.append(loading.watch(f"drafter {kind}", self._loads[kind], role.start()))
+            _, *workers = await asyncio.gather(check, *starting)
         verifier, *drafters = [str(address) for address in workers]
-        self._addresses = dict(zip(self.drafters, drafters, strict=True))
+        named = dict(zip(self.drafters, drafters, strict=True))
+        self._addresses = named | {"verifier": verifier}
         await check_fit(verifier, drafters)
-        self.gateway = self._gateway(listens, store, verifier, self._addresses)
+        self.gateway = self._gateway(listens, store, verifier, named)
         return await self.gateway.start()
 
     def _gateway(self, listens: Mapping[str, str], store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
@@ -155,19 +177,31 @@ class Fleet:
             "GATEWAY_TRUSTED_DRAFTERS": ",".join(named),  # our own processes
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
+            "GATEWAY_REHOMING_WAIT_S": os.environ.get("GATEWAY_REHOMING_WAIT_S", str(VERIFIER_WAIT_S)),
         }
         return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat)
 
-    async def tend(self, kind: str) -> None:
+    async def tend_drafter(self, kind: str) -> None:
         """A drafter is disposable: one that ends is started again at its address; sessions go on without it."""
-        role = self.drafters[kind]
         while True:
-            status = await role.ended()
-            typer.echo(f"slipstream serve: drafter {kind} ended with status {status}; starting it again.", err=True)
+            await self._ended(self.drafters[kind], f"drafter {kind}")
             await asyncio.sleep(RESTART_S)
             with contextlib.suppress(Unavailable):  # it logged why; try again
-                places = {"LISTEN": self._addresses[kind], "METRICS_LISTEN": role.metrics}
-                await role.start(_prefixed("DRAFTER_", places))
+                await self._start_again(self.drafters[kind], "DRAFTER_", kind)
+
+    async def tend_verifier(self) -> None:
+        """One that ends is started again at its address, and sessions go on with the same text. Raises Unavailable when
+        it does not start."""
+        while True:
+            await self._ended(self.verifier, "the verifier")
+            await self._start_again(self.verifier, "VERIFIER_", "verifier")
+
+    async def _ended(self, role: Role, name: str) -> None:
+        status = await role.ended()
+        typer.echo(f"slipstream serve: {name} ended with status {status}; starting it again.", err=True)
+
+    async def _start_again(self, role: Role, prefix: str, name: str) -> None:
+        await role.start(_prefixed(prefix, {"LISTEN": self._addresses[name], "METRICS_LISTEN": role.metrics}))
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -188,6 +222,24 @@ class Fleet:
     async def stop(self) -> None:
         for role in self.roles.values():
             await role.end()
+
+
+def vllm_python() -> str:
+    """The interpreter with vLLM: SLIPSTREAM_VLLM_PYTHON, else the one that `make setup-vllm` made, else this one.
+    Raises FailedPrecondition where none of them has it."""
+    if named := os.environ.get("SLIPSTREAM_VLLM_PYTHON"):
+        if Path(named).exists():
+            return named
+        raise FailedPrecondition(f"SLIPSTREAM_VLLM_PYTHON={named} is no file; name an interpreter that has vLLM.")
+    beside = (Path(sys.prefix).parent / VLLM_PYTHON, Path(__file__).parents[2] / VLLM_PYTHON, Path.cwd() / VLLM_PYTHON)
+    if found := next((path for path in beside if path.exists()), None):
+        return str(found)
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    raise FailedPrecondition(
+        "no interpreter with vLLM was found; run `make setup-vllm`, or set SLIPSTREAM_VLLM_PYTHON.",
+        reason="VLLM_MISSING",
+    )
 
 
 def _local_settings(
@@ -229,7 +281,8 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
 
 
 async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
-    """Serve until SIGTERM or SIGINT, or until the verifier or the gateway ends, which is an error."""
+    """Serve until SIGTERM or SIGINT, or until the gateway ends or the verifier cannot be started again, which is an
+    error."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -242,15 +295,17 @@ async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
             return
         metrics = f" metrics={fleet.metrics}" if fleet.metrics else ""
         print(f"{READY}{starting.result()} http={fleet.http or 'off'}{metrics}", flush=True)
-        tending = [asyncio.create_task(fleet.tend(kind)) for kind in fleet.drafters]
-        vital = [role for role in fleet.roles.values() if role.module != "drafter_svc"]
-        ends = [asyncio.create_task(role.ended(), name=role.module) for role in vital]
-        done, pending = await asyncio.wait([stop, *ends], return_when=asyncio.FIRST_COMPLETED)
-        for task in [*pending, *tending]:
+        assert fleet.gateway is not None
+        drafters = [asyncio.create_task(fleet.tend_drafter(kind)) for kind in fleet.drafters]
+        verifier, gateway = asyncio.create_task(fleet.tend_verifier()), asyncio.create_task(fleet.gateway.ended())
+        done, pending = await asyncio.wait([stop, verifier, gateway], return_when=asyncio.FIRST_COMPLETED)
+        for task in [*pending, *drafters]:
             task.cancel()
-        if stop not in done:
-            ended = done.pop()
-            raise Unavailable(f"{ended.get_name()} ended with status {ended.result()}; serving is over.")
+        await asyncio.gather(*pending, *drafters, return_exceptions=True)  # none starts a process any more
+        if verifier in done:
+            verifier.result()
+        if gateway in done:
+            raise Unavailable(f"the gateway ended with status {gateway.result()}; serving is over.")
     finally:
         await fleet.stop()
 
@@ -262,23 +317,53 @@ def default_threads() -> int:
 
 
 def serve(
-    target: Annotated[str, typer.Option(help="Target model: a folder or a hub id. Default: the shipped one.")] = "",
-    draft: Annotated[str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.")] = "",
+    target: Annotated[
+        str, typer.Option(help="Target model: a folder or a hub id. Default: the shipped one.", rich_help_panel=MODELS)
+    ] = "",
+    draft: Annotated[
+        str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.", rich_help_panel=DRAFTING)
+    ] = "",
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help=f"{', '.join(METHODS)}; repeat it for more. `none`: plain decoding."),
+        typer.Option(
+            help=f"{', '.join(METHODS)}; repeat it for more. `none`: plain decoding.", rich_help_panel=DRAFTING
+        ),
     ] = None,
-    listen: Annotated[str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.")] = "127.0.0.1:50051",
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.", rich_help_panel=ADDRESSES)
+    ] = "127.0.0.1:50051",
     http: Annotated[
-        str, typer.Option(help="HOST:PORT of the HTTP API, OpenAI-compatible; port 0 picks a free one; `off`: none.")
+        str,
+        typer.Option(
+            help="HOST:PORT of the HTTP API, OpenAI-compatible; port 0 picks a free one; `off`: none.",
+            rich_help_panel=ADDRESSES,
+        ),
     ] = "127.0.0.1:8000",
-    store: Annotated[str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.")] = "memory",
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads of the verifier's model; 0: cores less one.")] = 0,
-    target_quantisation: Annotated[str, typer.Option(help="int8 or int4; changes the text.")] = "",
-    draft_quantisation: Annotated[str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.")] = "",
+    store: Annotated[
+        str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.", rich_help_panel=ADDRESSES)
+    ] = "memory",
+    dtype: Annotated[
+        str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.", rich_help_panel=MODELS)
+    ] = "auto",
+    threads: Annotated[
+        int, typer.Option(help="Threads of the verifier's model; 0: cores less one.", rich_help_panel=MODELS)
+    ] = 0,
+    target_quantisation: Annotated[
+        str, typer.Option(help="int8 or int4; changes the text.", rich_help_panel=MODELS)
+    ] = "",
+    draft_quantisation: Annotated[
+        str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.", rich_help_panel=DRAFTING)
+    ] = "",
+    engine: Annotated[
+        str, typer.Option(help="What runs the target: embedded or vllm (`make setup-vllm`).", rich_help_panel=MODELS)
+    ] = EMBEDDED,
     translate: Annotated[
-        bool, typer.Option("--translate", help="The draft model may have another tokenizer; translate its tokens.")
+        bool,
+        typer.Option(
+            "--translate",
+            help="The draft model may have another tokenizer; translate its tokens.",
+            rich_help_panel=DRAFTING,
+        ),
     ] = False,
     draft_in_verifier: Annotated[
         bool,
@@ -286,15 +371,29 @@ def serve(
             "--draft-in-verifier",
             help="Run drafters inside the verifier's process, which spares processes, memory and the network hop. "
             "Lookups (ngram) gain speed; a draft model may lose some: see `benchmarks.local_sources`.",
+            rich_help_panel=DRAFTING,
         ),
     ] = False,
     chat_template: Annotated[
         Path | None,
-        typer.Option(help="File with a chat template (Jinja); default: the target's.", exists=True, dir_okay=False),
+        typer.Option(
+            help="File with a chat template (Jinja); default: the target's.",
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=MODELS,
+        ),
     ] = None,
-    traces: Annotated[Path | None, typer.Option(help="Write traces to this folder, for `slipstream trace`.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Write traces to this folder, for `slipstream trace`.", rich_help_panel=OBSERVATION),
+    ] = None,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Serve /metrics of every role, at the addresses in the ready line.")
+        bool,
+        typer.Option(
+            "--metrics",
+            help="Serve /metrics of every role, at the addresses in the ready line.",
+            rich_help_panel=OBSERVATION,
+        ),
     ] = False,
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can
@@ -308,19 +407,25 @@ def serve(
     with explained("serve"):
         need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
         target, draft = target or shipped_model("target"), draft or shipped_model("draft")
-    fleet = Fleet(
-        target,
-        draft,
-        kinds,
-        dtype,
-        threads or default_threads(),
-        target_quantisation,
-        draft_quantisation,
-        translate,
-        traces,
-        metrics,
-        draft_in_verifier,
-        chat_template,
-    )
+        check_folder(target)
+        if any(METHODS[kind].needs_model for kind in kinds):
+            check_folder(draft)
+    if engine not in (EMBEDDED, "vllm"):
+        raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
+        fleet = Fleet(
+            target,
+            draft,
+            kinds,
+            dtype,
+            threads or default_threads(),
+            target_quantisation,
+            draft_quantisation,
+            translate,
+            traces,
+            metrics,
+            draft_in_verifier,
+            chat_template,
+            engine,
+        )
         asyncio.run(run(fleet, listen, store, http))

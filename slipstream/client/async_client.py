@@ -68,7 +68,7 @@ class AsyncStream:
 
     def __init__(self, completion: Completion, found: AsyncGenerator[Piece]) -> None:
         self.completion = completion
-        """What has been received so far."""
+        """What has been received so far: perhaps a piece more than was read."""
         self._found = found
         self._reading: asyncio.Task[Piece | None] | None = None
         self._order = asyncio.Lock()
@@ -194,6 +194,12 @@ class AsyncClient:
         """The models that can be asked for, with their drafters."""
         request = gateway_pb2.ListModelsRequest()
         return list((await self._ask(lambda stub: stub.ListModels(request, timeout=ANSWER_S))).models)
+
+    async def fleet(self) -> gateway_pb2.GetFleetResponse:
+        """Every worker that the gateway knows, with its load. For operators' keys."""
+        request = gateway_pb2.GetFleetRequest()
+        workers: gateway_pb2.GetFleetResponse = await self._ask(lambda stub: stub.GetFleet(request, timeout=ANSWER_S))
+        return workers
 
     async def tokenize(self, text: str, model: str = "") -> list[int]:
         """Token ids of a text, as `generate` would read it."""

@@ -51,7 +51,7 @@ class Stream:
 
     @property
     def completion(self) -> Completion:
-        """What has been received so far."""
+        """What has been received so far: perhaps a piece more than was read."""
         return self._stream.completion
 
     def finish(self) -> Completion:
@@ -114,6 +114,9 @@ class Client:
 
     def models(self) -> list[gateway_pb2.ServedModel]:
         return self._thread.run(self._client.models())
+
+    def fleet(self) -> gateway_pb2.GetFleetResponse:
+        return self._thread.run(self._client.fleet())
 
     def tokenize(self, text: str, model: str = "") -> list[int]:
         return self._thread.run(self._client.tokenize(text, model))

@@ -42,7 +42,7 @@ def _unknown(name: str) -> InvalidArgument:
 
 
 def activate(device: torch.device) -> None:
-    """Makes a GPU the calling thread's own: captured graphs and kernels go to the thread's current device."""
+    """Makes a GPU the calling thread's own: kernels go to the thread's current device."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -50,11 +50,6 @@ def activate(device: torch.device) -> None:
 def upload(host: Tensor, device: torch.device) -> Tensor:
     """Copies a host tensor to the device without waiting for it."""
     return _staged(host, device).to(device, non_blocking=True)
-
-
-def overwrite(target: Tensor, host: Tensor) -> None:
-    """Overwrites a device tensor with a host tensor without waiting for it."""
-    target.copy_(_staged(host, target.device), non_blocking=True)
 
 
 def _staged(host: Tensor, device: torch.device) -> Tensor:

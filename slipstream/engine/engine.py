@@ -117,7 +117,15 @@ class Engine(Protocol):
         ...
 
 
-def begin_unshared(engine: Engine, capacity: int) -> Sequence:
+class KVRoom(Protocol):
+    """The part of an engine that sequences grow in."""
+
+    def begin(self, token_ids: Tokens[int], salt: str | None) -> Sequence: ...
+
+    def grow(self, sequence: Sequence, count: int) -> None: ...
+
+
+def begin_unshared(engine: KVRoom, capacity: int) -> Sequence:
     """A sequence that shares nothing, with room for `capacity` tokens: for measurements. Raises ResourceExhausted."""
     sequence = engine.begin((), None)
     engine.grow(sequence, capacity)

@@ -6,7 +6,6 @@ from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EMULATED, read_settings
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.models.spread import ONE_DEVICE, Spread
 from slipstream.errors import InvalidArgument
 
 
@@ -16,12 +15,11 @@ def open_engine(
     kv_tokens: int = 65_536,
     quantisation: str = "",
     lean: bool = True,
-    spread: Spread = ONE_DEVICE,
+    device: str = "auto",
 ) -> Engine:
     """`model` on this machine, with KV room for `kv_tokens` tokens of all sessions together; `quantisation` is empty
-    or one of `slipstream.engine.models.quantisation`. `lean`: see `slipstream.engine.models.lean_selection`. One
-    process alone: ranks are opened by `slipstream.engine.tensor_parallel.parallel`. To be called on the thread that
-    will use the engine.
+    or one of `slipstream.engine.models.quantisation`. `lean`: see `slipstream.engine.models.lean_selection`;
+    `device`: `slipstream.engine.devices`. To be called on the thread that will use the engine.
 
     Raises NotFound or FailedPrecondition for a checkpoint or a device that is not there or cannot be served,
     InvalidArgument for settings that do not go together, ResourceExhausted for less room than one block.
@@ -29,10 +27,8 @@ def open_engine(
     if model.startswith(EMULATED):
         if quantisation:
             raise InvalidArgument(f"{model} has no weights to quantise; leave quantisation empty.")
-        if spread.device_map:
-            raise InvalidArgument(f"{model} has no weights to spread; leave the device_map empty.")
-        if spread.device not in ("auto", "cpu"):
-            raise InvalidArgument(f"{model} has nothing to compute on {spread.device}; leave the device at auto.")
+        if device not in ("auto", "cpu"):
+            raise InvalidArgument(f"{model} has nothing to compute on {device}; leave the device at auto.")
         emulated, cost = read_settings(model)
         return EmulatedEngine(emulated, cost, BlockPool.holding(kv_tokens, block_size=32))
     # Loading transformers takes seconds; an emulated worker does without.
@@ -43,14 +39,7 @@ def open_engine(
     from slipstream.engine.models.checkpoint import load_checkpoint
     from slipstream.engine.torch_engine import TorchEngine
 
-    place = find_device(spread.device)
+    place = find_device(device)
     activate(place)
-    checkpoint = load_checkpoint(model, dtype, str(place), quantisation=quantisation, spread=spread, lean=lean)
-    if place.type != "cuda" or spread.device_map:
-        return TorchEngine(checkpoint, kv_tokens)
-    from slipstream.engine.cuda_graphs.flex import BLOCK_SIZE
-    from slipstream.engine.cuda_graphs.graphs import accelerate
-
-    engine = TorchEngine(checkpoint, kv_tokens, block_size=BLOCK_SIZE, acceleration=accelerate(checkpoint))
-    engine.capture()
-    return engine
+    checkpoint = load_checkpoint(model, dtype, str(place), quantisation=quantisation, lean=lean)
+    return TorchEngine(checkpoint, kv_tokens)

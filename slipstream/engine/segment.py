@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
@@ -29,7 +27,6 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)
     """Digests of its full blocks (`slipstream.engine.kvcache.prefix_cache`)."""
     _rows: torch.Tensor | None = field(default=None, repr=False)
-    _table: npt.NDArray[np.int32] | None = field(default=None, repr=False)
     _contiguous: bool = True
 
     def __post_init__(self) -> None:
@@ -51,13 +48,6 @@ class Sequence:
         return self._rows
 
     @property
-    def table(self) -> npt.NDArray[np.int32]:
-        """int32 [blocks]: the same numbers as `blocks`, for the device."""
-        if self._table is None:
-            self._table = np.array(self.blocks, np.int32)
-        return self._table
-
-    @property
     def first_row(self) -> int:
         """The pool row of slot 0; with contiguous blocks slot s is row `first_row + s`."""
         return self.blocks[0] * self.block_size if self.blocks else 0
@@ -66,7 +56,7 @@ class Sequence:
         """Drops what was derived from `blocks`."""
         first = self.blocks[0] if self.blocks else 0
         self._contiguous = self.blocks == list(range(first, first + len(self.blocks)))
-        self._rows = self._table = None
+        self._rows = None
 
     def pool_rows(self, start: int, stop: int) -> list[int]:
         """Pool rows of the slots start .. stop-1."""

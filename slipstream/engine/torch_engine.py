@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from slipstream.engine.attention.plan import AttentionPlan
@@ -16,51 +14,18 @@ from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
 
 
-class PaddedSteps(Protocol):
-    """Steps that are padded to few sizes, so that a device repeats what it prepared for each."""
-
-    def run(self, segments: list[Segment]) -> torch.Tensor | None:
-        """Logits fp32 [rows, vocabulary]; None for a step that is too large to be padded."""
-        ...
-
-    def capture(self) -> None:
-        """Prepares every size now, so that no step waits for it later."""
-        ...
-
-
-class StepPadding(Protocol):
-    """`slipstream.engine.cuda_graphs.graphs.Acceleration`."""
-
-    def build(self, checkpoint: Checkpoint, pool: BlockPool) -> tuple[KVStore, PaddedSteps]: ...
-
-
 class TorchEngine(KVCacheManager):
-    """With KV for `tokens` tokens. Use it on one thread only.
+    """With KV for `tokens` tokens. Use it on one thread only."""
 
-    With an `acceleration`, steps that fit one of its buckets are padded and replayed, others take the ordinary way.
-    Raises ResourceExhausted when not even one block fits.
-    """
-
-    def __init__(
-        self, checkpoint: Checkpoint, tokens: int, block_size: int = 32, acceleration: StepPadding | None = None
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, tokens: int, block_size: int = 32) -> None:
+        """Raises ResourceExhausted when not even one block fits."""
         pool = BlockPool.holding(tokens, block_size)
         super().__init__(pool, checkpoint.info.max_length)
         self.model = checkpoint.info
         self._checkpoint = checkpoint
         rows = pool.total * block_size
         checkpoint.forward.reserve(min(checkpoint.info.max_length, rows))
-        self._steps: PaddedSteps | None = None
-        if acceleration is None:
-            self._store = KVStore(checkpoint.layers, rows)
-        else:
-            self._store, self._steps = acceleration.build(checkpoint, pool)
-
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """Prepares the padded steps, if there are any, before the first request."""
-        if self._steps is not None:
-            self._steps.capture()
+        self._store = KVStore(checkpoint.layers, rows)
 
     @torch.inference_mode()
     def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
@@ -69,18 +34,11 @@ class TorchEngine(KVCacheManager):
         layers = len(self._checkpoint.layers)
         if hidden is not None and not all(0 <= layer < layers for layer in hidden.layers):
             raise InvalidArgument(f"hidden states of layers {hidden.layers} of a model with {layers} layers")
-        output = self._run_pass(segments, hidden)
-        for segment in segments:
-            segment.sequence.ahead = segment.tokens
-        return output
-
-    def _run_pass(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
-        """The part of `forward` that all ranks of a group take. Padded steps keep no hidden states."""
         self._store.apply_moves()
-        if self._steps is not None and hidden is None and (logits := self._steps.run(segments)) is not None:
-            return ModelOutput(logits)
         plan = AttentionPlan(segments, self._store, self._checkpoint.device, self._max_length)
         output = self._checkpoint.forward(plan, hidden)
+        for segment in segments:
+            segment.sequence.ahead = segment.tokens
         return ModelOutput(output.logits.float(), output.hidden)
 
     def _check_tokens(self, segments: list[Segment]) -> None:

@@ -8,7 +8,6 @@ from tokenizers import Tokenizer
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
-from slipstream.engine.models.spread import Spread
 from slipstream.errors import NotFound
 from slipstream.proposers.base import ROOT, OpenedProposer, ProposerContext, ProposerSettings
 from slipstream.proposers.cross_vocabulary.spelling import Spelling
@@ -41,9 +40,8 @@ def open_proposer(settings: ProposerSettings) -> OpenedProposer:
 
 
 def _open(settings: ProposerSettings) -> OpenedProposer:
-    spread = Spread(device=settings.device)
     engine = open_engine(
-        settings.model, settings.dtype, settings.kv_tokens, settings.quantisation, settings.lean, spread
+        settings.model, settings.dtype, settings.kv_tokens, settings.quantisation, settings.lean, settings.device
     )
     if settings.translate_for:
         target = load_tokenizer(settings.translate_for)

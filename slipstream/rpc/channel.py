@@ -5,16 +5,18 @@ A channel outlives its certificates: gRPC cannot change those of a client, so a 
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from slipstream.errors import InvalidArgument, SlipstreamError, Unavailable, from_code
+from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError, Unavailable, from_code
 from slipstream.rpc.tls import Certificates, Material, channel_credentials
 
 Dial = Callable[[str], grpc.aio.Channel]
@@ -23,6 +25,9 @@ Message = TypeVar("Message")
 
 HANDSHAKE = "HANDSHAKE"
 """Reason of an UNAVAILABLE: the peer is there, and the connection failed for want of TLS or the right certificate."""
+
+WRONG_SERVICE = "WRONG_SERVICE"
+"""Reason of a FAILED_PRECONDITION: the peer lacks the method that was called."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
@@ -137,7 +142,13 @@ def error_of(error: grpc.RpcError) -> SlipstreamError:
     if code is grpc.StatusCode.UNAVAILABLE and (sentence := _handshake_failure(details)):
         return Unavailable(sentence, reason=HANDSHAKE)
     reason, retry_s = _error_details(error)
-    known = from_code(code.value[0], details, reason)
+    if code is grpc.StatusCode.UNIMPLEMENTED and not reason:
+        return FailedPrecondition(
+            "another service answers at this address, or another version of it; --server wants a gateway's address, "
+            "--worker a verifier's or drafter's.",
+            reason=WRONG_SERVICE,
+        )
+    known = from_code(code.value[0], _connection_failure(details) or details, reason)
     known.retry_s = retry_s
     return known
 
@@ -154,6 +165,23 @@ def _handshake_failure(details: str) -> str:
         return "the TLS handshake with the peer failed; look at the certificates of both sides."
     if details.startswith("failed to connect") and details.endswith("Socket closed"):
         return "the peer closed the connection at once: it wants TLS, or does not accept the certificate shown."
+    return ""
+
+
+def _connection_failure(details: str) -> str:
+    """A sentence for gRPC's text about a connection that failed for a common reason; empty for any other text."""
+    found = re.search(r"ipv[46]:(\S+?):? ", details)
+    peer = unquote(found[1]) if found else "the address"
+    if "Connection refused" in details:
+        return f"nothing listens at {peer}; start it, or give another address."
+    if "Failed parsing HTTP/2" in details:
+        return f"{peer} answers, but not by gRPC: a web server or a metrics port, perhaps; give another port."
+    if "ping timeout" in details:
+        return f"{peer} accepts connections and answers nothing: a frozen process or another protocol."
+    if "hostname lookup error" in details or "Domain name not found" in details:
+        return "the host name is not known; look at the address."
+    if details == "Deadline Exceeded":
+        return "no answer came in time; look at the address, and whether that process is frozen."
     return ""
 
 

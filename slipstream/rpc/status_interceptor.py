@@ -30,11 +30,11 @@ MOST_REASONS = 64
 """Distinct reasons in the error counters."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Authorise = Callable[[str, Context], None]
+Authorise = Callable[[str, Context], Awaitable[None]]
 """(method, context): returns if the call may go on, else raises a typed error. Called before anything is read."""
 
 
-def allow_all(method: str, context: Context) -> None:
+async def allow_all(method: str, context: Context) -> None:
     """Authorises every call, for ports that only trusted peers reach."""
 
 
@@ -55,8 +55,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
 
-        def enter(context: Context) -> None:
-            self._authorise(details.method, context)
+        async def enter(context: Context) -> None:
+            await self._authorise(details.method, context)
 
         async def abort(context: Context, error: Exception) -> None:
             if isinstance(error, grpc.aio.AbortError):
@@ -88,7 +88,7 @@ class _Guard:
 
     def __init__(
         self,
-        enter: Callable[[Context], None],
+        enter: Callable[[Context], Awaitable[None]],
         abort: Callable[[Context, Exception], Awaitable[None]],
         parse: Callable[[bytes], Any] | None,
     ) -> None:
@@ -99,7 +99,7 @@ class _Guard:
     def one(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                return await behaviour(self._admitted(request, context), context)
+                return await behaviour(await self._admitted(request, context), context)
             except Exception as error:
                 await self._abort(context, error)
 
@@ -108,7 +108,7 @@ class _Guard:
     def many(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                answers = behaviour(self._admitted(request, context), context)
+                answers = behaviour(await self._admitted(request, context), context)
                 if asyncio.iscoroutine(answers):  # a handler that writes to the context itself
                     await answers
                     return
@@ -119,8 +119,8 @@ class _Guard:
 
         return guarded
 
-    def _admitted(self, request: Any, context: Context) -> Any:
-        self._enter(context)
+    async def _admitted(self, request: Any, context: Context) -> Any:
+        await self._enter(context)
         try:
             return request if self._parse is None else self._parse(request)
         except DecodeError as error:

@@ -69,7 +69,9 @@ def key(seed: int, position: int, purpose: Purpose) -> int:
     return mix((mix(seed & _MASK) + (position * _PURPOSES + purpose + 1) * GOLDEN) & _MASK)
 
 
-def keys(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> npt.NDArray[np.uint64]:
+def keys(
+    seeds: Sequence[int] | npt.NDArray[np.uint64], positions: Sequence[int] | npt.NDArray[np.int64], purpose: Purpose
+) -> npt.NDArray[np.uint64]:
     """`key` for many rows at once: [R] seeds (64 unsigned bits) and [R] positions -> [R]."""
     counters = np.asarray(positions, dtype=np.uint64) * np.uint64(_PURPOSES) + np.uint64(purpose + 1)
     return mix_all(mix_all(np.array(seeds, dtype=np.uint64)) + counters * np.uint64(GOLDEN))

@@ -37,6 +37,15 @@ def model_folder(name: str) -> Path:
     return folder
 
 
+def check_folder(name: str) -> None:
+    """Raises NotFound where a model is named by a folder that does not exist or holds no model. Hub ids and emulated
+    models pass."""
+    if not name.startswith(f"{EMULATED}:") and is_local(name) and not (model_folder(name) / "config.json").is_file():
+        raise NotFound(
+            f"The folder {name} has no config.json; give the folder of a checkpoint.", reason="MODEL_MISSING"
+        )
+
+
 def shipped_model(role: str) -> str:
     """The folder of the shipped `target` or `draft` model. Raises NotFound in an installation without them."""
     folder = (SHIPPED / role).resolve()

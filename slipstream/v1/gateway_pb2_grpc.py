@@ -70,6 +70,11 @@ class GatewayServiceStub:
                 request_serializer=slipstream_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=slipstream_dot_v1_dot_gateway__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.GetFleet = channel.unary_unary(
+                '/slipstream.v1.GatewayService/GetFleet',
+                request_serializer=slipstream_dot_v1_dot_gateway__pb2.GetFleetRequest.SerializeToString,
+                response_deserializer=slipstream_dot_v1_dot_gateway__pb2.GetFleetResponse.FromString,
+                _registered_method=True)
         self.GetExperiment = channel.unary_unary(
                 '/slipstream.v1.GatewayService/GetExperiment',
                 request_serializer=slipstream_dot_v1_dot_gateway__pb2.GetExperimentRequest.SerializeToString,
@@ -167,6 +172,15 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFleet(self, request, context):
+        """Every worker that this gateway knows, with its load. For operators, as GetExperiment.
+
+        Status codes: PERMISSION_DENIED (OPERATOR): use an operator's key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetExperiment(self, request, context):
         """What the running experiment measured on this gateway, as samples that can be merged with those of others. For operators:
         on a gateway with API keys, for keys that are marked so.
@@ -214,6 +228,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=slipstream_dot_v1_dot_gateway__pb2.TokenizeRequest.FromString,
                     response_serializer=slipstream_dot_v1_dot_gateway__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'GetFleet': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFleet,
+                    request_deserializer=slipstream_dot_v1_dot_gateway__pb2.GetFleetRequest.FromString,
+                    response_serializer=slipstream_dot_v1_dot_gateway__pb2.GetFleetResponse.SerializeToString,
             ),
             'GetExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.GetExperiment,
@@ -411,6 +430,33 @@ class GatewayService:
             '/slipstream.v1.GatewayService/Tokenize',
             slipstream_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
             slipstream_dot_v1_dot_gateway__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.v1.GatewayService/GetFleet',
+            slipstream_dot_v1_dot_gateway__pb2.GetFleetRequest.SerializeToString,
+            slipstream_dot_v1_dot_gateway__pb2.GetFleetResponse.FromString,
             options,
             channel_credentials,
             insecure,

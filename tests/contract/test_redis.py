@@ -17,7 +17,9 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError
 
 from gateway.store.address import Address, parse
+from gateway.store.quota import Demand
 from gateway.store.redis import RedisStore, connect
+from gateway.store.redis_quota import RedisQuota
 from gateway.store.session_store import SessionRecord
 from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.certificates import Authority
@@ -70,6 +72,26 @@ async def test_the_keys_of_a_session_share_a_slot_of_a_cluster(redis_url: str) -
             names = [name async for name in client.scan_iter(f"*{made.id}*")]
             assert len(names) == 2
             assert {key_slot(name) for name in names} == {key_slot(made.id.encode())}
+
+
+async def test_after_a_failover_nobody_waits_for_a_lease_of_a_clock_that_was_ahead(redis_url: str) -> None:
+    """A server's clock cannot be set: the lease is given the times of a primary an hour ahead."""
+    async with connected(redis_url) as client:
+        world, made = redis_world(client), record()
+        first, second = world.store("a", lease_s=20.0), world.store("b", lease_s=20.0)
+
+        async def fail_over() -> None:
+            for field in ("lease", "leased_at"):
+                await client.hincrby(keys(made.id)[0], field, 3_600_000)
+
+        await first.create(made)
+        await fail_over()
+        await first.renew(made.id, 1)  # the owner lives
+        assert await outcome(second.takeover(made.id)) == "Aborted"
+        await fail_over()
+        assert not (await second.read(made.id)).leased
+        taken = await second.takeover(made.id)
+        assert (taken.owner, taken.epoch) == ("b", 2) and 15.0 < taken.lease_s <= 20.0
 
 
 async def test_a_store_that_is_down_is_typed_unavailable() -> None:
@@ -137,6 +159,9 @@ async def test_a_cluster_holds_sessions_on_all_its_nodes_and_misses_those_of_a_d
                 taken = await second.takeover(made.id)
                 assert (taken.epoch, taken.tokens) == (3, (*PROMPT, 7))
                 assert await outcome(first.append(made.id, 2, 4, [9])) == "Aborted"
+                quota = RedisQuota(client, gateway="g", lease_s=60)
+                demand = Demand(tokens=60, tokens_per_minute=100)
+                assert [(await quota.charge(made.id, demand))[0] for _ in range(2)] == ["", "tokens"]
             assert all(node.ask("DBSIZE") for node in nodes)
             nodes[2].kill()
             lost = next(made for made in map(_numbered, range(99)) if key_slot(keys(made.id)[0].encode()) > 12_000)

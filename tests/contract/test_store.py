@@ -345,3 +345,19 @@ async def test_of_many_takeovers_each_gets_its_own_epoch_and_record(world: World
 def test_packing_is_little_endian_and_lossless() -> None:
     assert pack_tokens([1, 256]) == b"\x01\x00\x00\x00\x00\x01\x00\x00"
     assert unpack_tokens(pack_tokens(PROMPT)) == PROMPT
+
+
+async def test_a_late_repeat_of_a_takeover_fences_nobody(world: World) -> None:
+    first, second, made = world.store("a", lease_s=60.0), world.store("b"), world.record()
+    nonce, other = "1" * 32, "2" * 32
+    await first.create(made)
+    taken = await second.takeover(made.id, force=True, nonce=nonce)
+    assert await second.takeover(made.id, force=True, nonce=nonce) == taken
+    await second.truncate(made.id, 3, 3, b"p", [7])
+    await second.takeover(made.id, force=True, nonce=nonce)
+    await second.append(made.id, 3, 4, [8])  # its owner is not fenced
+    await first.takeover(made.id, force=True, nonce=other)
+    assert await outcome(second.takeover(made.id, force=True, nonce=nonce)) == "Aborted"
+    await first.append(made.id, 4, 5, [9])  # nor is whoever owns it now
+    read = await first.read(made.id)
+    assert (read.epoch, read.owner, read.tokens) == (4, "a", (*PROMPT, 7, 8, 9))

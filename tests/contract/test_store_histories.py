@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.store.session_store import SessionRecord
+from gateway.store.session_store import KEPT_TAKEOVERS, SessionRecord
 from slipstream.errors import NotFound
 from tests.stores import PROMPT, World, connected, memory_world, outcome, redis_world
 
@@ -35,6 +35,7 @@ class Model:
     lease_until: float = LEASE_S
     given_up: bool = False
     expires_at: float = TTL_S
+    takeovers: list[str] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
@@ -83,18 +84,21 @@ class Model:
     def restore(self, owner: str, epoch: int, tokens: list[int], params: bytes) -> str:
         whole = [*PROMPT, *tokens]
         if not self.alive:
-            self.epoch, self.owner, self.given_up = epoch - 1, owner, False
+            self.epoch, self.owner, self.given_up, self.takeovers = epoch - 1, owner, False, []
         elif self.refused(owner, epoch) == "Aborted":
             return "Aborted"
         if epoch > self.epoch or params != self.params or self.tokens[: len(whole)] != whole:
             self.tokens, self.params, self.outcome = whole, params, b""
         return self.own(owner, epoch)
 
-    def takeover(self, owner: str) -> str:
+    def takeover(self, owner: str, nonce: str) -> str:
         if not self.alive:
             return "NotFound"
+        if nonce in self.takeovers[-KEPT_TAKEOVERS:]:
+            return "OK" if owner == self.owner else "Aborted"
         if self.leased and owner != self.owner:
             return "Aborted"
+        self.takeovers.append(nonce)
         return self.own(owner, self.epoch + 1)
 
     def renew(self, owner: str, epoch: int, length: int | None, given_up: bool = False) -> str:
@@ -128,6 +132,7 @@ STEPS = st.one_of(
     step("truncate", st.just(1), AT, st.none() | PARAMS),
     step("restore", AHEAD, TOKENS, PARAMS),
     step("takeover"),
+    st.tuples(st.just("repeat"), st.integers(1, 10)),
     step("renew", AHEAD, LENGTHS),
     step("finish", AHEAD, st.binary(min_size=1, max_size=2), LENGTHS),
     step("release", AHEAD, LENGTHS),
@@ -163,6 +168,8 @@ class Run:
         self.world = world
         self.made = world.record(params=b"p0")
         self.model = Model()
+        self.taken: list[tuple[str, str]] = []
+        """Owner and nonce of the takeovers that were done, the latest last."""
         self.stores = {owner: world.store(owner, ttl_s=TTL_S, lease_s=LEASE_S) for owner in "ab"}
 
     async def run(self, steps: list[tuple[Any, ...]]) -> None:
@@ -171,14 +178,17 @@ class Run:
             if name == "advance":
                 self.model.now += arguments[0]
                 await self.world.advance(*arguments)
+            elif name == "repeat":  # of a script that was given up as lost, and runs after all
+                if len(self.taken) >= arguments[0]:
+                    await self.do("takeover", *self.taken[-arguments[0]])
             else:
                 await self.do(name, *self.absolute(name, *arguments))
 
     def absolute(self, name: str, other: bool, *arguments: Any) -> tuple[Any, ...]:
         """Whether it is another than the owner, and epochs and positions, are told from where the record is."""
         owner = "ab".replace(self.model.owner, "") if other else self.model.owner
-        if not arguments:
-            return (owner,)
+        if name == "takeover":
+            return owner, f"{len(self.taken):032x}"
         epoch = max(1, self.model.epoch + arguments[0])
         if name in ("append", "truncate"):
             return owner, epoch, max(0, len(self.model.tokens) + arguments[1]), *arguments[2:]
@@ -190,7 +200,9 @@ class Run:
         assert await outcome(self.call(name, owner, *arguments)) == expected
         after = await self.look()
         self.check(before, after, name, owner, expected)
-        if expected == "OK" and name != "takeover":  # the reply was lost, and the write comes again
+        if expected == "OK" and name == "takeover" and (owner, *arguments) not in self.taken:
+            self.taken.append((owner, *arguments))
+        if expected == "OK":  # the reply was lost, and the write comes again
             assert await outcome(self.call(name, owner, *arguments)) == "OK"
             assert await self.look() == after
 
@@ -198,6 +210,8 @@ class Run:
         if name == "restore":
             epoch, tokens, params = arguments
             return self.stores[owner].restore(replace(self.made, epoch=epoch, tokens=(*PROMPT, *tokens), params=params))
+        if name == "takeover":
+            return self.stores[owner].takeover(self.made.id, nonce=arguments[0])
         return getattr(self.stores[owner], name)(self.made.id, *arguments)
 
     async def look(self) -> SessionRecord | None:
@@ -232,3 +246,5 @@ class Run:
         assert after.epoch >= before.epoch
         if name == "takeover" and before.leased and before.owner != owner:
             assert word == "Aborted"
+        if name == "takeover" and before.owner == owner and word == "OK":
+            assert after.owner == owner

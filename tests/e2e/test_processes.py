@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from slipstream.rpc.channel import channel
 from tests.e2e.conftest import ROOT, serve_command, serve_environment
 from tests.scraping import scrape
 
-TOKENS = 48
+TOKENS, LONG = 48, 300
 MOST_TRIES = 20
 
 
@@ -78,6 +79,40 @@ async def speculation_is_back(server: str, serve: int, killed: int) -> None:
         await asyncio.sleep(0.1)
     while not (await run_load(server, [request(held_out(1)[0], TOKENS, speculate=True)], 1)).total("accepted"):
         await asyncio.sleep(0.1)
+
+
+async def test_a_verifier_that_dies_is_started_again_and_its_texts_go_on() -> None:
+    prompts = held_out(2, seed=2)
+    asked = [request(prompt, LONG, speculate=False, temperature=0.7, seed=3) for prompt in prompts]
+    with serve("--drafter", "none", "--dtype", "float32") as process:
+        assert process.stdout is not None
+        server = process.stdout.readline().split()[1].removeprefix("grpc=")
+        expected = await run_load(server, asked, 2)
+        verifier = children(process.pid)["verifier_svc"]
+        async with channel(server) as line:
+            received: list[str] = []
+            runs = [asyncio.create_task(complete(line, one, received.append)) for one in asked]
+            while len(received) < 6:
+                await asyncio.sleep(0.005)
+            os.kill(verifier, signal.SIGKILL)
+            completions = await asyncio.wait_for(asyncio.gather(*runs), 300)
+        assert [each.token_ids for each in completions] == [each.token_ids for each in expected.completions]
+        assert {each.finished.statistics.rehomed for each in completions} == {1}
+        assert children(process.pid)["verifier_svc"] != verifier
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_verifier_that_cannot_be_started_again_ends_serving(tmp_path: Path) -> None:
+    target = shutil.copytree(ROOT / "models" / "target", tmp_path / "target")
+    with serve("--drafter", "none", "--target", str(target)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready grpc=")
+        left = children(process.pid)
+        shutil.rmtree(target)
+        os.kill(left["verifier_svc"], signal.SIGKILL)
+        assert process.wait(timeout=60) == 1
+    assert not [pid for pid in left.values() if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_killed_serve_leaves_no_process_behind() -> None:

@@ -1,11 +1,12 @@
 """The whole system behind certificates and keys, as real processes that log all they can: texts go through it, and
-neither they nor the keys are in any log, nor in responses to other clients."""
+neither they nor the keys are in any log or span, nor in responses to other clients."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from slipstream.errors import NotFound, PermissionDenied, SlipstreamError, Unaut
 from slipstream.rpc.channel import channel, dialer, error_of
 from slipstream.rpc.roles import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.tls import Certificates
+from slipstream.telemetry.spans import REQUEST_MODEL
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.certificates import Authority
@@ -33,6 +35,7 @@ from tests.scraping import scrape
 ALICE, BOB, STRANGER = new_key(), new_key(), new_key()
 PROMPT = "xyzzyplugh the secret of alice is 48151623"
 PREDICTION, STOP, SALT = "frobnicated prediction", "quuxstopword", "saltandpepper"
+ROLES = (VERIFIER, DRAFTER, GATEWAY)
 MODELS = str(ROOT / "models" / "target")
 
 
@@ -60,8 +63,9 @@ class System:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.traces = folder / "traces"
         authority = Authority()
-        for role in (VERIFIER, DRAFTER, GATEWAY):
+        for role in ROLES:
             authority.issue(folder / role, f"{role}.slipstream")
         authority.issue(folder / "public", "localhost")
         self.ca = str(folder / "public" / "ca.crt")
@@ -94,6 +98,7 @@ class System:
         places = {f"{prefix}{name}": "127.0.0.1:0" for name in ("LISTEN", "HEALTH_LISTEN", "METRICS_LISTEN")}
         places |= {f"{prefix}LOG_LEVEL": "debug"}
         environment = os.environ | places | settings | {"SLIPSTREAM_TLS_FOLDER": str(self.folder / role)}
+        environment |= {"SLIPSTREAM_TRACE_FOLDER": str(self.traces), "OTEL_TRACES_SAMPLER": "always_on"}
         environment |= {"GRPC_VERBOSITY": "DEBUG", "OMP_NUM_THREADS": "1"}
         output = self.folder / f"{role}.log"
         with output.open("wb") as stderr:
@@ -111,6 +116,11 @@ class System:
 
     def door(self, key: str) -> GatewayEndpoint:
         return GatewayEndpoint(self.front, key, ca=self.ca)
+
+    def spans(self) -> dict[str, str]:
+        """The exported spans of each role, by its file, as JSON, but for the models that clients named."""
+        named = re.compile(rf'"{re.escape(REQUEST_MODEL)}","value":{{"stringValue":"[^"]*"')
+        return {file.name: named.sub("", file.read_text()) for file in self.traces.iterdir()}
 
     def stop(self) -> None:
         for each in reversed(self.processes):
@@ -235,6 +245,9 @@ async def trouble(system: System) -> list[str]:
 async def test_no_key_and_no_text_is_in_any_log_or_in_what_others_are_told(system: System) -> None:
     output = await generate(system.door(ALICE), prediction=gateway_pb2.Prediction(text=PREDICTION))
     scraped = {f"metrics of {each.output.name}": (await scrape(each.metrics)).text for each in system.processes}
+    async with asyncio.timeout(60):  # those that are killed below send no more
+        while not all(system.spans().values()):
+            await asyncio.sleep(0.1)
     reported = await trouble(system)
     scraped["metrics after trouble"] = (await scrape(system.gateway.metrics)).text
     assert 'reason="NO_SESSION"' in scraped["metrics after trouble"] and "emulated" in scraped["metrics of gateway.log"]
@@ -250,7 +263,9 @@ async def test_no_key_and_no_text_is_in_any_log_or_in_what_others_are_told(syste
     for log in logs.values():  # by loggers that are written at the level of the settings, too
         ready = [json.loads(line) for line in log.splitlines() if line.startswith('{"event": "ready grpc=')]
         assert ready and ready[0]["logger"].partition(".")[0] in ("gateway", "verifier_svc", "drafter_svc")
-    for name, log in (logs | scraped).items():
+    spans = system.spans()
+    assert sorted(name.rpartition("-")[0] for name in spans) == [f"slipstream-{role}" for role in sorted(ROLES)]
+    for name, log in (logs | scraped | spans).items():
         for secret in secrets:
             assert secret not in log, f"{name} holds {secret!r}"
     for sentence in reported:

@@ -68,7 +68,7 @@ class Place:
             grace_s=0.0,
             **settings,
         )
-        world = GatewayDependencies(random.Random(7).getrandbits, clock=lambda: self.clock)
+        world = GatewayDependencies(random.SystemRandom().getrandbits, clock=lambda: self.clock)
         gateway = await self._stack.enter_async_context(running(config, world))
         await gateway.ready()
         self.address = gateway.address
@@ -180,6 +180,76 @@ async def test_limits_of_one_key_are_told_with_their_time_and_leave_the_other_al
         await place.generate(ALICE, max_tokens=1)
     assert refusal.value.reason == "KEY_REQUESTS" and refusal.value.retry_s == pytest.approx(15.0, abs=10.0)
     await place.generate(BOB, max_tokens=40)
+
+
+async def test_a_rollback_is_charged_for_what_it_stores_and_has_computed_again(place: Place) -> None:
+    place.write(alice=", tokens_per_minute = 120", bob="")
+    await place.start()
+    session = (await place.generate(ALICE, max_tokens=20)).session_id  # 8 of the prompt, and 20
+    alice = await place.stub(ALICE)
+    edit = gateway_pb2.TokenIds(token_ids=[65] * 5)
+    asked = {"session_id": session, "output_tokens": 10, "token_ids": edit}
+    for branch in (False, True, True, True):  # 8 + 10 + 5 tokens each
+        await alice.Rollback(gateway_pb2.RollbackRequest(**asked, branch=branch))
+    for branch in (False, True):
+        error = await failure(alice.Rollback(gateway_pb2.RollbackRequest(**asked, branch=branch)))
+        assert isinstance(error, ResourceExhausted) and error.reason == "KEY_TOKENS"
+        assert error.retry_s == pytest.approx(11.5, abs=0.01)  # 120 - 28 - 4 * 23 = 0 are left
+    place.clock += 11.5
+    await alice.Rollback(gateway_pb2.RollbackRequest(**asked, branch=True))
+
+
+async def test_a_rollback_that_is_refused_costs_no_tokens(place: Place) -> None:
+    place.write(alice=", tokens_per_minute = 50", bob="")
+    await place.start()
+    session = (await place.generate(ALICE, max_tokens=20)).session_id
+    alice = await place.stub(ALICE)
+    wrong = gateway_pb2.TokenIds(token_ids=[10_000])
+    for _ in range(5):
+        error = await failure(
+            alice.Rollback(gateway_pb2.RollbackRequest(session_id=session, output_tokens=4, token_ids=wrong))
+        )
+        assert isinstance(error, InvalidArgument)
+    await alice.Rollback(gateway_pb2.RollbackRequest(session_id=session, output_tokens=14))  # 22 of 22
+
+
+async def test_edits_meet_the_limits_of_prompts(place: Place) -> None:
+    place.write(alice=", prompt_tokens = 12, max_tokens = 20", bob="")
+    await place.start()
+    session = (await place.generate(ALICE, max_tokens=20)).session_id  # 8 tokens of prompt
+    alice = await place.stub(ALICE)
+
+    def rollback(keep: int, edit: int, **change: Any) -> Any:
+        tokens = gateway_pb2.TokenIds(token_ids=[65] * edit)
+        return alice.Rollback(
+            gateway_pb2.RollbackRequest(session_id=session, output_tokens=keep, token_ids=tokens, **change)
+        )
+
+    error = await failure(rollback(10, 5))
+    assert isinstance(error, InvalidArgument) and error.reason == "KEY_PROMPT"
+    assert (await failure(rollback(10, 1, max_tokens=21))).reason == "KEY_OUTPUT"
+    await rollback(10, 3)
+    for keep in (13, 3):  # what was written before counts, as far as it may still be there
+        assert (await failure(rollback(keep, 2))).reason == "KEY_PROMPT"
+    await rollback(13, 1)
+    await rollback(0, 4)
+
+
+async def test_several_gateways_on_one_store_allow_what_one_would(place: Place, redis_url: str) -> None:
+    place.write(alice=", tokens_per_minute = 60, sessions = 1", bob=", requests_per_minute = 3")
+    await place.start(store=redis_url)
+    first = place.address
+    await place.generate(ALICE, max_tokens=40)
+    await place.start(store=redis_url)
+    assert place.address != first
+    with pytest.raises(ResourceExhausted) as refusal:
+        await place.generate(ALICE, max_tokens=40)
+    assert refusal.value.reason == "KEY_TOKENS"
+    for address in (first, place.address, first):
+        place.address = address
+        await (await place.stub(BOB)).ListModels(gateway_pb2.ListModelsRequest())
+    error = await failure((await place.stub(BOB)).ListModels(gateway_pb2.ListModelsRequest()))
+    assert error.reason == "KEY_REQUESTS"
 
 
 async def test_what_a_key_may_never_ask_for_is_invalid(place: Place) -> None:

@@ -73,3 +73,11 @@ async def test_a_session_that_waited_for_hours_goes_on() -> None:
         await client.command(number, credit=verifier_pb2.DecodeCredit(tokens=100))
         await until(decoded.done.is_set)
     assert len(decoded.token_ids) == 20 and decoded.rounds[5].wait_us == 2**32 - 1
+
+
+async def test_the_first_round_reports_the_tokens_whose_kv_was_cached() -> None:
+    prompt = list(range(100))
+    async with verifier(target()) as server, gateway(server.address) as client:
+        cached = [[done.cached_tokens for done in (await client.decode(prompt, tokens=5)).rounds] for _ in range(2)]
+    assert cached[0] == [0] * 5
+    assert 0 < cached[1][0] < 100 and cached[1][1:] == [0] * 4

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import typer
 
-from slipstream.cli.operations import doctor, status
+from slipstream.cli.operations import doctor
 from slipstream.cli.serve import check_fit
+from slipstream.cli.status import status
 from slipstream.client.client import RetrySettings, complete, resume
 from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine

@@ -196,12 +196,12 @@ async def test_a_session_belongs_to_the_caller_that_its_task_authenticated(
 
         async def generate(client: Client) -> None:
             context = RequestContext([("authorization", "Bearer alice")])
-            keys.authenticate(context)
+            await keys.authenticate(context)
             await sessions.generate(REQUEST, context, client.send)
 
         async def resume(key: str, client: Client, session_id: str) -> None:
             context = RequestContext([("authorization", f"Bearer {key}")])
-            keys.authenticate(context)
+            await keys.authenticate(context)
             await sessions.resume(gateway_pb2.ResumeRequest(session_id=session_id), context, client.send)
 
         client, again = Client(), Client()
@@ -212,12 +212,12 @@ async def test_a_session_belongs_to_the_caller_that_its_task_authenticated(
         assert again.tokens == client.tokens
 
 
-def test_a_key_is_read_from_headers_whatever_protocol_brought_them(tmp_path: Path) -> None:
+async def test_a_key_is_read_from_headers_whatever_protocol_brought_them(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(f'alice = {{ sha256 = "{digest("secret").hex()}" }}\n')
     keys = ApiKeys(str(file))
-    keys.authenticate(RequestContext([("authorization", "Bearer secret")], peer="ipv4:127.0.0.1:1"))
+    await keys.authenticate(RequestContext([("authorization", "Bearer secret")], peer="ipv4:127.0.0.1:1"))
     for headers in ([], [("authorization", "Bearer secret")] * 2, [("authorization", "Bearer other")]):
         with pytest.raises(Unauthenticated):
-            keys.authenticate(RequestContext(headers, peer="ipv4:127.0.0.1:1"))
+            await keys.authenticate(RequestContext(headers, peer="ipv4:127.0.0.1:1"))
     called_by(OPEN)

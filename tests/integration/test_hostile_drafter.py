@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,11 @@ import pytest
 from slipstream.engine.factory import open_engine
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tenants import tenant_salt
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
+from verifier_svc.scheduling.planner import Planner, StepPlan
 from verifier_svc.sources import candidate_sources
 from verifier_svc.sources.drafter_link import MAX_REOPENS
 
@@ -53,6 +55,22 @@ async def undisturbed(client: Gateway, friend: str) -> None:
     assert not any(event.HasField("failure") for event in decoded.events)
     await client.command(number, close=CLOSE)
     await until(decoded.done.is_set)
+
+
+@pytest.fixture(autouse=True)
+def no_step_is_held_back_for_longer_than_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The verifier decides so by its own measure of a step, however slow the machine is."""
+    pause, too_long = Planner.pause, list[tuple[float, float]]()
+
+    def watched(planner: Planner, plan: StepPlan, waited_s: float) -> float:
+        asked = pause(planner, plan, waited_s)
+        if asked and waited_s + asked > 2.0 * plan.seconds + 1e-9:
+            too_long.append((waited_s + asked, plan.seconds))
+        return asked
+
+    monkeypatch.setattr(Planner, "pause", watched)
+    yield
+    assert not too_long
 
 
 def two_faced(trick: Trick) -> Trick:
@@ -94,7 +112,7 @@ class Neighbour:
 async def neighbour(client: Gateway, enemy: HostileDrafter) -> AsyncIterator[Neighbour]:
     options: dict[str, Any] = {"tokens": 50_000, "credit": 1, "drafters": [enemy.address], "session_id": NEIGHBOUR}
     # A tenant of its own: what becomes of the other session's candidates is not held against it.
-    number, decoded = await client.open(NEIGHBOURS_PROMPT, tenant=NEIGHBOUR, **options)
+    number, decoded = await client.open(NEIGHBOURS_PROMPT, cache_salt=tenant_salt(NEIGHBOUR, ""), **options)
     await until(lambda: len(decoded.token_ids) == 1)
     good = Neighbour(client, number, decoded)
     await good.speculates()
@@ -106,11 +124,6 @@ async def neighbour(client: Gateway, enemy: HostileDrafter) -> AsyncIterator[Nei
     assert codes(decoded) == []
     assert [each.open.key.id for each in enemy.kinds("open")].count(NEIGHBOUR) == 1
     assert enemy.streams == 1
-
-
-def no_step_waited_long(decoded: Decoded) -> None:
-    """Twice the machine itself may stand still."""
-    assert sum(done.wait_us > 2_000_000 for done in decoded.rounds[1:]) <= 2
 
 
 def codes(decoded: Decoded) -> list[int]:
@@ -171,7 +184,6 @@ async def test_one_bad_frame_costs_the_session_its_drafter_and_nothing_else(expe
         await until(decoded.done.is_set)
     assert decoded.token_ids == expected
     assert codes(decoded) == [code]
-    no_step_waited_long(decoded)
 
 
 IGNORED: dict[str, Trick] = {
@@ -201,7 +213,6 @@ async def test_what_means_nothing_is_ignored(expected: list[int], trick: Trick) 
         await until(decoded.done.is_set)
     assert decoded.token_ids == expected
     assert decoded.events == []  # the link was up before, and stays
-    no_step_waited_long(decoded)
 
 
 def oversized(command: Command) -> drafter_pb2.DraftResponse:
@@ -227,7 +238,6 @@ async def test_a_stream_that_breaks_is_dialled_again_ever_more_slowly(
         await until(decoded.done.is_set)
     assert decoded.token_ids[:TOKENS] == expected[: len(decoded.token_ids)]
     assert codes(decoded)[0] in (code, UNAVAILABLE)  # which, where a commit is being written at that moment
-    no_step_waited_long(decoded)
 
 
 def in_peace(context: Any) -> None:
@@ -372,23 +382,6 @@ async def test_who_owes_nothing_is_not_silent(why: str) -> None:
         await client.command(number, close=CLOSE)
         await until(decoded.done.is_set)
     assert ("SILENT" in failures_of(decoded)) == (why == "none")
-    no_step_waited_long(decoded)
-
-
-async def test_a_drafter_far_slower_than_the_verifier_costs_nothing(expected: list[int]) -> None:
-    """A target pass is 5 ms, a draft pass 100: what comes is late. No more steps, and hardly any waiting."""
-    async with (
-        drafter(open_engine("emulated:base_ms=100&acceptance=0.5")) as slow,
-        verifier(open_engine("emulated:base_ms=5")) as server,
-        gateway(server.address) as client,
-    ):
-        plain = await client.decode(PROMPT, tokens=400)
-        slowed = await client.decode(PROMPT, tokens=400, drafters=[slow])
-    assert slowed.token_ids == plain.token_ids
-    assert len(slowed.rounds) <= len(plain.rounds)
-    wall_us = sum(done.wait_us + done.verify_us for done in slowed.rounds)
-    assert sum(min(done.bubble_us, 50_000) for done in slowed.rounds) < 0.1 * wall_us  # a stall is no bubble
-    assert failures_of(slowed) == []
 
 
 def failures_of(decoded: Decoded) -> list[str]:

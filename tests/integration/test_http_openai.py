@@ -199,6 +199,19 @@ async def test_a_prediction_is_guessed_from_and_changes_nothing(served: Served) 
         assert list(served.opened.prediction_token_ids) == served._setting.tokenizer.encode("One day").ids
 
 
+async def test_usage_counts_the_prompts_tokens_that_were_cached(served: Served) -> None:
+    def found(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        done.cached_tokens = 5 if done.base_length == 8 else 0
+        return [done]
+
+    await served.start(verifier={"mangle": found})
+    made = await served.openai.completions.create(model="toy", prompt="Tell me.", max_tokens=9)
+    assert made.usage is not None and made.usage.prompt_tokens_details is not None
+    assert made.usage.prompt_tokens_details.cached_tokens == 5
+    answered = await served.openai.responses.create(model="toy", input="x", max_output_tokens=9)
+    assert answered.usage is not None and answered.usage.input_tokens_details.cached_tokens == 0
+
+
 async def test_a_stop_string_ends_the_text_and_is_named(served: Served) -> None:
     await served.start()
     made = await served.openai.completions.create(model="toy", prompt="Tell me.", max_tokens=40, stop=["Käse", "zz"])

@@ -34,6 +34,7 @@ class Client:
     epoch: int = 1
     output: list[int] = field(default_factory=list)
     end: verifier_pb2.SessionEnd | None = None
+    cancelled: bool = False
 
     def opened(self, running: System, drafts: int, credit: int, priority: int, salt: str) -> verifier_pb2.DecodeRequest:
         return commanded(
@@ -166,11 +167,13 @@ class Storm:
         self.running = running
         self.dice = random.Random(seed)
         self.gateways = [Gateway(running) for _ in range(3)]
+        self.faults = 0
         self._forward = running.engine.forward
         running.engine.forward = self._faulty  # type: ignore[method-assign]
 
     def _faulty(self, segments: list[Segment]) -> ModelOutput:
-        if self.dice.random() < 0.002:
+        if self.dice.random() < 0.02:
+            self.faults += 1
             raise RuntimeError("a fault")
         return self._forward(segments)
 
@@ -210,6 +213,7 @@ class Storm:
             return
         kind = self.dice.random()
         if kind < 0.2:
+            client.cancelled = True
             gateway.peer.receive(commanded(client.number, client.epoch, close=verifier_pb2.DecodeClose()))
         elif kind < 0.7:
             gateway.peer.receive(commanded(client.number, client.epoch, credit=verifier_pb2.DecodeCredit(tokens=20)))
@@ -226,10 +230,15 @@ def test_sessions_with_cancels_and_faults_leave_every_block_free(sessions: int) 
             await storm.end()
             memory = running.scheduler.kv_admission
             assert memory.waiting == 0 and running.engine.blocks_free == blocks
-            assert memory.preemptions > 0 and memory.prefix_tokens_found > memory.prefix_tokens_sought // 10
+            assert storm.faults > 0 and memory.preemptions > 0
+            assert memory.prefix_tokens_found > memory.prefix_tokens_sought // 10
             return [client for gateway in storm.gateways for client in gateway.clients.values()]
 
     clients = run(main())
     assert all(right(client) for client in clients)
-    whole = [client for client in clients if client.end and client.end.reason == verifier_pb2.FINISH_REASON_LENGTH]
-    assert len(whole) > len(clients) // 2
+    assert any(client.cancelled for client in clients)
+    for client in clients:
+        assert client.end is not None and not client.end.HasField("failure")
+        whole = client.end.reason == verifier_pb2.FINISH_REASON_LENGTH
+        assert whole == (len(client.output) == client.length - len(client.prompt))
+        assert whole or (client.cancelled and client.end.reason == verifier_pb2.FINISH_REASON_CANCELLED)

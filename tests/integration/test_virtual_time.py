@@ -61,6 +61,23 @@ def test_no_delay_makes_it_slower_than_plain_decoding(delay_ms: int, max_draft_t
     assert outcome.tokens_per_s >= 1.2 * plain(WORLD, 1, 120).tokens_per_s
 
 
+@pytest.mark.parametrize("sessions", [1, 4])
+def test_a_drafter_far_slower_than_the_verifier_costs_nothing(sessions: int) -> None:
+    """A draft pass takes as long as twenty of the target: what comes is late, and little is waited for."""
+    world = World(target=LinearCost(0.005), draft=LinearCost(0.1), acceptance=0.5)
+    outcome, without = speculated(1, sessions, 400, 8, world), plain(world, sessions, 400)
+    assert outcome.tokens_per_s >= 0.98 * without.tokens_per_s
+    held_us, wall_us = sum(done.bubble_us for done in outcome.rounds), 1e6 * outcome.seconds * sessions
+    assert held_us <= 0.02 * wall_us
+
+
+@pytest.mark.parametrize(("delay_ms", "sessions"), [(20, 1), (1000, 1), (20, 4)])
+def test_no_step_is_held_back_for_longer_than_two(delay_ms: int, sessions: int) -> None:
+    """Whenever candidates come, if they come at all."""
+    outcome = speculated(delay_ms, sessions, 120, 8)
+    assert max(done.bubble_us for done in outcome.rounds) <= 2 * 20_000
+
+
 @pytest.mark.parametrize("delay_ms", [0, 1, 2, 5, 10, 20, 50])
 def test_candidates_cost_few_bytes_at_any_delay(delay_ms: int) -> None:
     outcome = speculated(delay_ms, 1, 120, 8)

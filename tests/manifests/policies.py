@@ -53,7 +53,6 @@ SHARED: Mapping[str, type[Any]] = {"SLIPSTREAM_TLS_": TlsConfig, "SLIPSTREAM_TRA
 """By prefix, what every role reads."""
 FLUSH_S = 3.0
 """For telemetry's last words, after everything else."""
-TORCHRUN_KILLS_S = 30.0
 CACHE_S = 3600 + 300
 """The time that docs/deployment.md gives the model cache's job, and the longest pause before a pod is started again."""
 
@@ -180,9 +179,6 @@ def there_is_time_to_drain(documents: Documents) -> Iterator[str]:
             yield f"{workload.name} is killed before the {needed:g} s that its end may take"
         if workload.role == "gateway" and not sleep:
             yield f"{workload.name} closes its port while clients still come"
-        ranks = "torchrun" in first.get("command", [])
-        if ranks and settings(workload, documents).grace_s + FLUSH_S >= TORCHRUN_KILLS_S:
-            yield f"{workload.name}: torchrun kills its ranks before they have drained"
 
 
 def starts_are_waited_for(documents: Documents) -> Iterator[str]:

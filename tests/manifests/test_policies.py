@@ -158,7 +158,6 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     (there_is_time_to_drain, VERIFIER, lambda d: env(d, "VERIFIER_GRACE_S", "87")),
     (there_is_time_to_drain, GATEWAY, lambda d: env(d, "GATEWAY_STORE_GRACE_S", "20")),
     (there_is_time_to_drain, GATEWAY, lambda d: container(d).pop("lifecycle")),
-    (there_is_time_to_drain, VERIFIER, lambda d: container(d).update(command=["torchrun"])),
     (starts_are_waited_for, ("Deployment", "drafter-ngram"), lambda d: d["spec"].update(progressDeadlineSeconds=60)),
     (starts_are_waited_for, VERIFIER, lambda d: d["spec"].update(progressDeadlineSeconds=3900)),  # the cache's alone
     (starts_are_waited_for, GATEWAY, lambda d: d["spec"].update(progressDeadlineSeconds=5000)),  # not a verifier's

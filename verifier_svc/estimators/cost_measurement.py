@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from slipstream.engine.engine import Engine, begin_unshared
+from slipstream.engine.engine import Engine, KVRoom, begin_unshared
+from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment, Sequence
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 
@@ -20,6 +23,27 @@ TOKEN = 0
 """Every vocabulary has it, and the time does not depend on it."""
 
 
+class MeasuredKV(KVRoom, Protocol):
+    """The KV blocks below the measured steps: an `Engine` has them."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def blocks_free(self) -> int: ...
+
+    def keep(self, segment: Segment, path: list[int]) -> None: ...
+
+    def close(self, sequence: Sequence) -> None: ...
+
+
+Run = Callable[[list[Segment]], None]
+"""Runs one step and waits for its end."""
+
+
 def measure(
     curve: CostCurve,
     engine: Engine,
@@ -27,78 +51,111 @@ def measure(
     limit_s: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Times forwards of 1 .. `most_tokens` tokens for about `limit_s` seconds. On the model's own thread.
+    """`measure_steps` of an engine's forward passes."""
+
+    def run(segments: list[Segment]) -> None:
+        # Reading a number waits for a device that computes on its own.
+        logits = engine.forward(segments).logits
+        if len(logits):
+            logits[0, 0].item()
+
+    measure_steps(MeasuredSteps(curve, engine, run, most_tokens), limit_s, clock)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """What is measured, and where the results go."""
+
+    curve: CostCurve
+    kv: MeasuredKV
+    run: Run
+    most_tokens: int
+    """Most tokens of one step."""
+    most_sessions: int = SESSIONS[-1]
+    longest_chain: int | None = None
+    """Where candidates must be chains, the longest one; None: trees of any size."""
+
+
+def measure_steps(steps: MeasuredSteps, limit_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    """Times steps of 1 .. `most_tokens` tokens for about `limit_s` seconds. On the model's own thread.
 
     Small sizes come first, so that a slow machine measures at least those that it can afford; the curve fills in the
-    rest. No forward is started that is expected to end too late. Afterwards all KV blocks are free again; sizes for
-    which the pool has no room are left out.
+    rest. No step is started that is expected to end too late. Afterwards all KV blocks are free again; sizes for which
+    the pool has no room, or whose candidates the executor cannot verify, are left out.
     """
-    most_tokens = min(most_tokens, BUCKETS[-1], engine.blocks_free * engine.block_size - CONTEXT)
-    bench = _Bench(curve, engine, most_tokens, clock, clock() + limit_s)
+    room = steps.kv.blocks_free * steps.kv.block_size - CONTEXT
+    steps = replace(steps, most_tokens=min(steps.most_tokens, BUCKETS[-1], room))
+    bench = _Bench(steps, clock, clock() + limit_s)
     try:
         for tokens in BUCKETS:
             for sessions in SESSIONS:
-                if sessions <= tokens <= most_tokens and bench.open(sessions):
+                if bench.possible(tokens, sessions) and bench.open(sessions):
                     bench.record(tokens, sessions)
     finally:
         bench.close()
 
 
 class _Bench:
-    def __init__(
-        self, curve: CostCurve, engine: Engine, most_tokens: int, clock: Callable[[], float], end: float
-    ) -> None:
-        self._curve = curve
-        self._engine = engine
-        self._most_tokens = most_tokens
+    def __init__(self, steps: MeasuredSteps, clock: Callable[[], float], end: float) -> None:
+        self._steps = steps
         self._clock = clock
         self._end = end
         self._sequences: list[Sequence] = []
+
+    def possible(self, tokens: int, sessions: int) -> bool:
+        """Whether a step may hold so many tokens of so many sessions."""
+        longest = self._steps.longest_chain
+        short = longest is None or tokens <= sessions * (1 + longest)
+        return short and sessions <= min(tokens, self._steps.most_sessions) and tokens <= self._steps.most_tokens
 
     def open(self, sessions: int) -> bool:
         """Whether there are so many sequences with their context now."""
         missing = sessions - len(self._sequences)
         if missing <= 0:
             return True
-        context = min(CONTEXT, self._engine.model.max_length - 1)
-        capacity = context + -(-self._most_tokens // sessions)
-        fits = missing * -(-capacity // self._engine.block_size) <= self._engine.blocks_free
+        kv, most = self._steps.kv, self._steps.most_tokens
+        context = min(CONTEXT, kv.model.max_length - 1, most)
+        capacity = context + -(-most // sessions)
+        fits = missing * -(-capacity // kv.block_size) <= kv.blocks_free
         if not fits or not self._affordable(missing * context, missing):
             return False
-        for _ in range(missing):
-            self._sequences.append(begin_unshared(self._engine, capacity))
-        segments = [Segment(each, [TOKEN] * context, want_logits=False) for each in self._sequences[-missing:]]
-        self._engine.forward(segments)
-        for segment in segments:
-            self._engine.keep(segment, [])
+        at_once = max(1, most // context)  # no step is larger than those that are served
+        while missing:
+            opened = [begin_unshared(kv, capacity) for _ in range(min(missing, at_once))]
+            self._sequences += opened
+            segments = [Segment(each, [TOKEN] * context, want_logits=False) for each in opened]
+            self._steps.run(segments)
+            for segment in segments:
+                kv.keep(segment, [])
+            missing -= len(opened)
         return True
 
     def record(self, tokens: int, sessions: int) -> None:
         durations: list[float] = []
+        branch = self._steps.longest_chain or BRANCH
         while len(durations) < REPEATS and self._affordable(tokens, sessions):
-            durations.append(self._duration(_step(self._sequences[:sessions], tokens)))
+            durations.append(self._duration(_step(self._sequences[:sessions], tokens, branch)))
         if durations:
-            self._curve.record(tokens, sessions, durations)
+            self._steps.curve.record(tokens, sessions, durations)
 
     def close(self) -> None:
         for sequence in self._sequences:
-            self._engine.close(sequence)
+            self._steps.kv.close(sequence)
 
     def _affordable(self, tokens: int, sessions: int) -> bool:
-        return self._clock() + self._curve.seconds(tokens, sessions) <= self._end
+        return self._clock() + self._steps.curve.seconds(tokens, sessions) <= self._end
 
     def _duration(self, segments: list[Segment]) -> float:
         started = self._clock()
-        # Reading a number waits for a device that computes on its own.
-        self._engine.forward(segments).logits[0, 0].item()
+        self._steps.run(segments)
         return self._clock() - started
 
 
-def _step(sequences: list[Sequence], tokens: int) -> list[Segment]:
-    """One committed token per sequence, and trees of candidates that fill the step up."""
+def _step(sequences: list[Sequence], tokens: int, branch: int) -> list[Segment]:
+    """One committed token per sequence, and chains of `branch` candidates that fill the step up."""
     segments: list[Segment] = []
     for index, sequence in enumerate(sequences):
         nodes = (tokens - index - 1) // len(sequences)
-        parents = [node - 1 if node % BRANCH else -1 for node in range(nodes)]
+        parents = [node - 1 if node % branch else -1 for node in range(nodes)]
         segments.append(Segment(sequence, [TOKEN], [TOKEN] * nodes, parents))
     return segments

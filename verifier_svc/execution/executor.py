@@ -51,6 +51,8 @@ class ExecutorLimits(NamedTuple):
     max_candidates: int = sys.maxsize
     verifies_trees: bool = True
     """False: candidates must be a chain, so the planner chooses one path of the tree."""
+    max_sequences: int = sys.maxsize
+    """Most sessions in one step."""
 
 
 class KVBlocks(Protocol):

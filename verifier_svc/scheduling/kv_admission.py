@@ -152,6 +152,7 @@ class KVAdmission:
             session.admitted_once = True
             self.prefix_tokens_sought += len(session.tokens) - 1
             self.prefix_tokens_found += sequence.length
+            session.found_tokens = sequence.length
         return True
 
     def _first_victims(self, missing: int, victims: Sequence[Session]) -> Sequence[Session] | None:

@@ -23,6 +23,8 @@ from verifier_svc.session import CandidateChoice, Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
+PROMPT_PLACES = 4
+"""One of so many places of a step is for prompts, where its sessions are bounded."""
 NO_CANDIDATES = Selection()
 ANY_CANDIDATES = ExecutorLimits()
 NO_CHOICE = CandidateChoice(-1, 0, NO_CANDIDATES, [])
@@ -94,11 +96,11 @@ class Planner:
         if decoding:
             most = min(self._limits.prefill_tokens, self._limits.step_tokens // 2)
             reserved = min(most, sum(session.pending for session in prefilling))
-        decoding = decoding[: self._limits.step_tokens - reserved]
+        decoding = decoding[: min(self._limits.step_tokens - reserved, self._most_decoding(len(prefilling)))]
         plan = self._plan_decoding(decoding, self._limits.step_tokens - reserved - len(decoding), reserved)
         room = self._limits.step_tokens - sum(1 + len(scheduled.selection) for scheduled in plan.step)
         room = min(room, self._limits.prefill_tokens) if decoding else room
-        chunks = prefill_chunks(prefilling, room)
+        chunks = prefill_chunks(self._first_prompts(prefilling, len(decoding)), room)
         plan.step.extend(_schedule(session, size, NO_CANDIDATES) for session, size in chunks.items())
         return plan
 
@@ -126,6 +128,16 @@ class Planner:
         step = [_schedule(session, 1, chosen[session]) for session in sessions]
         paths = {session: choice.paths for session, choice in zip(competing, choices, strict=True)}
         return StepPlan(step, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
+
+    def _most_decoding(self, prompts: int) -> int:
+        """Most sessions of a step that decode: where the executor bounds its sessions, prompts get some places too."""
+        most = self._limits.executor.max_sequences
+        return most - min(prompts, most // PROMPT_PLACES)
+
+    def _first_prompts(self, prompts: list[Session], decoding: int) -> list[Session]:
+        """The prompts that have a place in a step beside so many decoding sessions."""
+        places = self._limits.executor.max_sequences - decoding
+        return prompts if len(prompts) <= places else sorted(prompts, key=lambda each: each.rank)[:places]
 
     def _draft_limit(self, session: Session) -> int:
         """Most candidates of the session that a step can verify."""

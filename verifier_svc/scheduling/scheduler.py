@@ -236,6 +236,7 @@ class Scheduler:
         session = scheduled.session
         self._sources.committed(session, scheduled.base, result.token_ids)
         message = _round_message(result, self._planner.cost_s(scheduled, result.timing))
+        session.found_tokens = 0
         for observer in self.observers:
             observer.round_reported(result, message)
         session.send(message)
@@ -258,6 +259,7 @@ def _round_message(result: RoundResult, cost_s: float) -> verifier_pb2.Round:
         drafters=_drafter_shares(scheduled, result.result.path),
         logprobs=map(proto_conversion.logprobs_to_proto, result.result.logprobs[: len(result.token_ids)]),
         cost_us=microseconds(cost_s),
+        cached_tokens=scheduled.session.found_tokens,
     )
 
 

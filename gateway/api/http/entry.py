@@ -60,7 +60,7 @@ class Entry:
         answer = _Answering(send, _request_id(context))
         try:
             if self._keys is not None and scope["path"] not in OPEN_PATHS:
-                self._keys.authenticate(context)
+                await self._keys.authenticate(context)
             body = await self._read(context, receive)
             await self._routes(scope, _replay(body, receive), answer.send)
         except Left:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -18,7 +18,7 @@ from gateway.api.openai.fields import Fields, SamplingFields, TextPart, log_unkn
 from gateway.request_context import RequestContext
 from gateway.requests.chat import MAX_MESSAGES
 from gateway.sessions.output_stream import Event
-from gateway.text.tool_calls import AnswerReader, Part, PlainReader, ToolCall, format_of, reader_of
+from gateway.text.tool_calls import NONE, AnswerReader, Part, ToolCall, format_of, new_reader
 from slipstream.errors import InvalidArgument
 from slipstream.v1 import gateway_pb2
 
@@ -115,9 +115,9 @@ def routes(parts: HttpParts) -> APIRouter:
         position = last_position(context)
         ids = position is not None or wants_ids(context, request.query_params)
         tools = asked.tool_data()
-        new_reader = reader_for(parts, tools)
+        format = call_format(parts, tools)
         prompt = [] if position else await chat_prompt(parts, asked, tools)
-        return ChatCall(parts, context, asked, prompt, new_reader).answer(position, ids=ids)
+        return ChatCall(parts, context, asked, prompt, format).answer(position, ids=ids)
 
     return router
 
@@ -138,7 +138,7 @@ class ChatCall(Call):
         context: RequestContext,
         asked: ChatRequest,
         prompt: Sequence[int],
-        new_reader: Callable[[], AnswerReader],
+        format: str,
     ) -> None:
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
@@ -146,13 +146,13 @@ class ChatCall(Call):
         for request in requests:
             request.logprobs, request.top_logprobs = bool(asked.logprobs), asked.top_logprobs or 0
         super().__init__(parts, context, asked, requests)
-        self._new_reader = new_reader
+        self._format = format
         self._answers: dict[int, _Answer] = {}
         """By index of the choice."""
-        self.rereads = new_reader is not PlainReader
+        self.rereads = format != NONE
 
     async def whole_choice(self, choice: Choice) -> dict[str, Any]:
-        answer = _Answer(choice, self._new_reader())
+        answer = _Answer(choice, new_reader(self._format))
         text, calls = answer.read(choice.text, finished=True)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if calls:
@@ -162,7 +162,7 @@ class ChatCall(Call):
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         choice = stream.choice
         if isinstance(event, gateway_pb2.Started):
-            self._answers[choice.index] = _Answer(choice, self._new_reader())
+            self._answers[choice.index] = _Answer(choice, new_reader(self._format))
             return None if stream.resumed else self._choice(choice, {"delta": {"role": "assistant", "content": ""}})
         answer = self._answers[choice.index]
         text, calls = answer.read(stream.take_text(), finished=choice.finished is not None, known=stream.known)
@@ -217,21 +217,24 @@ class _Answer:
         return "".join(part for part in parts if isinstance(part, str)), calls
 
 
-def reader_for(parts: HttpParts, tools: Sequence[Any]) -> Callable[[], AnswerReader]:
-    """Makes readers of answers to a request with these tools. Raises FailedPrecondition for tools whose calls could not
-    be told from text."""
+def call_format(parts: HttpParts, tools: Sequence[Any]) -> str:
+    """The format of calls in the answer to a request with these tools. Raises FailedPrecondition for tools whose calls
+    could not be told from text."""
     if not tools:
-        return PlainReader
-    source = parts.tokenizer.chat_template.source(tools=True)
-    return reader_of(format_of(source, parts.config.tool_calls))
+        return NONE
+    return format_of(parts.tokenizer.chat_template.source(tools=True), parts.config.tool_calls)
+
+
+def parsed_arguments(arguments: str) -> Any:
+    """The arguments of a call that comes back in a conversation. Raises InvalidArgument for no JSON."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("The arguments of a tool call in the conversation are not JSON.") from error
 
 
 def _call_data(call: ToolCallField) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument("The arguments of a tool call in messages are not JSON.") from error
-    function = {"name": call.function.name, "arguments": arguments}
+    function = {"name": call.function.name, "arguments": parsed_arguments(call.function.arguments)}
     return {"id": call.id, "type": call.type, "function": function}
 
 

@@ -51,6 +51,8 @@ class EmulatedEngine(KVCacheManager):
         self._cost = cost
         self._clock = clock
         self._sleep = sleep
+        self._passes = 0
+        """Passes that held a session, where some are to raise; those that measure costs hold none."""
         self.model = ModelInfo(
             name=model.name,
             revision=f"emulated-{model.seed}",
@@ -69,6 +71,8 @@ class EmulatedEngine(KVCacheManager):
         self._check_step(segments)
         for segment in segments:
             self._write(segment)
+        if self._emulated.fault_every:
+            self._count_to_fault(segments)
         chosen = self._next([segment for segment in segments if segment.want_logits])
         logits = torch.zeros(len(chosen), self._emulated.vocabulary_size)
         if len(chosen):
@@ -117,6 +121,12 @@ class EmulatedEngine(KVCacheManager):
             logits.fill_(math.log(max(1e-9, 1.0 - sum(shares)) / size))
             for place, share in enumerate(shares):
                 logits[rows, (chosen - place) % size] = math.log(max(share, 1e-9))
+
+    def _count_to_fault(self, segments: list[Segment]) -> None:
+        self._passes += any(segment.sequence.salt is not None for segment in segments)
+        if self._passes >= self._emulated.fault_every:
+            self._passes = 0
+            raise RuntimeError("a pass that was to fail")
 
     def _write(self, segment: Segment) -> None:
         size = self._emulated.vocabulary_size

@@ -41,6 +41,8 @@ class EmulatedModel:
     fanout: float = 0.0
     seed: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    fault_every: int = 0
+    """Number of passes of which the last one raises; 0: none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class _Settings:
     fanout: float = 0.0
     vocabulary: float = 256
     seed: float = 0
+    fault_every: float = 0
 
 
 def read_settings(name: str) -> tuple[EmulatedModel, LinearCost]:
@@ -75,6 +78,7 @@ def read_settings(name: str) -> tuple[EmulatedModel, LinearCost]:
         acceptance=settings.acceptance,
         fanout=settings.fanout,
         seed=int(settings.seed),
+        fault_every=int(settings.fault_every),
     )
     cost = LinearCost(settings.base_ms / 1e3, settings.token_ms / 1e3, settings.session_ms / 1e3, int(settings.flat))
     return model, cost

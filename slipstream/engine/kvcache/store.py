@@ -34,9 +34,7 @@ class KVStore:
     [2 x layers, rows, heads, dim], so that moving rows is one operation for the whole model.
     """
 
-    def __init__(self, layers: list[AttentionLayer], rows: int, masked: bool = False) -> None:
-        """`masked`: for a kernel that reads whole blocks and weighs hidden rows with zero. Zero times NaN is NaN, so no
-        value in the store is NaN: neither in rows never written nor in those of a broken session (its keys show it)."""
+    def __init__(self, layers: list[AttentionLayer], rows: int) -> None:
         members: dict[_Shape, list[tuple[int, str]]] = {}
         for layer in layers:
             if layer.source == layer.index:
@@ -46,8 +44,7 @@ class KVStore:
         views: dict[tuple[int, str], torch.Tensor] = {}
         for (heads, dim, dtype, device), names in members.items():
             # On a CPU empty, not zeros: the system hands out a page when a row in it is first written.
-            blank = torch.zeros if masked else torch.empty
-            group = blank(len(names), rows, heads, dim, dtype=dtype, device=device)
+            group = torch.empty(len(names), rows, heads, dim, dtype=dtype, device=device)
             self._groups.append(group)
             views |= {name: group[place] for place, name in enumerate(names)}
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor] | None] = {}
@@ -56,7 +53,6 @@ class KVStore:
             key, value = views[layer.source, "key"], views[layer.source, "value"]
             self._rows[layer.index] = (key, value) if layer.source == layer.index else None
             self._reads[layer.index] = (key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
-        self._masked = masked
         self._moves: dict[int, int] = {}
         """The source row of each row to be written."""
         self._writes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -67,7 +63,7 @@ class KVStore:
         own = self._rows[layer]
         if own is not None:
             own[0].index_copy_(0, rows, key[0].transpose(0, 1))
-            own[1].index_copy_(0, rows, (value.nan_to_num() if self._masked else value)[0].transpose(0, 1))
+            own[1].index_copy_(0, rows, value[0].transpose(0, 1))
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows of a layer as views [1, heads, rows, dim]."""

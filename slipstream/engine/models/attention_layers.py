@@ -1,7 +1,7 @@
 """The shapes of a model's attention layers, read from one tiny forward pass.
 
-Configurations name heads, windows and shared layers in a dozen ways; what reaches the attention function is the truth,
-tensor-parallel shards included. A model that asks for something we do not compute is refused here, before it serves.
+Configurations name heads, windows and shared layers in a dozen ways; what reaches the attention function is the truth.
+A model that asks for something we do not compute is refused here, before it serves.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as library_logging
 
 from slipstream.engine.attention.packed import NAME, register
@@ -18,7 +19,6 @@ from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.forward import Forward, LibraryForward
 from slipstream.engine.models.lean_selection import fits, lean_forward
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
-from slipstream.engine.models.spread import ONE_DEVICE, Spread, spread_options
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
 from slipstream.tokenizer.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
@@ -43,15 +43,13 @@ def load_checkpoint(
     dtype: str = "auto",
     device: str = "cpu",
     quantisation: str = "",
-    spread: Spread = ONE_DEVICE,
     lean: bool = True,
 ) -> Checkpoint:
-    """From a folder (never the network) or a hub id. Safetensors only, no remote code. Where weights are spread, that
-    decides about devices; each rank of a group loads its own part. `lean`: without the library's modelling code where
-    `slipstream.engine.models.lean_selection` can do without it.
+    """From a folder (never the network) or a hub id. Safetensors only, no remote code. `lean`: without the
+    library's modelling code where `slipstream.engine.models.lean_selection` can do without it.
 
-    Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed or spread, broken files
-    or a package that is not installed, InvalidArgument for an unknown dtype, quantisation or spread.
+    Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed, broken files
+    or a package that is not installed, InvalidArgument for an unknown dtype or quantisation.
     """
     if dtype not in DTYPES:
         raise InvalidArgument(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
@@ -62,22 +60,40 @@ def load_checkpoint(
     options: dict[str, Any] = {"local_files_only": local, "revision": REVISION, "trust_remote_code": False}
     config = _load_config(source, options)
     quantised = quantisation or quantisation_method(config)
-    placed = spread_options(spread, config, quantised)
-    model = _load_model(source, config, options | loading_options(quantisation, config, dtype, device) | placed)
+    model = _load_model(source, config, options | loading_options(quantisation, config, dtype, device))
     parameters = model.num_parameters()  # now: the modules that replace others below have none
     model = convert(quantisation, model).eval().requires_grad_(False)
-    if not quantised and not placed:
+    if not quantised:
         model.to(device)
-    input_device = _input_device(model) if placed else torch.device(device)
-    layers = _layers(model, config, input_device, quantised)
+    place = torch.device(device)
+    layers = _layers(model, config, place, quantised)
     precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
     info = _info(name, model, precision, parameters)
-    forward: Forward | None = LibraryForward(model, mapped=bool(spread.device_map))
-    if lean and not quantised and not placed and fits(model):
+    forward: Forward | None = LibraryForward(model)
+    if lean and not quantised and fits(model):
         forward = lean_forward(model, layers, info.max_length)
     if forward is None:
         return load_checkpoint(name, dtype, device, lean=False)
-    return Checkpoint(forward, layers, info, input_device)
+    return Checkpoint(forward, layers, info, place)
+
+
+def describe_checkpoint(name: str) -> ModelInfo:
+    """What `load_checkpoint` says of a model, without its weights; `dtype` is empty. Raises NotFound for a missing
+    model, FailedPrecondition for one that is no causal language model."""
+    local = is_local(name)
+    source = str(model_folder(name)) if local else name
+    options: dict[str, Any] = {"local_files_only": local, "revision": REVISION}
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, KeyError) as error:
+        raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
+    except ValueError as error:
+        raise _unsupported(source, f"transformers cannot read it ({str(error).splitlines()[0]})") from error
+    with contextlib.suppress(OSError):  # many checkpoints have no file of it
+        model.generation_config = GenerationConfig.from_pretrained(source, **options)
+    return _info(name, model, "", model.num_parameters())
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:
@@ -111,15 +127,6 @@ def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise FailedPrecondition(f"{source} cannot be loaded: {error}", reason="MODEL_BROKEN") from error
-
-
-def _input_device(model: Any) -> torch.device:
-    """The device of a spread model's input tokens."""
-    places = getattr(model, "hf_device_map", None)
-    if places is None:
-        return torch.device(next(model.parameters()).device)
-    # The library's hooks compute what lies in memory or on disk on the first GPU, if there is one.
-    return torch.device(next((place for place in places.values() if str(place) not in ("cpu", "disk")), "cpu"))
 
 
 def _layers(model: Any, config: Any, device: torch.device, quantised: str) -> list[AttentionLayer]:

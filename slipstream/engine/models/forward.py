@@ -12,7 +12,7 @@ from slipstream.errors import FailedPrecondition
 
 
 class ForwardStep(Attender, Protocol):
-    """The inputs of a forward pass. Tensors only, so that a pass can be captured and replayed."""
+    """The inputs of a forward pass."""
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -41,12 +41,10 @@ class Forward(Protocol):
 
 
 class LibraryForward:
-    """The library's own modelling code, with packed attention plugged in. `mapped`: its layers are on several
-    devices."""
+    """The library's own modelling code, with packed attention plugged in."""
 
-    def __init__(self, model: Any, *, mapped: bool = False) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self._mapped = mapped
 
     def reserve(self, length: int) -> None:
         pass
@@ -57,8 +55,7 @@ class LibraryForward:
             input_ids=step.tokens,
             position_ids=step.positions,
             use_cache=False,
-            # The library picks these rows wherever the last layer left them; only a list serves on any device.
-            logits_to_keep=step.wanted.tolist() if self._mapped else step.wanted,
+            logits_to_keep=step.wanted,
             plan=step,
             output_hidden_states=False if hidden is None else [*hidden.layers, count],
         )
@@ -72,6 +69,5 @@ class LibraryForward:
                 "choose a method that reads none.",
                 reason="HIDDEN_STATES_MISSING",
             )
-        device = step.tokens.device  # layers may lie on several
-        layers = {number: states[number][0].to(device) for number in hidden.layers}
-        return ModelOutput(output.logits[0], HiddenStates(states[count][0].to(device), layers))
+        layers = {number: states[number][0] for number in hidden.layers}
+        return ModelOutput(output.logits[0], HiddenStates(states[count][0], layers))

@@ -93,7 +93,7 @@ class Rotary:
         self._cosine = self._sine = like[:0]
 
     def reserve(self, length: int) -> None:
-        """Tables for the positions below `length`, at least; what was captured before is to be captured again."""
+        """Tables for the positions below `length`, at least."""
         if length <= len(self._cosine):
             return
         parts = [self._tables(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]

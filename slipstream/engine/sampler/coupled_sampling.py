@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -39,7 +40,10 @@ _LEVEL = 0.3
 
 
 def choose(
-    logits: Tensor, greedy: Sequence[bool], seeds: Sequence[int], positions: Sequence[int]
+    logits: Tensor,
+    greedy: Sequence[bool] | npt.NDArray[np.bool_],
+    seeds: Sequence[int] | npt.NDArray[np.uint64],
+    positions: Sequence[int] | npt.NDArray[np.int64],
 ) -> tuple[Tensor, Tensor]:
     """Processed logits float32 [R, V] -> (tokens int64 [R], broken bool [R]).
 
@@ -47,14 +51,14 @@ def choose(
     """
     maxima, tokens = logits.max(dim=-1)
     broken = ~maxima.isfinite()
-    sampled = [index for index, is_greedy in enumerate(greedy) if not is_greedy]
-    if sampled:
-        keys = noise.keys([seeds[i] for i in sampled], [positions[i] for i in sampled], Purpose.COUPLED)
-        keys = keys.to(logits.device)
-        if len(sampled) == len(greedy):
+    sampled = np.flatnonzero(~np.asarray(greedy, np.bool_))
+    if len(sampled):
+        own = np.asarray(seeds, np.uint64)[sampled], np.asarray(positions, np.int64)[sampled]
+        keys = noise.keys(*own, Purpose.COUPLED).to(logits.device)
+        if len(sampled) == len(logits):
             tokens = _race(logits, maxima, keys)
         else:
-            index = torch.tensor(sampled, device=logits.device)
+            index = torch.from_numpy(sampled).to(logits.device)
             tokens[index] = _race(logits[index], maxima[index], keys)
     return tokens.masked_fill_(broken, -1), broken
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,24 +46,50 @@ def process(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     Greedy rows get mask, penalties and bias only: the rest cannot move an argmax whose ties go to the lowest id. A row
     with NaN or without a finite logit is passed through; `coupled_sampling.choose` reports it.
     """
-    output = _adjust(_allow(logits, rows), rows)
-    temperatures = [1.0 if row.sampling.greedy else row.sampling.temperature for row in rows]
-    if any(value != 1.0 for value in temperatures):
-        divisors = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)
-        output = _scale(output, divisors)
-    cut = [index for index, row in enumerate(rows) if _truncates(row.sampling)]
-    if not cut:
+    samplings = [row.sampling for row in rows]
+    temperatures = np.array([1.0 if each.greedy else each.temperature for each in samplings], np.float32)
+    return sharpen(_adjust(_allow(logits, rows), rows), temperatures, Cuts.of(samplings))
+
+
+class Cuts(NamedTuple):
+    """top-k, top-p and min-p of R rows; neutral values cut nothing."""
+
+    top_k: npt.NDArray[np.int64]
+    """[R]; 0 keeps all."""
+    top_p: npt.NDArray[np.float64]
+    """[R]; 1 keeps all."""
+    floor: npt.NDArray[np.float32]
+    """[R]; log min_p, -inf keeps all."""
+
+    @classmethod
+    def of(cls, samplings: Sequence[SamplingParams]) -> Cuts:
+        """The cuts of one row for each of `samplings`; those of greedy ones are neutral."""
+        return cls(
+            np.array([0 if s.greedy else s.top_k for s in samplings], np.int64),
+            np.array([1.0 if s.greedy else s.top_p for s in samplings], np.float64),
+            np.array([-math.inf if s.greedy else log_min_p(s) for s in samplings], np.float32),
+        )
+
+
+def log_min_p(sampling: SamplingParams) -> float:
+    return math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+
+
+def sharpen(logits: Tensor, temperatures: npt.NDArray[np.float32], cuts: Cuts) -> Tensor:
+    """Temperature and cuts: float32 [R, V] and parameters [R] -> float32 [R, V]; the input is left alone and may be
+    returned."""
+    output = logits
+    if (temperatures != 1.0).any():
+        output = _scale(output, torch.from_numpy(temperatures).to(logits.device))
+    rows = np.flatnonzero((cuts.top_k > 0) | (cuts.top_p < 1.0) | (cuts.floor > -math.inf))
+    if not len(rows):
         return output
-    if len(cut) == len(rows):
-        return _truncate(output, [row.sampling for row in rows])
+    if len(rows) == len(cuts.top_k):
+        return _truncate(output, cuts)
     output = output.clone() if output is logits else output
-    index = torch.tensor(cut, device=logits.device)
-    output[index] = _truncate(output[index], [rows[i].sampling for i in cut])
+    index = torch.from_numpy(rows).to(logits.device)
+    output[index] = _truncate(output[index], Cuts(cuts.top_k[rows], cuts.top_p[rows], cuts.floor[rows]))
     return output
-
-
-def _truncates(sampling: SamplingParams) -> bool:
-    return not sampling.greedy and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
 
 
 def _scale(logits: Tensor, divisors: Tensor) -> Tensor:
@@ -78,9 +106,14 @@ def _allow(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     constrained = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
     if not constrained:
         return logits
-    bits = np.stack([mask for _, mask in constrained])
-    forbidden = np.unpackbits(bits, axis=-1, count=logits.shape[-1], bitorder="little") == 0
-    index = torch.tensor([index for index, _ in constrained], device=logits.device)
+    indices, masks = zip(*constrained, strict=True)
+    return forbid(logits, np.array(indices), np.stack(masks))
+
+
+def forbid(logits: Tensor, rows: npt.NDArray[np.int64], masks: npt.NDArray[np.uint8]) -> Tensor:
+    """A copy of the logits with -inf for the tokens whose bits are 0 in the masks of these rows."""
+    forbidden = np.unpackbits(masks, axis=-1, count=logits.shape[-1], bitorder="little") == 0
+    index = torch.from_numpy(rows).to(logits.device)
     output = logits.clone()
     # Added, not filled in: NaN stays NaN, so that broken numbers are found.
     output[index] += torch.where(torch.from_numpy(forbidden).to(logits.device), -math.inf, 0.0)
@@ -121,25 +154,24 @@ def _penalise(logits: Tensor, row: SampledRow) -> None:
     logits[ids] = values
 
 
-def _truncate(logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
+def _truncate(logits: Tensor, cuts: Cuts) -> Tensor:
     """top-k, top-p and min-p of every row."""
     vocabulary = logits.shape[-1]
-    if any(0 < s.top_k < vocabulary or s.top_p < 1.0 for s in samplings):
-        logits = _truncate_by_rank(logits, samplings)
-    if any(s.min_p > 0.0 for s in samplings):
-        floors = [math.log(s.min_p) if s.min_p > 0.0 else -math.inf for s in samplings]
-        floor = torch.tensor(floors, dtype=torch.float32, device=logits.device)
-        threshold = logits.amax(dim=-1) + floor
+    if (((cuts.top_k > 0) & (cuts.top_k < vocabulary)) | (cuts.top_p < 1.0)).any():
+        logits = _truncate_by_rank(logits, cuts)
+    if (cuts.floor > -math.inf).any():
+        threshold = logits.amax(dim=-1) + torch.from_numpy(cuts.floor).to(logits.device)
         logits = logits.masked_fill(logits < threshold[:, None], -math.inf)
     return logits
 
 
-def _truncate_by_rank(logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
+def _truncate_by_rank(logits: Tensor, cuts: Cuts) -> Tensor:
     """top-k and top-p both keep a row's most likely n tokens; only n is found differently."""
     vocabulary, device = logits.shape[-1], logits.device
-    tops = torch.tensor([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings], device=device)
-    masses = torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)
-    needed = max(_SHORTLIST, *(int(s.top_k) for s in samplings if s.top_k < vocabulary), 1)
+    ranked = (cuts.top_k > 0) & (cuts.top_k < vocabulary)
+    tops = torch.from_numpy(np.where(ranked, cuts.top_k, vocabulary)).to(device)
+    masses = torch.from_numpy(cuts.top_p).to(device)
+    needed = max(_SHORTLIST, int(np.where(ranked, cuts.top_k, 0).max()))
     width = min(vocabulary, needed)
     values = logits.topk(width, dim=-1).values
     counts = _nucleus(values, logits, tops, masses)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,7 +24,9 @@ def _signed(value: int) -> int:
 _GOLDEN, _FIRST, _SECOND = _signed(noise.GOLDEN), _signed(noise.FIRST), _signed(noise.SECOND)
 
 
-def keys(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> Tensor:
+def keys(
+    seeds: Sequence[int] | npt.NDArray[np.uint64], positions: Sequence[int] | npt.NDArray[np.int64], purpose: Purpose
+) -> Tensor:
     """`noise.key` of every row: [R] and [R] -> int64 [R] on the CPU (the same bits, read as signed)."""
     return torch.from_numpy(noise.keys(seeds, positions, purpose).view(np.int64))
 

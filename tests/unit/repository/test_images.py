@@ -102,7 +102,7 @@ def test_images_are_built_of_versions_that_were_tested() -> None:
     others = [line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     assert all(pins.get(name, version) == version for name, version in others)
     installs = re.findall(r"pip install .*?(?=&&|\n\n|\nRUN|\nCOPY)", DOCKERFILE, re.DOTALL)
-    assert len(installs) == 3
+    assert len(installs) == 5
     assert all("-c /constraints.txt" in install for install in installs)
     assert set(EXTRAS) == {name for extras in re.findall(r"whl\)\[(.*?)\]", DOCKERFILE) for name in extras.split(",")}
 

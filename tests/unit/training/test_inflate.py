@@ -19,7 +19,9 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from typer.testing import CliRunner
 
+from slipstream.cli import app
 from slipstream.cli.models import parse_count
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from training.inflate.inflate import inflate
@@ -173,3 +175,14 @@ def test_big_checkpoints_are_written_in_shards(tmp_path: Path) -> None:
 def test_counts_of_parameters() -> None:
     assert parse_count("300M") == 300_000_000
     assert parse_count("1.5b") == 1_500_000_000
+
+
+def test_the_command_prints_the_shape_as_json(tmp_path: Path) -> None:
+    make_base(tmp_path / "base", "llama-tied")
+    words = ["inflate", str(tmp_path / "base"), str(tmp_path / "big"), "--parameters", "250K", "--hidden", "64"]
+    done = CliRunner().invoke(app, [*words, "--layers", "5", "--json"])
+    assert done.exit_code == 0, done.output
+    shape = json.loads(done.stdout)
+    assert (shape["hidden"], shape["layers"], shape["out"]) == (64, 5, str(tmp_path / "big"))
+    config = json.loads((tmp_path / "big" / "config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (shape["hidden"], shape["layers"])

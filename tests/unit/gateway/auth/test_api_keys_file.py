@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from pathlib import Path
@@ -22,7 +23,7 @@ def line(name: str, **limits: object) -> str:
 def opens(keyring: ApiKeys, key: str) -> bool:
     context = RequestContext([("authorization", f"Bearer {key}")], peer="ipv4:127.0.0.1:1")
     try:
-        keyring.authenticate(context)
+        asyncio.run(keyring.authenticate(context))
     except Unauthenticated:
         return False
     return True

@@ -21,45 +21,45 @@ class Clock:
         return self.now
 
 
-def test_requests_above_the_rate_are_told_when_to_come_again() -> None:
+async def test_requests_above_the_rate_are_told_when_to_come_again() -> None:
     clock = Clock()
     tenant = Tenant("alice", TenantLimits(requests_per_minute=2), clock)
-    tenant.arrive()
-    tenant.arrive()
+    await tenant.arrive()
+    await tenant.arrive()
     with pytest.raises(ResourceExhausted) as refusal:
-        tenant.arrive()
+        await tenant.arrive()
     assert refusal.value.retry_s == pytest.approx(30.0) and refusal.value.reason == "KEY_REQUESTS"
     clock.now += 30.0
-    tenant.arrive()
+    await tenant.arrive()
 
 
-def test_tokens_are_set_aside_and_what_was_not_used_comes_back() -> None:
+async def test_tokens_are_set_aside_and_what_was_not_used_comes_back() -> None:
     tenant = Tenant("alice", TenantLimits(tokens_per_minute=100), Clock())
-    grant = tenant.admit(prompt=20, output=70)
+    grant = await tenant.admit(prompt=20, output=70)
     with pytest.raises(ResourceExhausted) as refusal:
-        tenant.admit(prompt=10, output=30)
+        await tenant.admit(prompt=10, output=30)
     assert refusal.value.retry_s == pytest.approx(18.0)
     grant.end(output=30)
     grant.end(output=0)  # nothing more: it has ended
-    tenant.admit(prompt=20, output=30)
+    await tenant.admit(prompt=20, output=30)
     with pytest.raises(ResourceExhausted):
-        tenant.admit(prompt=1, output=1)
+        await tenant.admit(prompt=1, output=1)
 
 
-def test_a_request_that_no_minute_could_hold_is_not_told_to_wait() -> None:
+async def test_a_request_that_no_minute_could_hold_is_not_told_to_wait() -> None:
     tenant = Tenant("alice", TenantLimits(tokens_per_minute=100), Clock())
     with pytest.raises(InvalidArgument, match="101 tokens"):
-        tenant.admit(prompt=1, output=100)
+        await tenant.admit(prompt=1, output=100)
     assert tenant.sessions == 0
 
 
-def test_sessions_at_once_are_counted_until_they_end() -> None:
+async def test_sessions_at_once_are_counted_until_they_end() -> None:
     tenant = Tenant("alice", TenantLimits(sessions=1), Clock())
-    grant = tenant.admit(1, 1)
+    grant = await tenant.admit(1, 1)
     with pytest.raises(ResourceExhausted, match="all the sessions"):
-        tenant.admit(1, 1)
+        await tenant.admit(1, 1)
     grant.end(1)
-    tenant.admit(1, 1)
+    await tenant.admit(1, 1)
 
 
 def test_sizes_above_the_keys_are_refused_and_defaults_fit_in() -> None:
@@ -73,17 +73,17 @@ def test_sizes_above_the_keys_are_refused_and_defaults_fit_in() -> None:
     assert OPEN.most_output(None, 256) == 256 and OPEN.most_output(10**9, 256) == 10**9
 
 
-def test_another_limit_leaves_what_was_used() -> None:
+async def test_another_limit_leaves_what_was_used() -> None:
     clock = Clock()
     tenant = Tenant("alice", TenantLimits(requests_per_minute=2), clock)
-    tenant.arrive()
+    await tenant.arrive()
     tenant.change(TenantLimits(requests_per_minute=3))
-    tenant.arrive()
-    tenant.arrive()
+    await tenant.arrive()
+    await tenant.arrive()
     with pytest.raises(ResourceExhausted):
-        tenant.arrive()
+        await tenant.arrive()
     tenant.change(TenantLimits())
-    tenant.arrive()
+    await tenant.arrive()
 
 
 @given(one=st.tuples(st.text(max_size=8), st.text(max_size=8)), two=st.tuples(st.text(max_size=8), st.text(max_size=8)))

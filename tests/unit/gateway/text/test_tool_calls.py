@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.tool_calls import HERMES, LLAMA, MISTRAL, Part, PlainReader, ToolCall, format_of, reader_of
+from gateway.text.tool_calls import HERMES, LLAMA, MISTRAL, Part, PlainReader, ToolCall, format_of, new_reader
 from slipstream.errors import FailedPrecondition
 
 CALL = '{"name": "weather", "arguments": {"at": "Ärö", "days": [1, 2]}}'
@@ -48,7 +48,7 @@ EXAMPLES: list[tuple[str, str, list[Part]]] = [
 
 def read(format: str, pieces: list[str]) -> list[Part]:
     """What comes out, with neighbouring texts joined."""
-    reader = reader_of(format)()
+    reader = new_reader(format)
     parts = [part for piece in pieces for part in reader.push(piece)] + reader.finish()
     joined: list[Part] = []
     for part in parts:
@@ -85,7 +85,7 @@ def test_any_cut_of_any_text_gives_the_same(format: str, words: list[str], data:
 def test_what_was_returned_for_a_beginning_depends_on_the_beginning_alone(text: str, data: st.DataObject) -> None:
     """A client that resumes has what its part of the text says."""
     at = data.draw(st.integers(0, len(text)))
-    whole, cut = reader_of(HERMES)(), reader_of(HERMES)()
+    whole, cut = new_reader(HERMES), new_reader(HERMES)
     one_by_one = [part for character in text[:at] for part in whole.push(character)]
     at_once = cut.push(text[:at])
     assert "".join(map(str, one_by_one)) == "".join(map(str, at_once))

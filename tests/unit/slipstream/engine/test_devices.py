@@ -13,14 +13,11 @@ from benchmarks.processes import MODELS
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
 from slipstream.config import from_env
-from slipstream.engine.cuda_graphs.graphs import Acceleration
-from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.devices import find_device
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.models.spread import Spread
 from slipstream.engine.sampler import coupled_sampling, draft_distribution
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.torch_engine import TorchEngine
@@ -31,12 +28,9 @@ from slipstream.speculation.selection import Selection
 from tests.checkpoints import save_checkpoint
 from tests.elsewhere import ELSEWHERE, Elsewhere
 from tests.packed import TREE, Session, fragment, prompt
-from tests.tape import listed_attention
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import open_target
-
-ACCELERATIONS = {"ordinary": None, "padded": Acceleration(listed_attention, None, Buckets(4, 64))}
 
 
 @pytest.mark.parametrize("name", ["tpu", "mps", "cuda:x", "", "meta"])
@@ -61,9 +55,9 @@ def test_auto_is_the_first_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_emulated_engine_has_no_device() -> None:
-    assert open_engine("emulated:", spread=Spread(device="cpu")).blocks_total > 0
+    assert open_engine("emulated:", device="cpu").blocks_total > 0
     with pytest.raises(InvalidArgument, match="nothing to compute"):
-        open_engine("emulated:", spread=Spread(device="cuda"))
+        open_engine("emulated:", device="cuda")
 
 
 def test_workers_are_told_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,14 +93,13 @@ def steps(engine: TorchEngine) -> list[torch.Tensor]:
     return logits
 
 
-@pytest.mark.parametrize("way", ACCELERATIONS)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
-def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, way: str, tmp_path: Path) -> None:
+def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, tmp_path: Path) -> None:
     folder = str(save_checkpoint(family, tmp_path))
     here = TorchEngine(load_checkpoint(folder, lean=False), tokens=1024, block_size=8)
     expected, loaded, elsewhere = steps(here), load_checkpoint(folder, lean=False), Elsewhere()
     with torch.inference_mode(), elsewhere, sdpa_kernel(SDPBackend.MATH):
-        engine = TorchEngine(moved(loaded, elsewhere), 1024, block_size=8, acceleration=ACCELERATIONS[way])
+        engine = TorchEngine(moved(loaded, elsewhere), 1024, block_size=8)
         for scattered in (False, True):
             if scattered:
                 fragment(engine)
@@ -115,17 +108,6 @@ def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, way: str
             for logits, there in zip(expected, found, strict=True):
                 assert there.device == ELSEWHERE and torch.allclose(there.cpu(), logits, atol=1e-5)
             elsewhere.waits.clear()
-
-
-def test_a_padded_step_is_sent_in_one_piece(tmp_path: Path) -> None:
-    loaded, elsewhere = load_checkpoint(str(save_checkpoint("mistral", tmp_path)), lean=False), Elsewhere()
-    with torch.inference_mode(), elsewhere:
-        engine = TorchEngine(moved(loaded, elsewhere), 1024, block_size=8, acceleration=ACCELERATIONS["padded"])
-        engine.capture()
-        sessions = [Session(begin_unshared(engine, 64), prompt(length, length)) for length in (20, 9)]
-        elsewhere.sent.clear()
-        engine.forward([session.segment(parents=TREE) for session in sessions])
-        assert elsewhere.sent == ["copy_"]
 
 
 SAMPLINGS = [

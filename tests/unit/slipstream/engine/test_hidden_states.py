@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine.cuda_graphs.graphs import Acceleration
-from slipstream.engine.cuda_graphs.inputs import Buckets
 from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
@@ -20,7 +18,6 @@ from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from tests.checkpoints import WINDOW, save_checkpoint
 from tests.packed import TOLERANCE, TREE, Pair, Session, fragment, prompt
-from tests.tape import listed_attention
 
 REQUEST = HiddenRequest(layers=(2, 0))
 LEAN = ("llama", "qwen2", "qwen3", "mistral")
@@ -34,10 +31,6 @@ def library(checkpoint: Checkpoint) -> TorchEngine:
 def lean(checkpoint: Checkpoint) -> TorchEngine:
     assert isinstance(checkpoint.forward, LeanDecoder)
     return TorchEngine(checkpoint, tokens=1024, block_size=8)
-
-
-def padded(checkpoint: Checkpoint) -> TorchEngine:
-    return TorchEngine(checkpoint, 1024, 8, Acceleration(listed_attention, None, Buckets(4, 64)))
 
 
 def row_texts(session: Session) -> list[list[int]]:
@@ -115,10 +108,6 @@ def test_the_library_may_be_asked_where_the_lean_decoder_would_do(pairs: Any, tm
     pair = pairs("llama")
     folder = save_checkpoint("llama", tmp_path)
     check_mixed_steps(Pair(library(load_checkpoint(str(folder), "float32", lean=False)), pair.reference), False)
-
-
-def test_padded_steps_return_hidden_states_on_request(pairs: Any) -> None:
-    check_mixed_steps(pairs("llama", engine=padded), fragmented=False)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -12,7 +12,7 @@ from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.segment import Segment
 from verifier_svc.estimators.cost_curve import CostCurve
-from verifier_svc.estimators.cost_measurement import measure
+from verifier_svc.estimators.cost_measurement import MeasuredSteps, measure, measure_steps
 
 
 def truth(tokens: int, sessions: int) -> float:
@@ -66,7 +66,23 @@ def test_measuring_keeps_to_its_time_and_to_the_step_s_size() -> None:
     assert machine.engine.blocks_free == machine.engine.blocks_total
     machine, curve = Machine(LinearCost(0.1, 0.01)), CostCurve()
     measure(curve, machine.engine, 48, 1000.0, machine.clock)
-    assert max(machine.forwards) <= 64 * 16
+    assert max(machine.forwards) <= 48
+
+
+def test_an_executor_of_chains_is_measured_with_steps_that_it_can_verify() -> None:
+    machine, steps = Machine(truth), list[list[Segment]]()
+
+    def run(segments: list[Segment]) -> None:
+        steps.append(segments)
+        machine.engine.forward(segments)
+
+    measured = MeasuredSteps(CostCurve(), machine.engine, run, 256, most_sessions=16, longest_chain=4)
+    measure_steps(measured, 1000.0, machine.clock)
+    assert max(sum(segment.tokens for segment in step) for step in steps) <= 256
+    assert {len(step) for step in steps} == {1, 3, 4, 12, 16}
+    for segment in (segment for step in steps for segment in step):
+        assert segment.parents == list(range(-1, len(segment.nodes) - 1)) and len(segment.nodes) <= 4
+    assert machine.engine.blocks_free == machine.engine.blocks_total
 
 
 def test_no_time_and_no_memory_are_no_error() -> None:

@@ -1,0 +1,123 @@
+"""The fields of Anthropic's messages, and the conversation and limits that they make."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gateway.api.openai.chat import MAX_TOOLS
+from gateway.api.openai.fields import Fields, SamplingFields, SpeculationField, Strings
+from gateway.requests.chat import MAX_MESSAGES
+from slipstream.errors import InvalidArgument
+
+ROLES = {"assistant": "assistant", "system": "system"}
+"""Every other role, such as those that tools of Anthropic's make up, is a user's."""
+
+
+class Block(Fields):
+    """A part of a message: text, a call of the model's, what the call gave, or thoughts, which are ignored."""
+
+    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+
+
+Content = str | Annotated[list[Block], Field(fail_fast=True)]
+
+
+class Message(Fields):
+    role: str
+    content: Content
+
+    def as_template_data(self) -> list[dict[str, Any]]:
+        """The message as messages of a chat: results of calls are messages of their own there."""
+        role = ROLES.get(self.role, "user")
+        if isinstance(self.content, str):
+            return [{"role": role, "content": self.content}]
+        data: list[dict[str, Any]] = [_result(block) for block in self.content if block.type == "tool_result"]
+        calls = [_call(block) for block in self.content if block.type == "tool_use"]
+        text = _text(self.content)
+        if text or calls or not data:
+            data.append({"role": role, "content": text} | ({"tool_calls": calls} if calls else {}))
+        return data
+
+
+class Tool(Fields):
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(Fields):
+    type: Literal["auto", "any", "tool", "none"]
+
+
+class CountRequest(Fields):
+    model: str = ""
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    system: Content | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+
+    def template_data(self) -> list[dict[str, Any]]:
+        system = self.system if isinstance(self.system, str | None) else _text(self.system)
+        first = [{"role": "system", "content": system}] if system else []
+        return [*first, *(data for message in self.messages for data in message.as_template_data())]
+
+    def tool_data(self) -> list[dict[str, Any]]:
+        """The tools as templates know them. Raises InvalidArgument for a choice that is not served."""
+        choice = self.tool_choice.type if self.tool_choice else "auto"
+        if not self.tools or choice == "none":
+            return []
+        if choice != "auto":
+            raise InvalidArgument(
+                "tool_choice is served as none and auto; a call cannot be forced.", reason="TOOL_CHOICE"
+            )
+        return [{"type": "function", "function": _function(tool)} for tool in self.tools]
+
+
+class MessageRequest(CountRequest):
+    max_tokens: int = Field(ge=1, le=2**32 - 1)
+    stop_sequences: Strings | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = Field(None, ge=-1, le=2**32 - 1)
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    service_tier: str | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    speculation: SpeculationField | None = None
+
+    def sampling(self) -> SamplingFields:
+        same = ("model", "max_tokens", "temperature", "top_k", "top_p", "seed", "speculation")
+        fields = {name: getattr(self, name) for name in same}
+        return SamplingFields.model_validate(fields | {"stop": self.stop_sequences})
+
+
+def _text(blocks: list[Block]) -> str:
+    return "\n".join(block.text or "" for block in blocks if block.type == "text")
+
+
+def _call(block: Block) -> dict[str, Any]:
+    function = {"name": block.name or "", "arguments": block.input or {}}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _result(block: Block) -> dict[str, Any]:
+    content = block.content or ""
+    if not isinstance(content, str):
+        content = "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
+    return {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return function if tool.input_schema is None else function | {"parameters": tool.input_schema}

@@ -1,1 +1,0 @@
-"""A target cut over several processes. Goes once vLLM runs the large targets."""

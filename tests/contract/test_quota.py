@@ -1,0 +1,170 @@
+"""What an API key uses is one count over all gateways, in a real Redis, by its clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.auth.tenant import Tenant, TenantLimits
+from gateway.store.redis import Client
+from gateway.store.redis_quota import RedisQuota
+from slipstream.errors import ResourceExhausted, Unavailable
+from tests.fleet import until
+from tests.redis_server import redis_process
+from tests.stores import connected
+
+LEASE_S = 600.0
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Client]:
+    async with connected(redis_url) as opened:
+        yield opened
+
+
+def gateways(client: Client, limits: TenantLimits, count: int = 2) -> list[Tenant]:
+    """One key, as that many gateways see it; their own clocks stand still."""
+    name = uuid.uuid4().hex
+    counts = [RedisQuota(client, gateway=f"g{number}", lease_s=LEASE_S) for number in range(count)]
+    return [Tenant(name, limits, lambda: 0.0, shared) for shared in counts]
+
+
+async def refused(tenant: Tenant, prompt: int = 0, output: int = 0) -> ResourceExhausted:
+    with pytest.raises(ResourceExhausted) as refusal:
+        await tenant.admit(prompt, output)
+    return refusal.value
+
+
+async def test_all_gateways_together_allow_what_a_key_may_use(client: Client) -> None:
+    one, two = gateways(client, TenantLimits(tokens_per_minute=100))
+    granted = await one.admit(20, 40)
+    error = await refused(two, 0, 60)
+    assert error.reason == "KEY_TOKENS" and 0.0 < (error.retry_s or 0.0) <= 12.0  # (60 + 60 - 100) / 100 of a minute
+    await two.admit(0, 30)
+    granted.end(10)
+    await until(lambda: not one._returning)
+    await two.admit(0, 30)
+    assert (await refused(one, 0, 60)).reason == "KEY_TOKENS"
+
+
+async def test_requests_of_all_gateways_are_counted_together(client: Client) -> None:
+    tenants = gateways(client, TenantLimits(requests_per_minute=4))
+    for tenant in (*tenants, *tenants):
+        await tenant.arrive()
+    for tenant in tenants:
+        with pytest.raises(ResourceExhausted) as refusal:
+            await tenant.arrive()
+        assert refusal.value.reason == "KEY_REQUESTS" and 0.0 < (refusal.value.retry_s or 0.0) <= 15.0
+
+
+async def test_many_requests_at_once_never_get_more_than_the_limit(client: Client) -> None:
+    tenants = gateways(client, TenantLimits(sessions=5, tokens_per_minute=10_000))
+
+    async def admitted(tenant: Tenant) -> bool:
+        try:
+            await tenant.admit(1, 1)
+        except ResourceExhausted as error:
+            assert error.reason == "KEY_SESSIONS"
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*(admitted(tenant) for tenant in tenants * 10))) == 5
+    assert sum(tenant.sessions for tenant in tenants) == 5
+
+
+async def test_sessions_of_a_gateway_that_is_gone_are_not_counted_for_ever(client: Client) -> None:
+    one, two = gateways(client, TenantLimits(sessions=1))
+    await one.admit(1, 1)
+    assert (await refused(two)).reason == "KEY_SESSIONS"
+    key = f"quota:{{{one.name}}}"
+    await client.hincrby(key, "b:g0", -int(1000 * LEASE_S) - 1)  # a server's clock cannot be set
+    await one.report_sessions()
+    assert (await refused(two)).reason == "KEY_SESSIONS"  # it lives
+    await client.hincrby(key, "b:g0", -int(1000 * LEASE_S) - 1)
+    await two.admit(1, 1)
+
+
+async def test_a_session_that_ends_leaves_its_place_on_every_gateway(client: Client) -> None:
+    one, two = gateways(client, TenantLimits(sessions=1))
+    for _ in range(3):
+        for here, there in ((one, two), (two, one)):
+            granted = await here.admit(1, 1)
+            assert (await refused(there)).reason == "KEY_SESSIONS"
+            granted.end(1)
+            await until(lambda here=here: not here._returning)  # type: ignore[misc]
+
+
+async def test_each_charge_is_one_round_trip_and_none_where_nothing_is_limited(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips: list[str] = []
+    run = RedisQuota._run
+
+    async def counted(quota: RedisQuota, key: str, *words: object) -> tuple[str, float]:
+        trips.append(key)
+        return await run(quota, key, *words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RedisQuota, "_run", counted)
+    for limits, expected in ((TenantLimits(tokens_per_minute=100, sessions=2), 3), (TenantLimits(prompt_tokens=9), 0)):
+        trips.clear()
+        (tenant,) = gateways(client, limits, 1)
+        await tenant.arrive()
+        (await tenant.admit(1, 1)).end(1)
+        await until(lambda tenant=tenant: not tenant._returning)  # type: ignore[misc]
+        assert len(trips) == expected
+
+
+async def test_while_the_store_is_away_each_gateway_counts_for_itself_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="gateway.auth.tenant")
+    with redis_process(tmp_path) as server:
+        async with connected(server.url, reply_timeout_s=0.2) as client:
+            one, two = gateways(client, TenantLimits(tokens_per_minute=100))
+            await one.admit(0, 50)
+            server.kill()
+            assert (await refused(one, 0, 60)).reason == "KEY_TOKENS"  # it knows what was used here
+            await two.admit(0, 60)
+            await two.admit(0, 40)
+            assert (await refused(two, 0, 1)).reason == "KEY_TOKENS"
+            assert [each.levelno for each in caplog.records] == [logging.WARNING]
+            server.start()
+            three, four = gateways(client, TenantLimits(tokens_per_minute=100))
+            async with asyncio.timeout(60):
+                while "together again" not in caplog.text:
+                    await asyncio.sleep(0.05)
+                    await three.charge(1)
+                    three._tokens.give_back(1)
+            await four.admit(0, 50)
+            assert (await refused(three, 0, 60)).reason == "KEY_TOKENS"
+
+
+async def test_a_store_that_does_not_answer_holds_up_one_request_a_second_at_most(tmp_path: Path) -> None:
+    now = [0.0]
+    with redis_process(tmp_path) as server:
+        async with connected(server.url, reply_timeout_s=0.1) as client:
+            quota = RedisQuota(client, gateway="g", lease_s=1.0, clock=lambda: now[0])
+            asked = 0
+            run = quota._script
+
+            async def counted(**words: object) -> object:
+                nonlocal asked
+                asked += 1
+                return await run(**words)  # type: ignore[arg-type]
+
+            quota._script = counted  # type: ignore[assignment]
+            server.freeze()
+            for _ in range(10):
+                with pytest.raises(Unavailable):
+                    await quota.report_sessions("k", 1)
+            assert asked == 1
+            now[0] = 1.0
+            with pytest.raises(Unavailable):
+                await quota.report_sessions("k", 1)
+            assert asked == 2
+            server.thaw()

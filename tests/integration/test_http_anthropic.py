@@ -1,0 +1,154 @@
+"""Anthropic's messages over HTTP, by the client library that its users have."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from slipstream.client.gateway_endpoint import digest, new_key
+from tests.front import Setting
+from tests.web import CHAT_TEMPLATE, Web, web
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Ärö"}}</tool_call>'
+TEXT = f"I look — 日本.\n{CALL}\n{CALL}"
+TOOLS: Any = [{"name": "weather", "description": "How warm", "input_schema": {"type": "object"}}]
+MESSAGES: Any = [{"role": "user", "content": "How warm?"}]
+
+
+class Place:
+    def __init__(self, setting: Setting, stack: AsyncExitStack, folder: Path) -> None:
+        self.folder = folder
+        self._setting = setting
+        self._stack = stack
+
+    async def start(self, text: str = TEXT, key: str = "any", verifier: Any = None, **options: Any) -> Web:
+        (self.folder / "chat.jinja").write_text("{# <tool_call> #}" + CHAT_TEMPLATE)
+        self._setting.model.max_length = 1000
+        script = [*self._setting.tokenizer.encode(text).ids, self._setting.eos]
+        self.verifier = self._setting.verifier(script, **(verifier or {}))
+        chat = str(self.folder / "chat.jinja")
+        self.web = await web(self._setting, self._stack, self.verifier, chat_template=chat, **options)
+        client = anthropic.AsyncAnthropic(base_url=self.web.url, api_key=key, max_retries=0, timeout=60)
+        self.client = await self._stack.enter_async_context(client)
+        return self.web
+
+    def prompt(self) -> str:
+        return str(self._setting.tokenizer.decode(list(self.verifier.opens()[-1].prefix.token_ids)))
+
+
+@pytest.fixture
+async def place(setting: Setting, tmp_path: Path) -> AsyncIterator[Place]:
+    async with AsyncExitStack() as stack:
+        yield Place(setting, stack, tmp_path)
+
+
+async def test_a_message_is_answered(place: Place) -> None:
+    await place.start("Hello there")
+    made = await place.client.messages.create(
+        model="toy", max_tokens=50, system=[{"type": "text", "text": "Be brief."}], messages=MESSAGES
+    )
+    assert place.prompt() == "<system>Be brief.\n<user>How warm?\n<assistant>"
+    assert [block.text for block in made.content if block.type == "text"] == ["Hello there"]
+    assert made.stop_reason == "end_turn" and made.id.startswith("msg_")
+    assert made.usage.input_tokens == len(place.prompt()) and made.usage.output_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("more", "reason", "text"),
+    [({"max_tokens": 5}, "max_tokens", "Hello"), ({"stop_sequences": ["the"]}, "stop_sequence", "Hello ")],
+)
+async def test_why_a_message_ends(place: Place, more: Any, reason: str, text: str) -> None:
+    await place.start("Hello there")
+    asked: Any = {"model": "toy", "max_tokens": 50, "messages": MESSAGES} | more
+    made = await place.client.messages.create(**asked)
+    assert made.stop_reason == reason and made.content[0].text == text
+    assert made.stop_sequence == ("the" if reason == "stop_sequence" else None)
+
+
+@pytest.mark.parametrize("per_round", [1, 6, 100])
+async def test_a_stream_folds_into_the_message(place: Place, per_round: int) -> None:
+    await place.start(verifier={"per_round": per_round})
+    asked: Any = {"model": "toy", "max_tokens": 300, "messages": MESSAGES, "tools": TOOLS}
+    whole = await place.client.messages.create(**asked)
+    async with place.client.messages.stream(**asked) as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_message()
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
+    for made in (whole, final):
+        assert [block.type for block in made.content] == ["text", "tool_use", "tool_use"]
+        assert made.content[0].type == "text" and made.content[0].text == "I look — 日本.\n"
+        assert made.content[1].type == "tool_use" and made.content[1].input == {"at": "Ärö"}
+        assert made.stop_reason == "tool_use" and made.usage.output_tokens == whole.usage.output_tokens
+    assert '"parameters": {"type": "object"}' in place.prompt()
+
+
+async def test_blocks_of_a_conversation_are_messages_of_the_template(place: Place) -> None:
+    await place.start("Hello")
+    messages: Any = [
+        *MESSAGES,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "...", "signature": "x"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "1", "name": "weather", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "21"}]},
+                {"type": "text", "text": "And?"},
+            ],
+        },
+        {"role": "ctx", "content": "odd"},
+    ]
+    await place.client.messages.create(model="toy", max_tokens=10, messages=messages)
+    assert place.prompt() == "<user>How warm?\n<assistant>I look.\n<tool>21\n<user>And?\n<user>odd\n<assistant>"
+
+
+async def test_tokens_are_counted_as_the_message_would_use_them(place: Place) -> None:
+    await place.start("Hello")
+    counted = await place.client.messages.count_tokens(model="toy", messages=MESSAGES, tools=TOOLS)
+    made = await place.client.messages.create(model="toy", max_tokens=5, messages=MESSAGES, tools=TOOLS)
+    assert counted.input_tokens == made.usage.input_tokens
+
+
+async def test_errors_have_anthropics_body(place: Place) -> None:
+    await place.start()
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await place.client.messages.create(model="other", max_tokens=5, messages=MESSAGES)
+    assert missing.value.body == {
+        "type": "error",
+        "error": {"type": "not_found_error", "message": "There is no model 'other'; choose one of toy."},
+    }
+    for wrong in ({"messages": []}, {"max_tokens": 0}, {"tools": TOOLS, "tool_choice": {"type": "any"}}):
+        answer = await place.web.post("/v1/messages", {"messages": MESSAGES, "max_tokens": 5} | wrong)
+        assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+    image = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    assert (await place.web.post("/v1/messages", {"messages": image, "max_tokens": 5})).status_code == 400
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_raised_by_the_client(place: Place) -> None:
+    await place.start(verifier={"limit": 9})
+    with pytest.raises(anthropic.APIStatusError, match="rolled back"):
+        async with place.client.messages.stream(model="toy", max_tokens=50, messages=MESSAGES) as stream:
+            async for event in stream:
+                if event.type == "message_start":
+                    await place.web.front.roll_back(event.message.id.removeprefix("msg_"), 0)
+
+
+async def test_the_key_comes_in_anthropics_header_on_its_routes_alone(place: Place) -> None:
+    key = new_key()
+    file = place.folder / "keys.toml"
+    file.write_text(f'alice = {{ sha256 = "{digest(key).hex()}" }}\n')
+    web = await place.start("Hello", key=key, api_keys=str(file))
+    assert (await place.client.messages.create(model="toy", max_tokens=5, messages=MESSAGES)).content
+    assert (await web.client.get("/v1/models", headers={"x-api-key": key})).status_code == 401
+    refused = await web.post("/v1/messages", {}, **{"x-api-key": new_key()})
+    assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"

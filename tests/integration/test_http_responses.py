@@ -1,0 +1,205 @@
+"""OpenAI's Responses over HTTP: created, streamed, read again on another gateway from any event on, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.store.memory import MemoryBackend, MemoryStore
+from slipstream.v1 import verifier_pb2
+from tests.front import Setting
+from tests.web import CHAT_TEMPLATE, Web, events_of, web, web_of
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Ärö"}}</tool_call>'
+TOOLS: Any = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+TEXT = f"I look — 日本.\n{CALL}\n{CALL}"
+
+
+class Pair:
+    """Two gateways of one store, and OpenAI's client of the first."""
+
+    def __init__(self, setting: Setting, stack: AsyncExitStack, folder: Path) -> None:
+        (folder / "chat.jinja").write_text("{# <tool_call> #}" + CHAT_TEMPLATE)
+        self._chat = str(folder / "chat.jinja")
+        self.setting = setting
+        self._stack = stack
+        self._backend = MemoryBackend()
+
+    async def start(self, text: str = TEXT, **options: Any) -> tuple[Web, Web]:
+        self.setting.model.max_length = 1000
+        script = [*self.setting.tokenizer.encode(text).ids, self.setting.eos]
+        self.verifier = self.setting.verifier(script, **options)
+        stores = [MemoryStore(self._backend, owner=owner, ttl_s=60, lease_s=60) for owner in ("first", "second")]
+        first = await web(self.setting, self._stack, self.verifier, store=stores[0], chat_template=self._chat)
+        beside = await self.setting.beside(first.front, stores[1], http="127.0.0.1:0", chat_template=self._chat)
+        client = openai.AsyncOpenAI(base_url=f"{first.url}/v1", api_key="any", max_retries=0, timeout=60)
+        self.openai = await self._stack.enter_async_context(client)
+        return first, await web_of(beside, self._stack)
+
+    def prompt(self) -> str:
+        return str(self.setting.tokenizer.decode(list(self.verifier.opens()[-1].prefix.token_ids)))
+
+
+@pytest.fixture
+async def pair(setting: Setting, tmp_path: Path) -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        yield Pair(setting, stack, tmp_path)
+
+
+async def test_a_response_is_created_and_read_again_anywhere(pair: Pair) -> None:
+    _, second = await pair.start("Hello there")
+    made = await pair.openai.responses.create(
+        model="toy", input="Hi", instructions="Be brief.", max_output_tokens=50, metadata={"a": "b"}
+    )
+    assert pair.prompt() == "<system>Be brief.\n<user>Hi\n<assistant>"
+    assert made.output_text == "Hello there" and made.status == "completed" and made.metadata == {"a": "b"}
+    assert made.usage is not None and made.usage.output_tokens == 12 and made.id.startswith("resp_")
+    again = (await second.client.get(f"/v1/responses/{made.id}")).json()
+    assert again == json.loads(made.model_dump_json(exclude_unset=True))
+
+
+async def test_items_of_a_conversation_are_messages_of_the_template(pair: Pair) -> None:
+    await pair.start("Hello")
+    items: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "How warm?"}]},
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "21"},
+    ]
+    await pair.openai.responses.create(model="toy", input=items, max_output_tokens=20)
+    assert pair.prompt() == "<user>How warm?\n<assistant>\n<tool>21\n<assistant>"
+
+
+async def test_a_stream_is_what_the_client_knows_how_to_read(pair: Pair) -> None:
+    await pair.start("Hello there", per_round=4)
+    async with pair.openai.responses.stream(model="toy", input="Hi", max_output_tokens=50) as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert final.output_text == "Hello there" and final.status == "completed"
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+
+
+async def test_a_response_that_reaches_its_limit_is_incomplete(pair: Pair) -> None:
+    await pair.start("Hello there")
+    made = await pair.openai.responses.create(model="toy", input="Hi", max_output_tokens=5)
+    assert made.status == "incomplete" and made.output_text == "Hello"
+    assert made.incomplete_details is not None and made.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_calls_of_tools_are_items(pair: Pair) -> None:
+    await pair.start()
+    made = await pair.openai.responses.create(model="toy", input="Hi", tools=TOOLS, max_output_tokens=300)
+    assert [item.type for item in made.output] == ["message", "function_call", "function_call"]
+    assert made.output_text == "I look — 日本.\n"
+    for item in made.output[1:]:
+        assert item.type == "function_call" and json.loads(item.arguments) == {"at": "Ärö"} and item.name == "weather"
+    assert '"function"' in pair.prompt()
+
+
+def folded(events: list[Any]) -> list[dict[str, Any]]:
+    """The events, with neighbouring deltas of one text joined and without their numbers."""
+    made: list[dict[str, Any]] = []
+    for event in events:
+        data = {name: value for name, value in event.json.items() if name != "sequence_number"}
+        if data["type"].endswith("text.delta") and made and made[-1]["type"] == data["type"]:
+            made[-1]["delta"] += data["delta"]
+        else:
+            made.append(data)
+    return made
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("per_round", [1, 5])
+async def test_a_stream_goes_on_behind_every_event_on_another_gateway(pair: Pair, tools: Any, per_round: int) -> None:
+    first, second = await pair.start(per_round=per_round)
+    asked = {"input": "Hi", "tools": tools, "max_output_tokens": 300, "stream": True}
+    whole = await first.events("/v1/responses", asked)
+    name = whole[0].json["response"]["id"]
+    numbers = [event.json["sequence_number"] for event in whole]
+    assert numbers == sorted(set(numbers)) and all(event.name == event.json["type"] for event in whole)
+    for index, number in enumerate(numbers):
+        after = f"/v1/responses/{name}?stream=true&starting_after={number}"
+        async with second.client.stream("GET", after) as response:
+            rest = [event async for event in events_of(response)]
+        assert folded(whole[: index + 1] + rest) == folded(whole)
+
+
+async def test_a_running_response_goes_on_where_it_is_read(pair: Pair) -> None:
+    first, second = await pair.start("Hello there, you", limit=5, per_round=1)
+    asked = {"input": "Hi", "max_output_tokens": 100, "stream": True}
+    had = []
+    async with first.client.stream("POST", "/v1/responses", json=asked) as reading:
+        async for event in events_of(reading):
+            had.append(event)
+            if event.json["type"].endswith("delta"):
+                break
+    name, number = had[0].json["response"]["id"], had[-1].json["sequence_number"]
+    pair.verifier.limit = None
+    async with second.client.stream("GET", f"/v1/responses/{name}?stream=true&starting_after={number}") as response:
+        rest = [event async for event in events_of(response)]
+    joined = folded(had + rest)
+    assert "".join(event.get("delta", "") for event in joined) == "Hello there, you"
+    assert joined[-1]["response"]["status"] == "completed"
+
+
+async def test_a_response_in_the_background_goes_on_without_a_client_and_is_cancelled(pair: Pair) -> None:
+    first, second = await pair.start("Hello there, you", limit=5, per_round=1)
+    made = await pair.openai.responses.create(model="toy", input="Hi", background=True, max_output_tokens=100)
+    assert made.status == "in_progress" and made.output == []
+    async with asyncio.timeout(60):
+        await pair.verifier.until(lambda: any(session.output == 5 for session in pair.verifier.sessions.values()))
+    assert (await second.client.get(f"/v1/responses/{made.id}")).json()["status"] == "in_progress"
+    cancelled = await pair.openai.responses.cancel(made.id)
+    assert cancelled.status == "cancelled"
+    record = await first.front.record(made.id.removeprefix("resp_"))
+    assert record.finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
+    assert (await second.client.get(f"/v1/responses/{made.id}")).json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"previous_response_id": "resp_1"},
+        {"n": 2},
+        {"input": []},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"text": {"format": {"type": "json_schema"}}},
+        {"text": {"format": {"type": "nonsense"}}},
+        {"metadata": {"a": "x" * 20_000}},
+    ],
+)
+async def test_what_is_not_served_is_refused(pair: Pair, field: Any) -> None:
+    first, _ = await pair.start()
+    answer = await first.post("/v1/responses", {"input": "Hi"} | field)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    assert not pair.verifier.opens()
+
+
+async def test_sessions_that_are_no_responses_are_not_found(pair: Pair) -> None:
+    first, _ = await pair.start("Hello")
+    answer = await first.front.generate(annotation=b'{"created_at": "now"}')
+    for name in ("missing", answer.started.session_id):
+        for method, path in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel")):
+            found = await first.client.request(method, f"/v1/responses/resp_{name}{path}")
+            assert found.status_code == 404, found.text
+    assert (await first.client.get("/v1/responses/nonsense")).status_code == 400

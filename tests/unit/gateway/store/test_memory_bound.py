@@ -1,0 +1,89 @@
+"""The embedded store holds so many bytes and no more: ended sessions go first, running ones never."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.store.memory import ENTRY_BYTES, MemoryBackend, MemoryStore
+from gateway.store.session_store import SessionRecord
+from slipstream.errors import NotFound, ResourceExhausted
+
+SESSIONS = 8
+TOKENS = 1000
+SIZE = ENTRY_BYTES + 4 * TOKENS
+
+
+def record(name: str) -> SessionRecord:
+    return SessionRecord(name, 1, b"", 1, (7,) * TOKENS)
+
+
+class Store(MemoryStore):
+    """Room for SESSIONS records of TOKENS tokens."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryBackend(lambda: 0.0, SESSIONS * SIZE)
+        super().__init__(self.memory, owner="a", ttl_s=60.0, lease_s=60.0)
+
+    @property
+    def held(self) -> int:
+        return sum(entry.size for entry in self.memory.entries.values())
+
+
+async def test_ended_sessions_make_room_the_eldest_first_and_then_suspended_ones() -> None:
+    store = Store()
+    for number in range(SESSIONS - 2):
+        await store.create(record(str(number)))
+    for number in (3, 0, 1):
+        await store.release(str(number), 1)
+    await store.finish("4", 1, b"e" * 10)
+    for number in range(100):
+        await store.create(record(f"new {number}"))
+        await store.finish(f"new {number}", 1, b"e")
+        assert store.held <= SESSIONS * SIZE
+    assert {"0", "1", "2", "3", "5"} <= store.memory.entries.keys()  # suspended or running: ended ones are enough
+    with pytest.raises(NotFound):
+        await store.read("4")
+
+
+async def test_a_store_that_is_full_of_running_sessions_refuses_what_is_more_and_keeps_them() -> None:
+    store = Store()
+    for number in range(SESSIONS):
+        await store.create(record(str(number)))
+    for refused in (
+        store.create(record("more")),
+        store.append("3", 1, TOKENS, [1]),
+        store.truncate("3", 2, TOKENS, b"", [1]),
+        store.restore(SessionRecord("3", 1, b"", 1, (7,) * TOKENS + (8,))),
+    ):
+        with pytest.raises(ResourceExhausted) as full:
+            await refused
+        assert full.value.reason == "STORE_FULL" and full.value.retry_s
+    assert store.held == SESSIONS * SIZE and len(store.memory.entries) == SESSIONS
+    await store.release("5", 1)  # suspended, and nothing has ended
+    await store.append("3", 1, TOKENS, [1])
+    assert "5" not in store.memory.entries and len(store.memory.entries) == SESSIONS - 1
+
+
+async def test_what_expires_and_what_is_cut_leaves_its_room() -> None:
+    now = [0.0]
+    memory = MemoryBackend(lambda: now[0], 2 * SIZE)
+    store = MemoryStore(memory, owner="a", ttl_s=60.0, lease_s=60.0)
+    for name in ("a", "b"):
+        await store.create(record(name))
+    await store.truncate("a", 2, 1)
+    await store.append("b", 1, TOKENS, [1] * (TOKENS - 1))
+    with pytest.raises(ResourceExhausted):
+        await store.append("b", 1, 2 * TOKENS - 1, [1])
+    now[0] = 61.0
+    for name in ("c", "d"):
+        await store.create(record(name))
+
+
+async def test_a_session_that_is_taken_up_again_is_not_dropped() -> None:
+    store = Store()
+    for number in range(SESSIONS):
+        await store.create(record(str(number)))
+        await store.finish(str(number), 1, b"")
+    await store.takeover("0")
+    await store.create(record("more"))
+    assert "0" in store.memory.entries and "1" not in store.memory.entries

@@ -1,0 +1,56 @@
+"""What the live view says of a worker."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from slipstream.cli.status import StepRates, fleet_table, state_of
+from slipstream.v1 import gateway_pb2, types_pb2, worker_pb2
+
+MODEL = types_pb2.ModelInfo(name="toy")
+
+
+def worker(**changes: object) -> gateway_pb2.FleetWorker:
+    described = {"role": worker_pb2.ROLE_DRAFTER, "name": "ngram", "address": "a:1", "model": MODEL, "present": True}
+    return gateway_pb2.FleetWorker(**(described | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("described", "state"),
+    [
+        (worker(), "ready"),
+        (worker(model=None, present=False), "not reached yet"),
+        (worker(present=False), "away"),
+        (worker(problem="another vocabulary"), "does not fit: another vocabulary"),
+        (worker(load=worker_pb2.WatchResponse(draining=True)), "draining"),
+        (worker(warning="another template"), "ready; another template"),
+    ],
+)
+def test_the_state_of_a_worker_is_what_keeps_it_from_work(described: gateway_pb2.FleetWorker, state: str) -> None:
+    assert state_of(described) == state
+
+
+def test_rates_are_of_workers_that_both_looks_have_and_that_did_not_begin_anew() -> None:
+    def fleet(**steps: int) -> gateway_pb2.GetFleetResponse:
+        loads = {address: worker_pb2.WatchResponse(steps=count) for address, count in steps.items()}
+        return gateway_pb2.GetFleetResponse(workers=[worker(address=each, load=load) for each, load in loads.items()])
+
+    rates = StepRates()
+    assert rates.update(fleet(a=100, b=50), 10.0) == {}
+    assert rates.update(fleet(a=120, b=0, c=7), 12.0) == {"a": 10.0}
+    assert rates.update(fleet(a=120, b=3, c=7), 13.0) == {"a": 0.0, "b": 3.0, "c": 0.0}
+
+
+def test_the_table_has_loads_and_takes_no_name_for_markup() -> None:
+    load = worker_pb2.WatchResponse(sessions=3, waiting=1, kv_blocks_total=8, kv_blocks_free=6)
+    verifier = worker(role=worker_pb2.ROLE_VERIFIER, name="", address="v:1", load=load)
+    fleet = gateway_pb2.GetFleetResponse(workers=[verifier, worker(name="[red]x")], sessions=2)
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(fleet_table(fleet, {"v:1": 12.4}))
+    text = shown.getvalue()
+    assert "2 sessions here" in text and "[red]x a:1" in text
+    [line] = [line for line in text.splitlines() if "verifier v:1" in line]
+    assert [cell.strip() for cell in line.split("│")[2:-1]] == ["toy", "ready", "3", "1", "25%", "12"]

@@ -1,0 +1,234 @@
+"""The batched sampling of vLLM's workers decides as the acceptance rules do, on logits and candidates of any kind."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.engine.sampler.logits_processor import logprobs
+from slipstream.engine.sampler.token_history import TokenHistory
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tokenizer.grammar import Mask
+from verifier_svc.acceptance.judge import VerifyInput, judge
+from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
+from verifier_svc.execution.vllm.messages import EXTRA, ChainMasks, SessionParameters
+from verifier_svc.execution.vllm.step_sampler import StepSampler, chain
+
+VOCABULARY = 320
+SAMPLINGS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, seed=2**64 - 1),
+    SamplingParams(temperature=1.3, seed=5, top_k=7, top_p=0.9),
+    SamplingParams(temperature=0.9, seed=6, min_p=0.2),
+    SamplingParams(temperature=0.7, seed=7, repetition_penalty=1.7, presence_penalty=-1.0, frequency_penalty=0.6),
+    SamplingParams(temperature=0.0, repetition_penalty=0.6, logit_bias={3: 9.0, 300: -40.0}),
+    SamplingParams(temperature=1.0, seed=8, logit_bias={11: 2.5}),
+    SamplingParams(temperature=0.9, seed=9, acceptance="rejection"),
+    SamplingParams(temperature=0.0, repetition_penalty=1.5, acceptance="rejection"),
+]
+
+
+class Verified(NamedTuple):
+    name: str
+    sampling: SamplingParams
+    tokens: list[int]
+    prompt_length: int
+    drafts: list[int]
+    distributions: tuple[DraftDistribution | None, ...]
+    masks: dict[int, Mask]
+    """By the number of candidates before the row."""
+
+
+class Masks:
+    def __init__(self, masks: dict[int, Mask]) -> None:
+        self._masks = masks
+
+    def after(self, path: tuple[int, ...]) -> Mask | None:
+        return self._masks.get(len(path))
+
+
+def request(name: str, sampling: SamplingParams, chance: np.random.Generator) -> Verified:
+    size, candidates = int(chance.integers(4, 20)), int(chance.integers(0, 6))
+    tokens = chance.integers(0, 24, size).tolist()  # few, so that penalties see them again
+    drafts = chance.integers(0, 24, candidates).tolist()
+    given = None
+    if not sampling.coupled:
+        given = tuple(DraftDistribution((token, 200 + token), (500, 600)) for token in drafts)
+    masks = {}
+    if chance.random() < 0.4:
+        bits = chance.integers(0, 256, (candidates + 1, VOCABULARY // 8), dtype=np.uint8)
+        masks = {depth: row for depth, row in enumerate(bits) if depth != 1}
+    return Verified(name, sampling, tokens, size // 2, drafts, given or (None,) * candidates, masks)
+
+
+class Worker:
+    """A StepSampler, and as much of vLLM's runner as it reads."""
+
+    def __init__(self) -> None:
+        self.runner = SimpleNamespace(input_batch=SimpleNamespace(), discard_request_mask=SimpleNamespace())
+        self.sampler = StepSampler(self.runner, VOCABULARY, torch.device("cpu"))
+
+    def step(
+        self, requests: list[Verified], logits: torch.Tensor, new: bool = True, logprobs: int | None = None
+    ) -> Any:
+        added = [
+            SimpleNamespace(
+                req_id=each.name,
+                prompt_token_ids=each.tokens,
+                sampling_params=SimpleNamespace(
+                    extra_args={EXTRA: SessionParameters(each.sampling, each.prompt_length, logprobs).pack()}
+                ),
+            )
+            for each in requests
+        ]
+        proposals = {each.name: each.distributions for each in requests if not each.sampling.coupled}
+        self.sampler.begin(added if new else [], set(), proposals)
+        self.runner.input_batch.req_ids = [each.name for each in requests]
+        self.runner.input_batch.num_tokens_no_spec = np.array([len(each.tokens) for each in requests], np.int32)
+        self.runner.discard_request_mask.np = np.zeros(len(requests), np.bool_)
+        masks = {
+            each.name: ChainMasks(np.array(list(each.masks)), np.stack(list(each.masks.values())))
+            for each in requests
+            if each.masks
+        }
+        self.sampler.start_sampling(masks)
+        counts = np.array([len(each.drafts) for each in requests])
+        drafts = torch.tensor([token for each in requests for token in each.drafts], dtype=torch.int32)
+        tokens = self.sampler.decide(logits, counts, drafts)
+        rows = [[token for token in row if token >= 0] for row in tokens.tolist()]
+        return dict(zip(self.runner.input_batch.req_ids, rows, strict=True)), self.sampler.take_sampled()
+
+
+def expected(requests: list[Verified], logits: torch.Tensor) -> list[AcceptanceResult | BrokenNumbers]:
+    cases, row = [], 0
+    for each in requests:
+        history = TokenHistory(each.tokens[: each.prompt_length])
+        history.append(each.tokens[each.prompt_length :])
+        grammar = Masks(each.masks) if each.masks else None
+        selection = chain(each.drafts, each.distributions)
+        cases.append(VerifyInput(selection, row, each.sampling, len(each.tokens), history, grammar))
+        row += 1 + len(each.drafts)
+    return judge(cases, logits)
+
+
+def rows(requests: list[Verified]) -> int:
+    return sum(1 + len(each.drafts) for each in requests)
+
+
+def random_logits(requests: list[Verified], chance: np.random.Generator) -> torch.Tensor:
+    """Peaked at the drafts more often than not, so that chains are accepted to any depth."""
+    logits = torch.from_numpy(chance.normal(0.0, 2.0, (rows(requests), VOCABULARY)).astype(np.float32))
+    row = 0
+    for each in requests:
+        for draft in each.drafts:
+            if chance.random() < 0.8:
+                logits[row, draft] += 20.0
+            row += 1
+        row += 1
+    return logits
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_batches_are_decided_as_the_rules_decide_each_session(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    requests = [request(f"r{index}", sampling, chance) for index, sampling in enumerate(SAMPLINGS * 2)]
+    logits = random_logits(requests, chance)
+    if seed % 3 == 0:
+        logits[int(chance.integers(len(logits)))] = torch.nan
+    results = expected(requests, logits.clone())
+    tokens, sampled = Worker().step(requests, logits)
+    for each, result in zip(requests, results, strict=True):
+        assert tokens[each.name], "never a row without a token"
+        assert (each.name in sampled.broken) == isinstance(result, BrokenNumbers)
+        if isinstance(result, AcceptanceResult):
+            assert tokens[each.name] == [*(each.drafts[node] for node in result.path), result.next_token]
+            assert (each.name in sampled.dishonest) == result.dishonest
+    lengths = {len(each) for each in tokens.values()}
+    assert len(lengths) > 2
+
+
+def test_a_later_step_counts_the_tokens_that_were_decided() -> None:
+    """Penalties see what earlier steps committed, in the worker too, where only the first step brings the text."""
+    chance = np.random.default_rng(3)
+    penalised = [sampling for sampling in SAMPLINGS if sampling.penalised]
+    requests = [
+        request(f"r{index}", sampling, chance)._replace(masks={}) for index, sampling in enumerate(penalised * 3)
+    ]
+    worker = Worker()
+    for step in range(6):
+        logits = random_logits(requests, chance)
+        results = expected(requests, logits.clone())
+        tokens, _ = worker.step(requests, logits, new=step == 0)
+        following = []
+        for each, result in zip(requests, results, strict=True):
+            assert isinstance(result, AcceptanceResult)
+            decided = [*(each.drafts[node] for node in result.path), result.next_token]
+            assert tokens[each.name] == decided
+            drafts = chance.integers(0, 24, len(each.drafts)).tolist()
+            given = (None,) * len(drafts)
+            following.append(each._replace(tokens=[*each.tokens, *decided], drafts=drafts, distributions=given))
+        requests = following
+
+
+@pytest.mark.parametrize(
+    ("penalty", "expected"),
+    [({"frequency_penalty": 0.4}, [7, 7, 8]), ({"presence_penalty": 0.7}, [7, 8]), ({}, [7] * 4)],
+)
+def test_penalties_count_the_candidates_before_a_row(penalty: dict[str, float], expected: list[int]) -> None:
+    """The chain repeats the likeliest token; each candidate before a row makes it less likely there."""
+    sampling = SamplingParams(temperature=0.0, **penalty)
+    logits = torch.zeros(4, VOCABULARY)
+    logits[:, 7], logits[:, 8] = 1.0, 0.5
+    tokens, _ = Worker().step([Verified("r", sampling, [1, 2, 3], 2, [7] * 3, (None,) * 3, {})], logits)
+    assert tokens["r"] == expected
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_broken_numbers_end_their_session_alone_and_it_still_gets_a_token(row: int) -> None:
+    logits = torch.zeros(6, VOCABULARY)
+    logits[:, 7] = 9.0
+    logits[row] = torch.nan
+    sampling = SamplingParams(temperature=0.0)
+    requests = [Verified(name, sampling, [1, 2], 1, [7, 7], (None,) * 2, {}) for name in "ab"]
+    tokens, sampled = Worker().step(requests, logits)
+    assert sampled.broken == ["a"] and len(tokens["a"]) == row + 1 and tokens["b"] == [7, 7, 7]
+
+
+def test_prefills_that_go_on_decide_nothing_that_counts() -> None:
+    chance = np.random.default_rng(4)
+    requests = [request("r", SAMPLINGS[4], chance)._replace(drafts=[], distributions=(), masks={})]
+    worker = Worker()
+    logits = random_logits(requests, chance)
+    worker.step(requests, logits)
+    first = worker.sampler._table.adjustments["r"].counts.sum()
+    worker.sampler._runner.discard_request_mask.np[:] = True
+    worker.sampler.decide(logits, np.zeros(1, np.int64), torch.empty(0, dtype=torch.int64))
+    assert worker.sampler._table.adjustments["r"].counts.sum() == first
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    chance = np.random.default_rng(5)
+    requests = [request(f"r{index}", sampling, chance) for index, sampling in enumerate(SAMPLINGS)]
+    logits = random_logits(requests, chance)
+    tokens, sampled = Worker().step(requests, logits.clone(), logprobs=3)
+    row = 0
+    for each in requests:
+        decided = tokens[each.name]
+        assert list(sampled.logprobs[each.name]) == logprobs(
+            logits[row : row + len(decided)], decided, [3] * len(decided)
+        )
+        row += 1 + len(each.drafts)
+
+
+def test_slots_are_used_again_and_grow() -> None:
+    worker, chance = Worker(), np.random.default_rng(6)
+    for number in range(3):
+        requests = [request(f"{number}-{index}", SAMPLINGS[0], chance)._replace(masks={}) for index in range(100)]
+        worker.step(requests, random_logits(requests, chance))
+        worker.sampler.begin([], {each.name for each in requests}, {})
+    assert len(worker.sampler._table._columns) == 128

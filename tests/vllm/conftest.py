@@ -1,0 +1,44 @@
+"""Executors and services on vLLM. Collected by the interpreter of `make setup-vllm` alone: `make test-vllm`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def settings(**changes: Any) -> Any:
+    from tests.vllm.decoding import TARGET
+    from verifier_svc.config import VerifierConfig
+
+    defaults = {"model": TARGET, "engine": "vllm", "dtype": "float32", "kv_tokens": 16_384}
+    return VerifierConfig(**(defaults | changes))
+
+
+def open_executor(**changes: Any) -> Any:
+    from slipstream.engine.models.checkpoint import describe_checkpoint
+    from verifier_svc.execution.vllm.executor import VLLMExecutor
+
+    config = settings(**changes)
+    return VLLMExecutor(config, describe_checkpoint(config.model))
+
+
+@pytest.fixture(scope="session")
+def executor() -> Iterator[Any]:
+    opened = open_executor()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Any:
+    from slipstream.engine.factory import open_engine
+    from tests.vllm.decoding import TARGET
+    from verifier_svc.execution.embedded import EmbeddedExecutor
+
+    return EmbeddedExecutor(open_engine(TARGET, "float32", 16_384))

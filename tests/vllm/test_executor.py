@@ -1,0 +1,220 @@
+"""Texts of the vLLM executor are the embedded executor's, whatever is drafted, and however sessions come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from slipstream.engine.sampler.logits_processor import SampledRow, process
+from slipstream.errors import FailedPrecondition
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tokenizer.structured_output import StructuredOutput
+from tests.grammars import LANGUAGES
+from tests.vllm.decoding import (
+    SAMPLINGS,
+    Case,
+    Decoded,
+    Decoding,
+    decode,
+    guesses,
+    no_guess,
+    prompts,
+    texts,
+)
+from verifier_svc.execution.vllm.messages import ChainMasks
+from verifier_svc.execution.vllm.requests import RequestStep
+
+SESSIONS = 16
+CASES = [
+    Case(prompt, sampling, top_logprobs=3 if index % 3 == 0 else None)
+    for index, (prompt, sampling) in enumerate(zip(prompts(SESSIONS), SAMPLINGS * 2, strict=True))
+]
+
+
+@pytest.fixture(scope="module")
+def expected(embedded: Any) -> dict[Case, Decoded]:
+    return decode(embedded, CASES)
+
+
+@pytest.mark.parametrize("right", [None, 1.0, 0.8, 0.0], ids=["plain", "true", "half-wrong", "garbage"])
+def test_texts_are_the_embedded_executor_s(executor: Any, expected: dict[Case, Decoded], right: float | None) -> None:
+    """Every sampling parameter; prompts in chunks, chains of random length, a fifth of the sequences left out of each
+    step."""
+    guess = no_guess if right is None else guesses(texts(expected), right)
+    decoded = decode(executor, CASES, guess, seed=3, skipped=0.2)
+    assert texts(decoded) == texts(expected)
+    accepted, drafted = (sum(getattr(each, name) for each in decoded.values()) for name in ("accepted", "drafted"))
+    assert (drafted == 0) == (right is None)
+    if right is not None:
+        assert (accepted == drafted) == (right == 1.0) and (accepted == 0) == (right == 0.0)
+    for case in CASES:
+        ours, theirs = decoded[case].logprobs, expected[case].logprobs
+        assert len(ours) == len(theirs) == (case.tokens if case.top_logprobs is not None else 0)
+        assert [each.logprob for each in ours] == pytest.approx([each.logprob for each in theirs], abs=1e-4)
+        assert [[token for token, _ in each.top] for each in ours] == [[t for t, _ in each.top] for each in theirs]
+    assert executor.kv.blocks_free == executor.kv.blocks_total
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_grammars_hold_and_give_the_embedded_executor_s_text(executor: Any, embedded: Any, rule: str) -> None:
+    cases = [
+        Case(prompt, SamplingParams(temperature=0.7, seed=seed, acceptance=rule), 24, structure=language.structure)
+        for seed, (prompt, language) in enumerate(zip(prompts(len(LANGUAGES)), LANGUAGES.values(), strict=True))
+    ]
+    plain = texts(decode(embedded, cases))
+    ours, theirs = (decode(each, cases, guesses(plain, 0.8), seed=2) for each in (executor, embedded))
+    assert texts(ours) == texts(theirs)
+    assert rule == "rejection" or texts(ours) == plain
+    assert sum(each.accepted for each in ours.values()) > 0
+
+
+def test_a_grammar_that_cannot_be_followed_ends_its_session_alone(
+    executor: Any, embedded: Any, expected: dict[Case, Decoded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verifier_svc.grammar_constraint import GrammarConstraint
+
+    case = Case(CASES[0].prompt, SamplingParams(temperature=0.0), structure=StructuredOutput("regex", "[a-f ]{30,60}"))
+    after, least = GrammarConstraint.after, 5
+
+    def limited(constraint: GrammarConstraint, path: tuple[int, ...]) -> Any:
+        if len(constraint._output(path)) > least:
+            raise FailedPrecondition("the grammar cannot be followed any further.", reason="GRAMMAR_GAVE_UP")
+        return after(constraint, path)
+
+    plain = texts(decode(embedded, [case]))
+    monkeypatch.setattr(GrammarConstraint, "after", limited)
+    decoded = decode(executor, [case, *CASES[:3]], guesses(plain | texts(expected), 1.0))
+    failed = decoded.pop(case)
+    assert failed.error is not None and failed.error.reason == "GRAMMAR_GAVE_UP"
+    assert failed.token_ids == plain[case][: len(failed.token_ids)] and len(failed.token_ids) > 0
+    assert texts(decoded) == {each: expected[each].token_ids for each in CASES[:3]}
+
+
+def test_the_ratio_rule_judges_chains_as_the_embedded_executor_does(
+    executor: Any, embedded: Any, expected: dict[Case, Decoded]
+) -> None:
+    """The same candidates with the same q, so the same coins: what is accepted is equal, too."""
+    samplings = [
+        SamplingParams(temperature=0.0, acceptance="rejection"),
+        SamplingParams(temperature=0.8, seed=3, acceptance="rejection"),
+        SamplingParams(temperature=0.9, seed=4, top_k=20, repetition_penalty=1.2, acceptance="rejection"),
+        SamplingParams(temperature=1.0, seed=5, frequency_penalty=0.5, acceptance="rejection"),
+    ]
+    cases = [Case(case.prompt, sampling, 20) for case, sampling in zip(CASES, samplings, strict=False)]
+    likely = {case: expected[near].token_ids for case, near in zip(cases, CASES, strict=False)}
+    for case in cases:  # a session's step draws its candidates from the test's own chance
+        ours, theirs = (decode(each, [case], guesses(likely, 0.9), seed=9)[case] for each in (executor, embedded))
+        assert (ours.token_ids, ours.drafted, ours.accepted) == (theirs.token_ids, theirs.drafted, theirs.accepted)
+    assert sum(decode(executor, [case], guesses(likely, 1.0))[case].accepted for case in cases) > 0
+
+
+def test_a_session_moves_between_the_executors_in_mid_text(
+    executor: Any, embedded: Any, expected: dict[Case, Decoded]
+) -> None:
+    for first, second in ((executor, embedded), (embedded, executor)):
+        beginning = Decoding(first, guesses(texts(expected), 0.8))
+        for case in CASES[:8]:
+            beginning.open(case)
+        for _ in range(12):
+            beginning.step()
+        ending = Decoding(second, guesses(texts(expected), 0.8))
+        for case in list(beginning.live):
+            ending.open(case, beginning.decoded[case].token_ids)
+            beginning.close(case)
+        assert ending.live and any(each.token_ids for each in ending.decoded.values())
+        decoded = beginning.decoded | ending.run()
+        assert texts(decoded) == {case: expected[case].token_ids for case in CASES[:8]}
+
+
+def test_sessions_share_the_blocks_of_a_prefix_under_one_salt(executor: Any, expected: dict[Case, Decoded]) -> None:
+    text = expected[CASES[1]]
+    known = (*CASES[1].prompt, *text.token_ids)
+    first, again, apart = (Case(known, CASES[1].sampling, 20, salt=salt) for salt in ("a", "a", "b"))
+    plain = decode(executor, [first])[first].token_ids
+    sequences = [executor.kv.begin(list(known), case.salt) for case in (again, apart)]
+    assert sequences[0].length >= executor.kv.block_size and sequences[1].length == 0
+    for sequence in sequences:
+        executor.kv.close(sequence)
+    for case in (again, apart):
+        assert decode(executor, [case])[case].token_ids == plain
+
+
+def test_a_rollback_into_a_shared_block_copies_it(executor: Any, expected: dict[Case, Decoded]) -> None:
+    """The KV of a block that other sequences read is copied by the workers before it is written."""
+    case, size = CASES[8], executor.kv.block_size
+    shared = Case(case.prompt, case.sampling, case.tokens, salt="rollback")
+    running = Decoding(executor)
+    running.open(shared)
+    while len(running.live[shared].tokens) < 2 * size + 8:
+        running.step()
+    session = running.live[shared]
+    reader = executor.kv.begin(session.tokens, "rollback")
+    keep = 2 * size - 2  # inside a block that the reader has, too
+    assert reader.length >= 2 * size and keep > len(case.prompt)
+    del session.tokens[keep:], running.decoded[shared].token_ids[keep - len(case.prompt) :]
+    executor.kv.rollback(session.sequence, keep - 1)
+    session.computed = keep - 1
+    assert running.run()[shared].token_ids == expected[case].token_ids
+    executor.kv.close(reader)
+    assert executor.kv.blocks_free == executor.kv.blocks_total
+
+
+@pytest.mark.parametrize("where", ["before the workers", "in the model", "in the sampler"])
+def test_a_step_that_failed_may_run_again(
+    executor: Any, expected: dict[Case, Decoded], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    running = Decoding(executor, guesses(texts(expected), 0.8))
+    for case in CASES[:4]:
+        running.open(case)
+    schedule = executor.kv.schedule
+
+    def failing(step: list[RequestStep]) -> Any:
+        output = schedule(step)
+        if where == "before the workers":
+            raise RuntimeError("a bug")
+        output.scheduled_cached_reqs.req_ids.append("nobody")
+        return output
+
+    def wrong_masks(*args: Any) -> dict[str, ChainMasks]:
+        return {"nobody": ChainMasks(np.zeros(1, np.int64), np.zeros((1, 512), np.uint8))}
+
+    broken = (executor, "_masks", wrong_masks) if where == "in the sampler" else (executor.kv, "schedule", failing)
+    for number in range(20):
+        if number in (0, 3, 8):
+            with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+                patch.setattr(*broken)
+                running.step()
+        running.step()
+    assert texts(running.run()) == {case: expected[case].token_ids for case in CASES[:4]}
+
+
+def test_tokens_are_distributed_as_the_target_says(executor: Any, embedded: Any) -> None:
+    """Chi-square of where each token fell in the target's own distribution, under candidates that are often wrong."""
+    sampling = [SamplingParams(temperature=1.0, seed=seed, top_k=20) for seed in range(24)]
+    cases = [Case(prompt, each) for prompt, each in zip(prompts(24), sampling, strict=True)]
+    plain = texts(decode(embedded, cases))
+    decoded = decode(executor, cases, guesses(plain, 0.7))
+    assert sum(each.accepted for each in decoded.values()) > 200
+    chance, where = np.random.default_rng(1), list[float]()
+    for case in cases:
+        where += _places(embedded, case, decoded[case].token_ids, chance)
+    observed = np.bincount((np.array(where) * 20).astype(int), minlength=20)
+    assert chisquare(observed).pvalue > 1e-3
+
+
+def _places(embedded: Any, case: Case, output: list[int], chance: np.random.Generator) -> list[float]:
+    """Randomised probability integral transform (Smith 1985) of each token, by one pass of the embedded engine."""
+    from slipstream.engine.engine import begin_unshared
+    from slipstream.engine.segment import Segment
+
+    engine = embedded.kv
+    sequence = begin_unshared(engine, len(case.prompt) + len(output))
+    segment = Segment(sequence, list(case.prompt), output[:-1], [-1, *range(len(output) - 2)])
+    logits = engine.forward([segment]).logits
+    engine.close(sequence)
+    p = process(logits, [SampledRow(case.sampling)] * len(logits)).double().softmax(-1).numpy()
+    below = p.cumsum(-1) - p
+    return [float(below[row, token] + chance.random() * p[row, token]) for row, token in enumerate(output)]

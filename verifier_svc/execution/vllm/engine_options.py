@@ -1,0 +1,137 @@
+"""vLLM's engine arguments from the verifier's settings: what the executor relies on is fixed, the rest free."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from slipstream.engine.cpu_cores import threads_for
+from slipstream.engine.model_info import ModelInfo
+from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.tokenizer.vocabulary import is_local, model_folder
+from verifier_svc.config import VerifierConfig
+from verifier_svc.execution.vllm.messages import EXTRA
+
+SUPPORTED = "0.32"
+"""The minor version of vLLM whose internals `tests/vllm/test_contract.py` checks."""
+BLOCK_SIZE = 32
+MAX_CANDIDATES = 128
+"""vLLM's bound on the candidates of one request."""
+MAX_SEQUENCES = 256
+"""Sequences of one step, unless the arguments say otherwise: vLLM reserves memory for each."""
+FIXED = {
+    "--model": "it is VERIFIER_MODEL",
+    "--dtype": "it is VERIFIER_DTYPE",
+    "--max-num-batched-tokens": "it is VERIFIER_STEP_TOKENS",
+    "--speculative-config": "candidates come from Slipstream's drafters",
+    "--worker-cls": "sampling is Slipstream's",
+    "--scheduler-cls": "scheduling is Slipstream's",
+    "--distributed-executor-backend": "workers are processes of this machine",
+    "--additional-config": "it carries Slipstream's own settings",
+    "--pipeline-parallel-size": "pipelines of steps are not supported; use --tensor-parallel-size",
+    "--data-parallel-size": "start one verifier for each replica",
+    "--kv-transfer-config": "KV blocks are Slipstream's",
+    "--trust-remote-code": "code of a checkpoint is never run",
+    "--load-format": "weights are safetensors",
+    "--enable-lora": "adapters are not supported",
+    "--async-scheduling": "scheduling is Slipstream's",
+}
+"""Options that VERIFIER_VLLM_ARGS may not hold, and why."""
+
+
+def prepare_environment(config: VerifierConfig) -> None:
+    """Sets vLLM's variables before it is imported; what the operator set stays, where it can."""
+    os.environ.update(
+        VLLM_USE_V2_MODEL_RUNNER="0",
+        VLLM_ENABLE_V1_MULTIPROCESSING="1",
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+        OMP_NUM_THREADS=str(threads_for(config.threads)),
+    )
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",
+    }
+    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+    if openmp.exists():  # in the workers alone: it is read when a process starts
+        defaults["LD_PRELOAD"] = str(openmp)
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def check_settings(config: VerifierConfig) -> list[str]:
+    """The words of VERIFIER_VLLM_ARGS. Raises InvalidArgument for settings that vLLM does not have or may not get."""
+    if config.quantisation:
+        raise InvalidArgument("VERIFIER_QUANTISATION is for the embedded engine; give vLLM's in VERIFIER_VLLM_ARGS.")
+    if config.max_draft_tokens > MAX_CANDIDATES:
+        raise InvalidArgument(f"VERIFIER_MAX_DRAFT_TOKENS={config.max_draft_tokens}; vLLM verifies {MAX_CANDIDATES}.")
+    words = _words(config.vllm_args)
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in FIXED:
+            raise InvalidArgument(f"VERIFIER_VLLM_ARGS holds {option}, which cannot be set: {FIXED[option]}.")
+    return words
+
+
+def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any:
+    """vLLM's EngineArgs. Workers write into `failures` why they could not start. Raises InvalidArgument."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> None:
+            raise InvalidArgument(f"VERIFIER_VLLM_ARGS cannot be read: {message}.")
+
+    source = str(model_folder(config.model)) if is_local(config.model) else config.model
+    fixed = ["--model", source, "--max-model-len", str(min(model.max_length, config.kv_tokens))]
+    fixed += ["--block-size", str(BLOCK_SIZE), "--dtype", config.dtype]
+    fixed += ["--max-num-batched-tokens", str(config.step_tokens)]
+    fixed += ["--max-num-seqs", str(min(config.step_tokens, MAX_SEQUENCES))]
+    fixed += ["--enforce-eager"] if current_platform.is_cpu() else []
+    parser = EngineArgs.add_cli_args(Parser())
+    parsed = EngineArgs.from_cli_args(parser.parse_args([*fixed, *check_settings(config)]))
+    parsed.trust_remote_code = False
+    parsed.load_format = "safetensors"
+    parsed.worker_cls = "verifier_svc.execution.vllm.worker.StepWorker"
+    parsed.distributed_executor_backend = "mp"
+    parsed.additional_config = {EXTRA: str(failures)}
+    parsed.disable_log_stats = True
+    parsed.async_scheduling = False
+    parsed.enable_prefix_caching = False  # ours is above
+    parsed.speculative_config = {
+        "method": "custom_class",
+        "model": "verifier_svc.execution.vllm.worker.NoProposer",
+        "num_speculative_tokens": max(1, config.max_draft_tokens),
+    }
+    return parsed
+
+
+def kv_bytes(vllm_config: Any, tokens: int) -> int:
+    """Bytes on each device of KV for so many tokens, and of vLLM's null block."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    heads = model.get_num_kv_heads(vllm_config.parallel_config)
+    layers = model.get_num_layers(vllm_config.parallel_config)
+    width = 1 if "fp8" in str(cache.cache_dtype) or "int8" in str(cache.cache_dtype) else model.dtype.itemsize
+    blocks = -(-tokens // cache.block_size) + 1
+    return int(2 * layers * heads * model.get_head_size() * width * cache.block_size * blocks)
+
+
+def check_version(version: str) -> None:
+    """Raises FailedPrecondition for a vLLM whose internals were not checked."""
+    if not version.startswith(f"{SUPPORTED}."):
+        raise FailedPrecondition(
+            f"vLLM {version} is installed, and this version of Slipstream needs {SUPPORTED}.", reason="VLLM_VERSION"
+        )
+
+
+def _words(given: str) -> list[str]:
+    try:
+        return shlex.split(given)
+    except ValueError as error:
+        raise InvalidArgument(f"VERIFIER_VLLM_ARGS cannot be read: {error}.") from error

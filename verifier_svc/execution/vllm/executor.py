@@ -1,0 +1,158 @@
+"""The StepExecutor on vLLM's workers: chains of candidates, decided by the same rules as in the embedded executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.segment import Segment
+from slipstream.errors import Internal, SlipstreamError
+from slipstream.speculation.sampling_params import SamplingParams
+from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.config import VerifierConfig
+from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.estimators.cost_measurement import SESSIONS, MeasuredSteps, measure_steps
+from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
+from verifier_svc.execution.vllm.engine_core import EngineCore
+from verifier_svc.execution.vllm.messages import ChainMasks, Masks, SampledStep, SessionParameters
+from verifier_svc.execution.vllm.requests import NULL_BLOCKS, RequestStep, WorkerRequests
+from verifier_svc.session import Session
+
+Forbidden = dict[str, tuple[int, SlipstreamError]]
+"""By request: the number of candidates after which its grammar cannot be followed, and why."""
+
+
+class VLLMExecutor:
+    """Verifies chains. Sampling happens in the workers; grammars are followed here while the model runs."""
+
+    def __init__(self, config: VerifierConfig, model: ModelInfo) -> None:
+        """Raises what `EngineCore` raises."""
+        self.core = EngineCore(config, model)
+        self.model = replace(model, dtype=self.core.dtype)
+        pool = BlockPool(self.core.blocks - NULL_BLOCKS, self.core.block_size)
+        self.kv = WorkerRequests(pool, self.model)
+        self.limits = ExecutorLimits(
+            config.max_draft_tokens, verifies_trees=False, max_sequences=self.core.max_sequences
+        )
+
+    def close(self) -> None:
+        self.core.close()
+
+    def measure_costs(self, curve: CostCurve, max_tokens: int, limit_s: float) -> None:
+        longest = self.limits.max_candidates
+        sequences = min(self.limits.max_sequences, SESSIONS[-1])
+        measure_steps(MeasuredSteps(curve, self.kv, self._run_segments, max_tokens, sequences, longest), limit_s)
+
+    def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
+        requests = [_request(scheduled) for scheduled in step]
+        forbidden: Forbidden = {}
+        output = self._run(requests, lambda: self._masks(step, requests, forbidden))
+        try:
+            return [self._finish(*each, output, forbidden) for each in zip(step, requests, strict=True)]
+        except BaseException:
+            self.kv.step_failed(requests)
+            raise
+
+    def _run(self, requests: Sequence[RequestStep], masks: Callable[[], Masks]) -> Any:
+        """vLLM's output. A step that failed leaves the KV of committed tokens as it was, and may run again."""
+        try:
+            output = self.core.run(self.kv.schedule(requests), masks)
+        except BaseException:
+            self.kv.step_failed(requests)
+            raise
+        self.kv.step_succeeded(requests)
+        return output
+
+    def _run_segments(self, segments: list[Segment]) -> None:
+        """A step of sequences that belong to no session, for measurements. One that wants no logits is a prefill."""
+        plain = partial(SessionParameters, SamplingParams(temperature=0.0), 1)
+        requests = [
+            RequestStep(each, [*each.sequence.tokens, *each.pending] + [0] * (not each.want_logits), plain)
+            for each in segments
+        ]
+        self._run(requests, dict)
+
+    def _finish(
+        self, scheduled: ScheduledSequence, request: RequestStep, output: Any, forbidden: Forbidden
+    ) -> StepOutcome:
+        """Keeps the KV of what was decided; returns the outcome."""
+        outcome = self._outcome(scheduled, request, output, forbidden)
+        if not isinstance(outcome, SlipstreamError):
+            self.kv.keep(request.segment, [] if outcome is None else list(outcome.path))
+        return outcome
+
+    def _outcome(
+        self, scheduled: ScheduledSequence, request: RequestStep, output: Any, forbidden: Forbidden
+    ) -> StepOutcome:
+        if not scheduled.complete:
+            return None
+        sampled: SampledStep = output.sampled
+        name = self.kv.name_of(request.segment.sequence)
+        tokens: list[int] = output.sampled_token_ids[output.req_id_to_index[name]]
+        if name in forbidden and len(tokens) > forbidden[name][0]:
+            return forbidden[name][1]
+        if name in sampled.broken:
+            self.kv.disown(request.segment.sequence)
+            return Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS")
+        path, likely = tuple(range(len(tokens) - 1)), sampled.logprobs.get(name, ())
+        return AcceptanceResult(path, tokens[-1], dishonest=name in sampled.dishonest, logprobs=likely)
+
+    def _masks(self, step: list[ScheduledSequence], requests: list[RequestStep], forbidden: Forbidden) -> Masks:
+        masks: Masks = {}
+        for scheduled, request in zip(step, requests, strict=True):
+            if scheduled.session.constraint is not None and scheduled.complete:
+                name = self.kv.name_of(request.segment.sequence)
+                found, failed = _chain_masks(scheduled)
+                if failed is not None:
+                    forbidden[name] = failed
+                if found is not None:
+                    masks[name] = found
+        return masks
+
+
+def _request(scheduled: ScheduledSequence) -> RequestStep:
+    session, chosen = scheduled.session, scheduled.selection
+    assert session.sequence is not None
+    segment = Segment(
+        session.sequence,
+        scheduled.pending,
+        list(chosen.token_ids),
+        list(chosen.parents),
+        want_logits=scheduled.complete,
+    )
+    proposals = () if session.sampling.coupled else chosen.distributions
+    return RequestStep(segment, session.tokens, partial(_parameters, session), proposals)
+
+
+def _parameters(session: Session) -> SessionParameters:
+    return SessionParameters(session.sampling, session.prompt_length, session.top_logprobs)
+
+
+def _chain_masks(
+    scheduled: ScheduledSequence,
+) -> tuple[ChainMasks | None, tuple[int, SlipstreamError] | None]:
+    """The grammar's masks along the chain, as far as it allows the candidates; and after how many of them it cannot be
+    followed, if that is so. An error counts only if the target chooses the candidates before it."""
+    constraint, chain = scheduled.session.constraint, scheduled.selection.token_ids
+    assert constraint is not None
+    depths, bits = list[int](), list[Any]()
+    failed: tuple[int, SlipstreamError] | None = None
+    for depth in range(len(chain) + 1):
+        try:
+            mask = constraint.after(chain[:depth])
+        except SlipstreamError as error:
+            failed = depth, error
+            break
+        if mask is None:  # after an end of text
+            continue
+        depths.append(depth)
+        bits.append(mask)
+        if depth < len(chain) and not mask[chain[depth] >> 3] >> (chain[depth] & 7) & 1:
+            break  # never chosen, so nothing below matters
+    return (ChainMasks(np.array(depths), np.stack(bits)) if depths else None), failed
