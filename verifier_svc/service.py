@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 
@@ -29,7 +31,7 @@ from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
-from verifier_svc.grammar_constraint import GrammarConstraint
+from verifier_svc.grammar_constraint import GrammarConstraint, MaskThreads, MaskWorkers
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Reply, Session
 from verifier_svc.sources.address_allowlist import AddressAllowlist
@@ -60,6 +62,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         """Bytes exchanged with gateways."""
         self.by_id: dict[str, Session] = {}
         """Sessions of all gateways. When two gateways claim one session, the lower epoch is fenced off."""
+        self.masks = MaskThreads()
         self.streams: set[GatewayStream] = set()
         self.draining = False
 
@@ -67,6 +70,22 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def session_count(self) -> int:
         """Sessions that are open, and those that will be once their grammar is compiled."""
         return len(self.scheduler) + sum(len(stream.compiling) for stream in self.streams)
+
+    @property
+    def progress(self) -> int:
+        """A number that grows while the verifier works: steps, and what it does for grammars apart from them."""
+        return self.scheduler.steps + self.masks.computed + self.grammars.compiled
+
+    def masks_came(self, session: Session, constraint: GrammarConstraint) -> None:
+        """Candidates of the session are known to be allowed or forbidden now."""
+        if session.closed:
+            return
+        if constraint.failure is not None:
+            self.scheduler.end_session(session, verifier_pb2.FINISH_REASON_ERROR, constraint.failure)
+            return
+        if forbidden := session.tree.recheck():
+            self.sources.dropped["forbidden"] += forbidden
+        self.scheduler.wake()
 
     def start_draining(self) -> None:
         """Refuses new sessions from now on, and ends those without KV, which lose nothing by moving."""
@@ -190,11 +209,24 @@ class GatewayStream:
         self._fence(request.key.id, epoch)
         session = self._new_session(command, sampling)
         if grammar is not None:
-            session.structure, drawn = structure, not sampling.coupled
-            session.constraint = GrammarConstraint(grammar, session.tokens, session.prompt_length, drawn=drawn)
-            session.tree.admits = session.constraint.admits
+            session.structure = structure
+            self._constrain(session, grammar)
         self._service.scheduler.open_session(session, request)
         self._sessions[number] = self._service.by_id[session.id] = session
+
+    def _constrain(self, session: Session, grammar: Grammar) -> None:
+        constraint = session.constraint = GrammarConstraint(
+            grammar,
+            session.tokens[session.prompt_length :],
+            drawn=not session.sampling.coupled,
+            workers=MaskWorkers(
+                self._service.masks,
+                asyncio.get_running_loop().call_soon_threadsafe,
+                tenant_of(session.cache_salt),
+            ),
+        )
+        session.tree.admits = constraint.admits
+        constraint.settled = partial(self._service.masks_came, session, constraint)
 
     def _new_session(self, command: verifier_pb2.DecodeCommand, sampling: SamplingParams) -> Session:
         request = command.open

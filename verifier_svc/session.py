@@ -153,6 +153,8 @@ class Session:
         self.computed = computed
         if self.history is not None:
             self.history.append(token_ids)
+        if self.constraint is not None:
+            self.constraint.commit(token_ids)
         used = not self.tree.empty
         diverged = self.tree.commit(token_ids)
         if not self.tree.empty:

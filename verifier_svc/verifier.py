@@ -26,6 +26,7 @@ from verifier_svc.execution.executor import KVBlocks, StepExecutor
 from verifier_svc.execution.target import open_target, running_executor
 from verifier_svc.metrics_source import StepStats, metrics_collector
 from verifier_svc.observer import StepObserver
+from verifier_svc.round_details import RoundDetailObserver
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import ServiceLimits, VerifierService
@@ -87,7 +88,7 @@ async def _serving(
         config.step_tokens, config.prefill_tokens, config.max_wait_s, executor.limits, config.always_speculate
     )
     stats = StepStats()
-    observers: list[StepObserver] = [stats, sources.shadows]
+    observers: list[StepObserver] = [stats, sources.shadows, RoundDetailObserver()]
     if parts.tracing is not None:
         observers.append(VerifierTracing(parts.tracing))
     scheduler = Scheduler(executor, thread, sources, parts.planner(sources, limits, curve), observers=observers)
@@ -99,7 +100,7 @@ async def _serving(
         AddressAllowlist(config.drafters_allowed),
     )
     service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler))
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(service))
     server = Server([service.register, worker.register], role_access(parts.certificates))
     async with local_drafters(config, sources), asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(sources.run())]
@@ -116,13 +117,14 @@ async def _serving(
                 loop.cancel()
 
 
-def load(scheduler: Scheduler) -> worker_pb2.WatchResponse:
+def load(service: VerifierService) -> worker_pb2.WatchResponse:
+    scheduler = service.scheduler
     kv = scheduler.executor.kv
     return worker_pb2.WatchResponse(
         sessions=len(scheduler),
         kv_blocks_total=kv.blocks_total,
         kv_blocks_free=kv.blocks_free,
-        steps=scheduler.steps,
+        steps=service.progress,
         waiting=scheduler.kv_admission.waiting,
         preemptions=scheduler.kv_admission.preemptions,
         prefix_tokens_sought=scheduler.kv_admission.prefix_tokens_sought,

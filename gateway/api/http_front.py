@@ -18,6 +18,7 @@ from gateway.api.http.errors import MethodNotAllowed, http_error
 from gateway.api.http.parts import HttpParts
 from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
+from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
 from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
 from slipstream.rpc.tls import Certificates
@@ -35,6 +36,7 @@ _ROUTES = (
     responses.routes,
     messages.routes,
     models.routes,
+    playground.routes,
 )
 
 

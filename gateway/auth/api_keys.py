@@ -81,10 +81,14 @@ class ApiKeys:
         await tenant.arrive()
 
     async def report_sessions(self, every_s: float) -> None:
-        """Keep the sessions that run here counted, until cancelled."""
-        while True:
-            await asyncio.sleep(every_s)
-            await asyncio.gather(*(tenant.report_sessions() for _, tenant in self._keys))
+        """Keep the sessions that run here counted, until cancelled; then wait until what they did not use is given
+        back."""
+        try:
+            while True:
+                await asyncio.sleep(every_s)
+                await asyncio.gather(*(tenant.report_sessions() for _, tenant in self._keys))
+        finally:
+            await asyncio.gather(*(tenant.settle() for _, tenant in self._keys))
 
     def _find(self, key: str) -> Tenant | None:
         """The tenant of a key. Takes equally long for every key, known or not: each entry is compared in constant

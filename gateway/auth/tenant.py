@@ -35,7 +35,8 @@ class TenantLimits:
     requests_per_minute: int = 0
     """Requests of every kind."""
     tokens_per_minute: int = 0
-    """Prompt and output tokens; the most that a request may use is reserved until it ends."""
+    """Prompt and output tokens; the most that a request may use is reserved until it ends. A rollback is charged all
+    tokens that it leaves, because they are computed again."""
     prompt_tokens: int = 0
     """Tokens of one request's prompt, or of its prediction."""
     max_tokens: int = 0
@@ -129,6 +130,10 @@ class Tenant:
         if self._shared is not None and self.limits.sessions and self.sessions:
             with contextlib.suppress(Unavailable):
                 await self._shared.report_sessions(self.name, self.sessions)
+
+    async def settle(self) -> None:
+        """Wait until everything is given back, or the store has failed to take it."""
+        await asyncio.gather(*self._returning)
 
     async def _charge(self, requests: int = 0, tokens: int = 0, sessions: int = 0) -> None:
         """Charge all of it, or nothing."""

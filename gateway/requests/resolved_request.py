@@ -31,6 +31,8 @@ class ResolvedRequest:
     """The language that the output is held to."""
     top_logprobs: int | None = None
     """Likeliest tokens sent for each position, besides the token's own log-probability; None: not even that."""
+    rounds: bool = False
+    """True if clients are told what each round did."""
     owner: str = ""
     """Name of the API key that the session belongs to; empty on a gateway without keys."""
     salt: str = ""
@@ -66,6 +68,7 @@ class ResolvedRequest:
                 disabled=not self.max_draft_tokens,
                 max_draft_tokens=self.max_draft_tokens,
                 drafters=self.drafting.names,
+                rounds=self.rounds,
             ),
             workload=self.workload,
             cache_salt=self.cache_salt,

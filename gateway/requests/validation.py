@@ -87,6 +87,7 @@ class RequestValidator:
             prediction=prediction if draft_tokens else (),
             structure=structure,
             top_logprobs=top_logprobs,
+            rounds=request.speculation.rounds,
             annotation=request.annotation,
             owner=tenant.name,
             salt=tenant.salt(request.cache_salt),

@@ -6,9 +6,10 @@ text for all of them. The client that is farthest sets the verifier's credit.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import accumulate
+from operator import attrgetter
 
 from gateway.text.transcript import Transcript
 from slipstream.concurrency import Broadcast
@@ -54,6 +55,8 @@ class OutputStream:
         """Leading tokens without log-probabilities: up to the last one that came from a record, which keeps none."""
         self._logprobs: list[gateway_pb2.Logprob] = []
         """Log-probabilities of the tokens behind those."""
+        self._rounds: list[gateway_pb2.RoundDetails] = []
+        """Details of rounds, in order; empty unless the request asked for them."""
         self._shown = 0
         """Leading tokens that are sent to clients: none behind a stop string."""
         self._finished: gateway_pb2.Finished | None = None
@@ -65,12 +68,23 @@ class OutputStream:
     def over(self) -> bool:
         return self._finished is not None or self._failure is not None
 
-    def append_tokens(self, tokens: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] = ()) -> None:
-        """Add output that is in the log already, with the verifier's log-probabilities if they were asked for."""
+    def append_tokens(
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[types_pb2.TokenLogprobs] = (),
+        rounds: Sequence[gateway_pb2.RoundDetails] = (),
+    ) -> None:
+        """Add output that is in the log already, with the verifier's log-probabilities and the rounds, without their
+        texts, if those were asked for."""
         self.tokens += tokens
         pieces = [self.transcript.push([token]) for token in tokens]
         self._pieces += pieces
         self._ends += list(accumulate(map(len, pieces), initial=self._end(len(self._ends))))[1:]
+        if rounds:
+            ends = [*(each.offset for each in rounds[1:]), len(self.tokens)]
+            for details, end in zip(rounds, ends, strict=True):
+                details.texts.extend(self._pieces[details.offset : end])
+            self._rounds += rounds
         stopped = self.transcript.carrying() if self.transcript.stop else len(self.tokens)
         fresh = self.tokens[self._shown : max(self._shown, stopped)]
         self._shown += len(fresh)
@@ -166,8 +180,16 @@ class OutputStream:
             offset=offset,
             token_ids=self.tokens[offset:until],
             text=text,
+            rounds=self._rounds_between(offset, until),
             logprobs=self._logprobs[max(0, offset - self._without_logprobs) : max(0, until - self._without_logprobs)],
         )
+
+    def _rounds_between(self, offset: int, until: int) -> list[gateway_pb2.RoundDetails]:
+        """The rounds whose first token is one of these."""
+        if not self._rounds:
+            return []
+        first, last = (bisect_left(self._rounds, place, key=attrgetter("offset")) for place in (offset, until))
+        return self._rounds[first:last]
 
     def _since(self, offset: int, characters: int | None) -> str:
         """The text behind so many tokens, with the text of tokens that are not sent."""

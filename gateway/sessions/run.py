@@ -24,6 +24,7 @@ from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.observer import Observers
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats
+from gateway.sessions.round_details import describe_rounds
 from gateway.store.session_log import SessionLog
 from slipstream.concurrency import Backoff
 from slipstream.errors import STEP_FAILED, UNSERVED, Aborted, Internal, ResourceExhausted, SlipstreamError, Unavailable
@@ -251,11 +252,16 @@ class SessionRun:
                 raise
             for observer in self._observers:
                 observer.commit_ended(rounds, None)
-            self._stream.append_tokens(tokens, [each for done in rounds for each in done.logprobs])
+            details = self._round_details(rounds) if self._resolved.rounds else ()
+            self._stream.append_tokens(tokens, [each for done in rounds for each in done.logprobs], details)
         for done in rounds:
             self.stats.add_round(done)
             for observer in self._observers:
                 observer.round_shown(done)
+
+    def _round_details(self, rounds: Sequence[verifier_pb2.Round]) -> list[gateway_pb2.RoundDetails]:
+        at_us = proto_conversion.microseconds(self.stats.e2e_s)
+        return list(describe_rounds(rounds, self.stats.sums.rounds, len(self._stream.tokens), at_us))
 
     def _add_credit(self, tokens: int) -> None:
         """The farthest client took so many more tokens: the verifier may generate as many. A slow client gives none."""
@@ -352,6 +358,7 @@ class SessionRun:
             priority=resolved.priority,
             structured_output=proto_conversion.structure_to_proto(resolved.structure),
             top_logprobs=resolved.top_logprobs,
+            round_details=resolved.rounds,
         )
         for observer in self._observers:
             observer.opening(verifier, request)

@@ -23,7 +23,11 @@ from slipstream.errors import Internal, SlipstreamError
 from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
 from slipstream.proposers.draft_sequences import DraftSequences
 from slipstream.speculation.draft_distribution import DraftDistribution
-from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, Mask
+from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, Mask, MaskBudget
+
+MASKS_S = 0.001, 0.25
+"""What the masks of one session may take of the model's thread, as `MaskBudget` counts. Once that is spent the session
+is proposed for without its grammar."""
 
 
 class ModelProposer:
@@ -128,7 +132,7 @@ class ModelProposer:
             self._grammar_of[handle] = self._grammars.compile(context.structured_output, context.cache_salt)
         try:
             if handle not in self._cursors and self._grammar_of[handle].done():
-                self._cursors[handle] = self._grammar_of[handle].result().cursor()
+                self._cursors[handle] = self._grammar_of[handle].result().cursor(MaskBudget(*MASKS_S))
             cursor = self._cursors.get(handle)
             return cursor.mask([*place.committed_output, *place.path]) if cursor is not None else None
         except SlipstreamError:

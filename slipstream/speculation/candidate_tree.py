@@ -48,8 +48,11 @@ class CandidateTree:
         self.limits = limits or TreeLimits()
         self.version = 0
         """Incremented by every change."""
-        self.admits: Callable[[tuple[int, ...], int], bool] | None = None
-        """Called with a path from the root and a token: whether the token is allowed there. None allows all."""
+        self.admits: Callable[[tuple[int, ...], int], bool | None] | None = None
+        """Called with a path from the root and a token: whether the token is allowed there; None where that is not
+        known yet. Without it all tokens are allowed."""
+        self._unchecked: list[Node] = []
+        """Nodes about which `admits` had no answer, and some that fell off. They are in no selection."""
         self._order = self._nodes = 0
         self._dead: list[Node] = []
         """Roots of subtrees that fell off. They are removed from counts and names later: a commit stands between two
@@ -113,6 +116,27 @@ class CandidateTree:
             fate = self._graft_node(frame, index, token, source)
             fates[fate] = fates.get(fate, 0) + 1
         return Grafted(fates.pop("added", 0), fates.pop("merged", 0), fates)
+
+    def recheck(self) -> int:
+        """Asks `admits` again about the nodes for which it had no answer. Returns how many candidates are forbidden:
+        they fall off, with what stands below them."""
+        assert self.admits is not None
+        self._remove_dead()
+        before, waiting, self._unchecked = self._nodes, self._unchecked, []
+        for node in waiting:
+            if node.parent is None:  # committed or fallen off
+                continue
+            allowed = self.admits(node.parent.path(), node.token)
+            if allowed is None:
+                self._unchecked.append(node)
+            elif allowed:
+                node.checked = True
+            else:
+                del node.parent.children[node.token]
+                self._dead.append(node)
+        self._remove_dead()
+        self.version += 1
+        return before - self._nodes
 
     def commit(self, token_ids: Sequence[int]) -> bool:
         """Moves the root along these tokens, inside the tree or out of it. Returns whether a token missed the
@@ -198,7 +222,8 @@ class CandidateTree:
             return None, "deep"
         if self._nodes >= self.limits.nodes:
             return None, "full"
-        if self.admits is not None and not self.admits(parent.path(), token):
+        allowed = True if self.admits is None else self.admits(parent.path(), token)
+        if allowed is False:
             return None, "forbidden"
         distribution = frame.distributions[index] if frame.distributions else None  # raises, so nothing changed yet
         self._order += 1
@@ -206,6 +231,9 @@ class CandidateTree:
         node = parent.children[token] = Node(token, parent.length + 1, parent, self._order)
         node.log_prob = frame.log_probs[index]
         node.distribution = distribution
+        if allowed is None:
+            node.checked = False
+            self._unchecked.append(node)
         return node, "added"
 
     def _committed(self, length: int) -> Node | None:

@@ -14,7 +14,18 @@ from slipstream.speculation.draft_distribution import DraftDistribution
 class Node:
     """A token below the path that leads to it."""
 
-    __slots__ = ("children", "distribution", "length", "log_prob", "names", "order", "parent", "sources", "token")
+    __slots__ = (
+        "checked",
+        "children",
+        "distribution",
+        "length",
+        "log_prob",
+        "names",
+        "order",
+        "parent",
+        "sources",
+        "token",
+    )
 
     def __init__(self, token: int, length: int, parent: Node | None = None, order: int = 0) -> None:
         self.token = token
@@ -22,6 +33,7 @@ class Node:
         self.parent = parent  # None once committed or dead
         self.order = order  # of creation in the tree; breaks ties
         self.log_prob = 0.0
+        self.checked = True  # False until it is known whether the token is allowed here
         self.distribution: DraftDistribution | None = None
         self.children: dict[int, Node] = {}  # in order of creation
         self.names: list[tuple[int, int]] = []

@@ -91,7 +91,8 @@ def select_likeliest(root: Node, budget: int) -> Selection:
     node, score, index = root, 0.0, ROOT
     while len(picked) < budget:
         for child in node.children.values():
-            heapq.heappush(frontier, (-(score + child.log_prob), child.order, child, index))
+            if child.checked:
+                heapq.heappush(frontier, (-(score + child.log_prob), child.order, child, index))
         if not frontier:
             break
         cost, _, node, parent = heapq.heappop(frontier)
@@ -107,7 +108,9 @@ def select_likeliest_chain(root: Node, length: int) -> Selection:
     picked: list[Node] = []
     node = root
     while len(picked) < length and node.children:
-        node = max(node.children.values(), key=lambda child: child.log_prob)
+        node = max(node.children.values(), key=lambda child: (child.checked, child.log_prob))
+        if not node.checked:
+            break
         picked.append(node)
     return _connect(root, picked)
 

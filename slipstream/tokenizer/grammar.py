@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,10 +21,10 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
-from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
+from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.fair_threads import FairThreads
 from slipstream.tenants import tenant_of
 from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
@@ -43,11 +44,35 @@ KEPT = 64
 INITIAL_LEXER_FUEL, STEP_LEXER_FUEL = 300_000, 20_000
 """Bounds on the cost of compiling and of one mask, in the library's units: a third and a tenth of its defaults, with
 which nested repetitions take seconds. Ordinary grammars stay far below, also with 128,000 tokens."""
+STEP_ITEMS, LEXER_STATES = 20_000, 50_000
+"""Bounds on the work of one mask in ambiguous rules, and on the memory of one grammar: 1 to 2 kB for each state.
+Ordinary grammars need at most 1,000 items with 4,096 tokens."""
+EACH_S, EXTRA_S, MASK_S = 0.005, 2.0, 0.5
+"""Seconds of a processor for a session's masks (`MaskBudget`). Ordinary ones take 0.00002 to 0.0015. STEP_ITEMS bounds
+one mask only roughly, since an item of an ambiguous rule costs the more the more there are."""
+LOCKED_S = 0.0005
+"""Longest piece of work after which a cursor moves with the interpreter's lock."""
+PIECE = 16
+"""Tokens consumed at a time, unless they are costly."""
+NO_TOKEN = 2**31
+MOVERS = 2
+"""Threads of the library that move costly cursors."""
 
 
 @cache
 def _limits() -> LLParserLimits:
-    return LLParserLimits(initial_lexer_fuel=INITIAL_LEXER_FUEL, step_lexer_fuel=STEP_LEXER_FUEL, verbose_errors=False)
+    return LLParserLimits(
+        initial_lexer_fuel=INITIAL_LEXER_FUEL,
+        step_lexer_fuel=STEP_LEXER_FUEL,
+        step_max_items=STEP_ITEMS,
+        max_lexer_states=LEXER_STATES,
+        verbose_errors=False,
+    )
+
+
+@cache
+def _movers() -> LLExecutor:
+    return LLExecutor(MOVERS)
 
 
 class TokenizedModel(Protocol):
@@ -81,6 +106,8 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, StructuredOutput], Grammar] = OrderedDict()
+        self.compiled = 0
+        """Grammars that were compiled or found, refused ones included."""
 
     @classmethod
     def of(cls, name: str, model: TokenizedModel) -> Grammars:
@@ -106,6 +133,7 @@ class Grammars:
         """Returns the cached or newly compiled grammar; runs on a compiling thread. The salts of different tenants
         differ, so no two threads compile one grammar."""
         key = (salt, structure)
+        self.compiled += 1
         with self._lock:
             grammar = self._known.pop(key, None)
         grammar = grammar or Grammar(self._tokens(), _source(structure), self._ends)
@@ -158,53 +186,124 @@ class Grammar:
                 reason="UNSATISFIABLE_GRAMMAR",
             )
 
-    def cursor(self) -> Cursor:
+    def cursor(self, budget: MaskBudget | None = None) -> Cursor:
         """A cursor at the beginning of an output."""
-        return Cursor(self._matcher.deep_copy, self._ends)
+        return Cursor(self._matcher.deep_copy, self._ends, budget or MaskBudget())
+
+
+class MaskBudget:
+    """The seconds of a processor that the masks of one session may take: `each_s` for each, and `extra_s` besides.
+
+    Raises FailedPrecondition (GRAMMAR_TOO_COSTLY) once they are spent, and for a mask that takes more than MASK_S.
+    """
+
+    def __init__(self, each_s: float = EACH_S, extra_s: float = EXTRA_S) -> None:
+        self._each_s = each_s
+        self._left_s = extra_s
+        self.last_s = 0.0
+        """Seconds that the last piece of work took."""
+
+    def check(self) -> None:
+        if self._left_s < 0.0:
+            raise FailedPrecondition(
+                "this grammar takes too long to follow; write it without ambiguous rules.", reason=GRAMMAR_TOO_COSTLY
+            )
+
+    def charge(self, seconds: float, masks: int = 0) -> None:
+        self.last_s = seconds
+        self._left_s = -1.0 if seconds > MASK_S else self._left_s + masks * self._each_s - seconds
+        self.check()
 
 
 class Cursor:
-    """A position in a grammar, for one thread at a time."""
+    """A position in a grammar, for one thread at a time: behind the tokens that were committed and any path of others.
 
-    def __init__(self, fresh: Callable[[], LLMatcher], ends: frozenset[int]) -> None:
+    Masks are computed without the interpreter's lock. To move the library holds it, which takes long where a mask took
+    long; then it moves on the library's own threads.
+    """
+
+    def __init__(self, fresh: Callable[[], LLMatcher], ends: frozenset[int], budget: MaskBudget) -> None:
         self._fresh = fresh
         self._ends = ends
+        self._budget = budget
         self._matcher = fresh()
-        self._output: list[int] = []
+        self._bystander: LLMatcher | None = None
+        self._committed: list[int] = []
+        self._ended = False
+        self._read = 0
+        """Committed tokens that the matcher has consumed; it has consumed a path only if these are all."""
+        self._path: list[int] = []
         self._mask: Mask | None = None
 
-    def mask(self, output: Sequence[int]) -> Mask | None:
-        """The tokens allowed after these; None after an end of text.
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Paths follow these tokens from now on."""
+        kept = common_prefix(self._path, list(tokens))
+        if kept < len(tokens) and len(self._path) > kept:
+            self._matcher.rollback(len(self._path) - kept)
+            self._path, self._mask = self._path[:kept], None
+        self._path = self._path[kept:]
+        self._read += kept
+        self._committed += tokens
+        self._ended = self._ended or not self._ends.isdisjoint(tokens)
 
-        Raises FailedPrecondition (GRAMMAR_GAVE_UP) where the library reaches one of its limits or the grammar does not
-        allow the tokens; the cursor stays usable."""
-        if not self._ends.isdisjoint(output):
+    def mask(self, path: Sequence[int]) -> Mask | None:
+        """The tokens allowed after the committed ones and these; None after an end of text.
+
+        Raises FailedPrecondition where the library reaches one of its limits or the grammar does not allow the tokens
+        (GRAMMAR_GAVE_UP), the cursor then stays usable; and what the budget raises."""
+        if self._ended or not self._ends.isdisjoint(path):
             return None
+        self._budget.check()
         try:
-            self._move_to(list(output))
+            self._move_to(path)
             if self._mask is None:
+                began = time.thread_time()
                 self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+                self._budget.charge(time.thread_time() - began, masks=1)
                 self._check()
         except BaseException:  # a matcher that has failed cannot be used again, nor one that panicked halfway
-            self._matcher, self._output, self._mask = self._fresh(), [], None
+            self._matcher, self._read, self._path, self._mask = self._fresh(), 0, [], None
             raise
         return self._mask
 
-    def allows(self, output: Sequence[int], token: int) -> bool:
-        """Whether the token may follow the others. Raises the errors of `mask`."""
-        mask = self.mask(output)
-        return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
+    def allows(self, path: Sequence[int], token: int) -> bool:
+        """Whether the token may follow. Raises the errors of `mask`."""
+        return allows(self.mask(path), token)
 
-    def _move_to(self, output: list[int]) -> None:
-        kept = common_prefix(self._output, output)
-        if kept < len(self._output):
-            self._matcher.rollback(len(self._output) - kept)
-        if kept < len(output):
-            self._matcher.consume_tokens(output[kept:])
-        if kept < max(len(self._output), len(output)):
+    def _move_to(self, path: Sequence[int]) -> None:
+        if self._read < len(self._committed):
+            self._consume(self._committed[self._read :])
+            self._read = len(self._committed)
+        kept = common_prefix(self._path, list(path))
+        if kept < len(self._path):
+            self._matcher.rollback(len(self._path) - kept)
             self._mask = None
-        self._output = output
+        if kept < len(path):
+            self._consume(path[kept:])
+        self._path = list(path)
         self._check()
+
+    def _consume(self, tokens: Sequence[int]) -> None:
+        self._mask = None
+        start = 0
+        while start < len(tokens):
+            if self._budget.last_s <= LOCKED_S:
+                began, piece = time.thread_time(), tokens[start : start + PIECE]
+                self._matcher.consume_tokens(list(piece))
+                start += PIECE
+                self._budget.charge(time.thread_time() - began)
+            else:
+                began = time.perf_counter()
+                self._consume_unlocked(tokens[start])
+                start += 1
+                self._budget.charge(time.perf_counter() - began)
+
+    def _consume_unlocked(self, token: int) -> None:
+        """The library gives the lock up only for two matchers at a time; the other one has failed and does nothing."""
+        if self._bystander is None:
+            self._bystander = self._fresh()
+            self._bystander.consume_token(NO_TOKEN)
+        _movers().consume_token_par([(self._matcher, token), (self._bystander, token)])
 
     def _check(self) -> None:
         """Raises the error of a matcher that has failed."""
@@ -213,6 +312,11 @@ class Cursor:
             raise FailedPrecondition(
                 f"the grammar cannot be followed any further: {message}.", reason="GRAMMAR_GAVE_UP"
             )
+
+
+def allows(mask: Mask | None, token: int) -> bool:
+    """Whether a mask has the token; None has none."""
+    return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
 def _source(structure: StructuredOutput) -> str:

@@ -157,14 +157,16 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[_types_pb2.AcceptanceRule, str]] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("disabled", "max_draft_tokens", "drafters")
+    __slots__ = ("disabled", "max_draft_tokens", "drafters", "rounds")
     DISABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     disabled: bool
     max_draft_tokens: int
     drafters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, disabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ...) -> None: ...
+    rounds: bool
+    def __init__(self, disabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., rounds: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")
@@ -191,16 +193,46 @@ class Started(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("offset", "token_ids", "text", "logprobs")
+    __slots__ = ("offset", "token_ids", "text", "logprobs", "rounds")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     offset: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprob]
-    def __init__(self, offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ...) -> None: ...
+    rounds: _containers.RepeatedCompositeFieldContainer[RoundDetails]
+    def __init__(self, offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundDetails, _Mapping]]] = ...) -> None: ...
+
+class RoundDetails(_message.Message):
+    __slots__ = ("number", "offset", "texts", "drafted", "accepted", "bonus", "drafters", "drafts", "wait_us", "verify_us", "bubble_us", "at_us")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    BONUS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_US_FIELD_NUMBER: _ClassVar[int]
+    BUBBLE_US_FIELD_NUMBER: _ClassVar[int]
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    offset: int
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    drafted: int
+    accepted: int
+    bonus: bool
+    drafters: _containers.RepeatedCompositeFieldContainer[_verifier_pb2.DrafterShare]
+    drafts: _containers.RepeatedCompositeFieldContainer[_verifier_pb2.DraftSpan]
+    wait_us: int
+    verify_us: int
+    bubble_us: int
+    at_us: int
+    def __init__(self, number: _Optional[int] = ..., offset: _Optional[int] = ..., texts: _Optional[_Iterable[str]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., bonus: _Optional[bool] = ..., drafters: _Optional[_Iterable[_Union[_verifier_pb2.DrafterShare, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[_verifier_pb2.DraftSpan, _Mapping]]] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., bubble_us: _Optional[int] = ..., at_us: _Optional[int] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token", "logprob", "top")

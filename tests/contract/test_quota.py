@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import Tenant, TenantLimits
 from gateway.store.redis import Client
 from gateway.store.redis_quota import RedisQuota
@@ -97,6 +98,23 @@ async def test_a_session_that_ends_leaves_its_place_on_every_gateway(client: Cli
             assert (await refused(there)).reason == "KEY_SESSIONS"
             granted.end(1)
             await until(lambda here=here: not here._returning)  # type: ignore[misc]
+
+
+async def test_a_gateway_that_ends_gives_back_what_its_sessions_did_not_use(client: Client, tmp_path: Path) -> None:
+    key = uuid.uuid4().hex
+    file = tmp_path / "keys.toml"
+    file.write_text(f'{key} = {{ sha256 = "{"0" * 64}", sessions = 1 }}\n')
+    (one, two) = (ApiKeys(str(file), shared=RedisQuota(client, gateway=name, lease_s=LEASE_S)) for name in ("g0", "g1"))
+    (_, here), (_, there) = one._keys[0], two._keys[0]
+    granted = await here.admit(1, 1)
+    ending = asyncio.create_task(one.report_sessions(1000.0))
+    await asyncio.sleep(0)
+    granted.end(1)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert not here._returning
+    await there.admit(1, 1)
 
 
 async def test_each_charge_is_one_round_trip_and_none_where_nothing_is_limited(

@@ -13,7 +13,9 @@ import pytest
 from gateway.sessions.output_stream import Event
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import (
+    GRAMMAR_TOO_COSTLY,
     STEP_FAILED,
+    FailedPrecondition,
     Internal,
     NotFound,
     ResourceExhausted,
@@ -91,6 +93,15 @@ async def test_failures_of_a_session_reach_its_client_with_their_own_code(settin
         with pytest.raises(type(failure)) as caught:
             await front.generate()
         assert caught.value.reason == failure.reason
+
+
+async def test_a_session_whose_grammar_is_too_costly_does_not_go_to_another_verifier(setting: Setting) -> None:
+    failure = FailedPrecondition("takes too long", reason=GRAMMAR_TOO_COSTLY)
+    front = await setting.front(setting.verifier(refuse=failure), setting.verifier(refuse=failure))
+    with pytest.raises(FailedPrecondition) as caught:
+        await front.generate()
+    assert caught.value.reason == GRAMMAR_TOO_COSTLY
+    assert sum(len(each.opens()) for each in front.verifiers) == 1
 
 
 async def test_a_full_verifier_is_passed_over_for_another(setting: Setting) -> None:

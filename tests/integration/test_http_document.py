@@ -36,7 +36,9 @@ async def test_a_command_of_the_document_is_answered(served: Web, command: str) 
     text = printed.decode()
     assert made.returncode == 0
     if "-sN" in command:
-        assert "id: " in text and text.endswith("data: [DONE]\n\n")
+        assert text.endswith("data: [DONE]\n\n")
+        assert ("\nid: " in f"\n{text}") is ("event_ids" in command)
+        assert ('"rounds": [{' in text) is ("rounds" in command)
     else:
         assert "error" not in json.loads(text)
 

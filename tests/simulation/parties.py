@@ -117,7 +117,7 @@ def _verifier(network: Network, party: Party, poisons: Mapping[int, int]) -> Ver
     scheduler = Scheduler(executor, thread, drafters, planner, clock, observers)  # type: ignore[arg-type]
     bounds = verifier_service.ServiceLimits(model, 64, 8, BLOCKS * BLOCK_SIZE)
     service = verifier_service.VerifierService(scheduler, drafters, bounds, Grammars.of("", engine.model))
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(scheduler))
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(service))
     host = Host(network, party, party.name, [service.register, worker.register])
     decoding = party.spawn(scheduler.run())
     decoding.add_done_callback(_expect_loss)

@@ -18,6 +18,7 @@ from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from tests.grammars import END, compiled
+from tests.masks import AT_ONCE
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor
 from verifier_svc.execution.vllm.step_sampler import chain
@@ -93,8 +94,9 @@ def session(case: Case, output: Sequence[int] = ()) -> Session:
         top_logprobs=case.top_logprobs,
     )
     if case.structure is not None:
-        drawn = not case.sampling.coupled
-        opened.constraint = GrammarConstraint(compiled(case.structure), tokens, length, drawn=drawn)
+        opened.constraint = GrammarConstraint(
+            compiled(case.structure), tokens[length:], drawn=not case.sampling.coupled, workers=AT_ONCE
+        )
     return opened
 
 
@@ -150,6 +152,11 @@ class Decoding:
         if complete and (room := opened.max_length - len(opened.tokens) - 1) > 0:
             at = len(opened.tokens) - opened.prompt_length
             candidates = _drawn(self._guess(case, at, self._chance)[:room], case, self._chance)
+        if opened.constraint is not None:
+            tokens = candidates.token_ids
+            for depth, token in enumerate(tokens):  # as the candidate tree asks
+                if opened.constraint.admits(tokens[:depth], token) is False:
+                    break
         return ScheduledSequence(opened, len(opened.tokens), opened.computed, pending, complete, candidates)
 
     def _commit(self, case: Case, scheduled: ScheduledSequence, result: AcceptanceResult) -> None:

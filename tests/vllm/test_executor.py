@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 from slipstream.engine.sampler.logits_processor import SampledRow, process
 from slipstream.errors import FailedPrecondition
 from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tokenizer.grammar import Cursor
 from slipstream.tokenizer.structured_output import StructuredOutput
 from tests.grammars import LANGUAGES
 from tests.vllm.decoding import (
@@ -74,18 +75,16 @@ def test_grammars_hold_and_give_the_embedded_executor_s_text(executor: Any, embe
 def test_a_grammar_that_cannot_be_followed_ends_its_session_alone(
     executor: Any, embedded: Any, expected: dict[Case, Decoded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verifier_svc.grammar_constraint import GrammarConstraint
-
     case = Case(CASES[0].prompt, SamplingParams(temperature=0.0), structure=StructuredOutput("regex", "[a-f ]{30,60}"))
-    after, least = GrammarConstraint.after, 5
+    mask, least = Cursor.mask, 5
 
-    def limited(constraint: GrammarConstraint, path: tuple[int, ...]) -> Any:
-        if len(constraint._output(path)) > least:
+    def limited(cursor: Cursor, path: list[int]) -> Any:
+        if len(cursor._committed) + len(path) > least:
             raise FailedPrecondition("the grammar cannot be followed any further.", reason="GRAMMAR_GAVE_UP")
-        return after(constraint, path)
+        return mask(cursor, path)
 
     plain = texts(decode(embedded, [case]))
-    monkeypatch.setattr(GrammarConstraint, "after", limited)
+    monkeypatch.setattr(Cursor, "mask", limited)
     decoded = decode(executor, [case, *CASES[:3]], guesses(plain | texts(expected), 1.0))
     failed = decoded.pop(case)
     assert failed.error is not None and failed.error.reason == "GRAMMAR_GAVE_UP"

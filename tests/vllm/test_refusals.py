@@ -21,6 +21,8 @@ from verifier_svc.execution.vllm.engine_options import check_version
         ("--no-such-option", "VERIFIER_VLLM_ARGS cannot be read: unrecognized arguments: --no-such-option"),
         ("--tensor-parallel-size many", "VERIFIER_VLLM_ARGS cannot be read: .*invalid int value"),
         ("--speculative-config {}", "--speculative-config, which cannot be set: candidates come from"),
+        ("--trust-remote-code", "--trust-remote-code, which cannot be set: code of a checkpoint is never run"),
+        ("-pp 2", "-pp, which cannot be set: pipelines of steps are not supported"),
         ("'open quote", "VERIFIER_VLLM_ARGS cannot be read: No closing quotation"),
     ],
 )

@@ -17,6 +17,7 @@ from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.estimators.per_tenant import PerTenant
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
+from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.observer import StepTiming
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.session import CandidateChoice, Session
@@ -83,13 +84,20 @@ class Planner:
         self._clock = clock
         self._calibrations = PerTenant(lambda: Calibration(clock))
         self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
+        self._masks_s = 0.0
+        """Seconds for which the last plan should wait for the masks of a session's grammar."""
 
     # Planning.
 
     def plan(self, sessions: Iterable[Session]) -> StepPlan:
         """Decoding sessions first, then a bounded share of prefill, all within step_tokens. No session starves another
         of the same priority: those that waited longest decode first, and candidates leave prefill its share."""
-        runnable = [session for session in sessions if session.runnable]
+        self._masks_s = 0.0
+        runnable = [
+            session
+            for session in sessions
+            if session.runnable and (session.constraint is None or self._has_masks(session.constraint))
+        ]
         decoding = sorted((s for s in runnable if s.pending == 1), key=lambda s: (s.priority, s.idle_since))
         prefilling = [session for session in runnable if session.pending > 1]
         reserved = 0
@@ -103,6 +111,10 @@ class Planner:
         chunks = prefill_chunks(self._first_prompts(prefilling, len(decoding)), room)
         plan.step.extend(_schedule(session, size, NO_CANDIDATES) for session, size in chunks.items())
         return plan
+
+    def _has_masks(self, constraint: GrammarConstraint) -> bool:
+        self._masks_s = max(self._masks_s, constraint.worth_waiting_s())
+        return constraint.ready
 
     def _plan_decoding(self, sessions: list[Session], room: int, prefill: int) -> StepPlan:
         """Chooses candidates of `sessions`, at most `room` in all; `prefill` other tokens share the step."""
@@ -169,7 +181,9 @@ class Planner:
     # Waiting.
 
     def pause(self, plan: StepPlan, waited_s: float) -> float:
-        """Seconds worth waiting for candidates on their way, after `waited_s` seconds of waiting."""
+        """Seconds worth waiting for masks and candidates on their way, after `waited_s` seconds of waiting."""
+        if self._masks_s:
+            return self._masks_s
         if not plan.decoding:
             return 0.0
         now = self._clock()

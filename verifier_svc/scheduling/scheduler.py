@@ -99,6 +99,8 @@ class Scheduler:
         session.closed = True
         self._sessions.pop(session, None)
         self._sources.detach_session(session)
+        if session.constraint is not None:
+            session.constraint.close()
         self._closing.append(session)
         failure = None if error is None else proto_conversion.failure_to_proto(error)
         session.send(

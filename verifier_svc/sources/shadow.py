@@ -190,6 +190,7 @@ def double_of(session: Session, name: str) -> Session:
         _labels={},
     )
     if session.constraint is not None:
-        double.constraint = session.constraint.beside(tokens)
+        double.constraint = session.constraint.beside(tokens[session.prompt_length :])
+        double.constraint.settled = double.tree.recheck
         double.tree.admits = double.constraint.admits
     return double

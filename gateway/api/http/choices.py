@@ -65,12 +65,14 @@ class Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
+    rounds: list[gateway_pb2.RoundDetails] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         if isinstance(event, gateway_pb2.Delta):
             self.text += event.text
             self.token_ids += event.token_ids
             self.logprobs += event.logprobs
+            self.rounds += event.rounds
         elif isinstance(event, gateway_pb2.Finished):
             self.finished = event
         else:

@@ -28,9 +28,15 @@ Application = Callable[[Scope, Receive, SendMessage], Awaitable[None]]
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths that need no key: probes have none."""
 REQUEST_ID = "x-request-id"
+OPEN_PAGE = re.compile(r"/playground(/[a-z]+\.(css|js|svg))?")
+"""Files without content of anybody: a browser asks for them without a key, which the page's own requests send."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _CONTEXT = "slipstream.request_context"
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or OPEN_PAGE.fullmatch(path) is not None
 
 
 class Left(Exception):
@@ -59,7 +65,7 @@ class Entry:
         scope.setdefault("state", {})[_CONTEXT] = context
         answer = _Answering(send, _request_id(context))
         try:
-            if self._keys is not None and scope["path"] not in OPEN_PATHS:
+            if self._keys is not None and not _is_open(scope["path"]):
                 await self._keys.authenticate(context)
             body = await self._read(context, receive)
             await self._routes(scope, _replay(body, receive), answer.send)

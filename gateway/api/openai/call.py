@@ -13,6 +13,7 @@ from gateway.api.http.choices import Choice, Position, collect_choices, resume_c
 from gateway.api.http.parts import HttpParts
 from gateway.api.http.reply import Answer, Reply, trace_headers
 from gateway.api.openai.fields import SamplingFields
+from gateway.api.openai.rounds import round_fields
 from gateway.api.openai.usage import speculation_metrics, usage
 from gateway.request_context import RequestContext
 from gateway.sessions.output_stream import Event
@@ -62,7 +63,7 @@ class ChoiceStream:
         choice = self.choice
         self.tokens += len(choice.token_ids)
         self.characters += len(choice.text)
-        choice.text, choice.token_ids, choice.logprobs = "", [], []
+        choice.text, choice.token_ids, choice.logprobs, choice.rounds = "", [], [], []
         return Position(choice.started.session_id, self.tokens, self.characters, choice.started.revision)
 
 
@@ -133,6 +134,8 @@ class Call(ABC):
         made = await self.chunk_choice(stream, event)
         if made is None:
             return
+        if choice.rounds:
+            made["speculation"] = {"rounds": [round_fields(each) for each in choice.rounds]}
         chunk = self._frame(self.chunk_object, choice.started, [made])
         position = stream.advance()
         if self.asked.continuous_usage:

@@ -64,6 +64,8 @@ class SpeculationField(Fields):
     max_draft_tokens: int | None = Field(None, ge=0, le=_MOST)
     disabled: bool = False
     acceptance: str | None = None
+    rounds: bool = False
+    """Chunks of a stream have `speculation.rounds`: where each token came from, and when."""
 
 
 class JsonSchemaField(Fields):
@@ -189,7 +191,10 @@ class SamplingFields(Fields):
         if asked is None:
             return None
         return gateway_pb2.SpeculationOptions(
-            disabled=asked.disabled, max_draft_tokens=asked.max_draft_tokens, drafters=asked.drafters or ()
+            disabled=asked.disabled,
+            max_draft_tokens=asked.max_draft_tokens,
+            drafters=asked.drafters or (),
+            rounds=asked.rounds,
         )
 
     def _structure(self) -> types_pb2.StructuredOutput | None:

@@ -99,7 +99,8 @@ def test_what_only_the_services_read_is_in_the_wheel(installed: Path) -> None:
         path.relative_to(ROOT)
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".lua", ".typed") and not (installed / path.relative_to(ROOT)).is_file()
+        if path.suffix in (".py", ".lua", ".typed", ".html", ".css", ".js", ".svg")
+        and not (installed / path.relative_to(ROOT)).is_file()
     ]
     assert missing == []
 

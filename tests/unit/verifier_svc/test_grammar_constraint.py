@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.errors import FailedPrecondition
+from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.frame import Frame
-from slipstream.tokenizer.grammar import Cursor
+from slipstream.speculation.frame import Frame, Grafted
+from slipstream.tokenizer.grammar import Cursor, MaskBudget
 from slipstream.tokenizer.structured_output import StructuredOutput
-from tests.grammars import END, LANGUAGES, allowed, compiled, place, tokenizer
-from verifier_svc.grammar_constraint import MOST_FAILURES, GrammarConstraint
+from tests.grammars import AMBIGUOUS, END, LANGUAGES, allowed, compiled, place, tokenizer
+from verifier_svc.grammar_constraint import MOST_FAILURES, GrammarConstraint, MaskThreads, MaskWorkers
 
 Path = tuple[int, ...]
 PROMPT = [9, 8, 7]
+LIMIT_S = 60.0
+THREADS = MaskThreads()
 
 
-def constrained(
-    structure: StructuredOutput, tokens: list[int], *, drawn: bool = False
-) -> tuple[GrammarConstraint, CandidateTree]:
-    constraint = GrammarConstraint(compiled(structure), tokens, len(PROMPT), drawn=drawn)
-    tree = CandidateTree(tokens)
-    tree.admits = constraint.admits
-    return constraint, tree
+class Constrained:
+    """A session's candidate tree and its constraint, whose masks are computed on their own threads."""
+
+    def __init__(
+        self, structure: StructuredOutput, output: Sequence[int] = (), *, drawn: bool = False, tenant: str = ""
+    ) -> None:
+        self._calls = SimpleQueue[Callable[[], None]]()
+        self.tree = CandidateTree([*PROMPT, *output])
+        self.forbidden = 0
+        self.constraint = GrammarConstraint(
+            compiled(structure),
+            output,
+            drawn=drawn,
+            workers=MaskWorkers(THREADS, self._calls.put, tenant),
+            budget=MaskBudget(0.005, 0.5),
+        )
+        self.constraint.settled = self._settled
+        self.tree.admits = self.constraint.admits
+
+    def _settled(self) -> None:
+        self.forbidden += self.tree.recheck()
+
+    def settle(self) -> None:
+        """Lets the event loop go on until all masks are there."""
+        while self.constraint.busy:
+            self._calls.get(timeout=LIMIT_S)()
+
+    def graft(self, frame: Frame) -> Grafted:
+        grafted = self.tree.graft(frame)
+        self.settle()
+        return grafted
+
+    def commit(self, tokens: list[int]) -> None:
+        self.constraint.commit(tokens)
+        self.tree.commit(tokens)
+        self.settle()
 
 
 def paths(tree: CandidateTree) -> set[Path]:
@@ -45,7 +79,8 @@ def test_a_tree_holds_all_that_can_be_said_and_nothing_else(data: st.DataObject)
     structure = LANGUAGES[data.draw(st.sampled_from(sorted(LANGUAGES)))].structure
     drawn = data.draw(st.booleans())
     tokens, fresh = list(PROMPT), place(structure)
-    _, tree = constrained(structure, tokens, drawn=drawn)
+    session = Constrained(structure, drawn=drawn)
+    tree = session.tree
 
     def choices(path: Path) -> list[int]:
         """What may follow the output and this path; nothing where the path itself cannot be said."""
@@ -60,41 +95,60 @@ def test_a_tree_holds_all_that_can_be_said_and_nothing_else(data: st.DataObject)
             right = choices(above) if data.draw(st.booleans()) else []
             path = (*above, data.draw(st.sampled_from(right) if right else st.integers(0, 4095)))
             nodes += [path] if path not in nodes else []
-        tree.graft(frame(len(tokens), nodes, generation))
+        session.graft(frame(len(tokens), nodes, generation))
         judged = [path[:-1] if drawn else path for path in nodes]
         fits = [not path or path[-1] in choices(path[:-1]) for path in judged]
         assert paths(tree) == {path for path, fit in zip(nodes, fits, strict=True) if fit}
+        for path in ((), *paths(tree)):
+            if not drawn or not path or END in path[:-1] or path[-1] in choices(path[:-1]):
+                here, there = session.constraint.after(path), fresh.mask([*tokens[len(PROMPT) :], *path])
+                assert (here is None) == (there is None) and (here is None or bytes(here) == bytes(there))
         token = data.draw(st.sampled_from(choices(())))
         if token == END:
             break
         tokens.append(token)
-        tree.commit([token])
-        tree.rollback(len(tokens))  # empty, so that what stood there before is no part of what follows
+        session.commit([token])
+        tree.forget(0)  # empty, so that what stood there before is no part of what follows
 
 
 def test_frames_on_an_older_prefix_are_looked_at_where_they_stand_now() -> None:
     text = tokenizer().encode("foobar12!").ids
-    tokens = list(PROMPT)
-    _, tree = constrained(LANGUAGES["words"].structure, tokens)
-    tokens.append(text[0])
-    tree.commit(text[:1])
+    session = Constrained(LANGUAGES["words"].structure)
+    session.settle()
+    session.commit(text[:1])
     chain = Frame(len(PROMPT), 0, 1, tuple(text), (-0.1,) * len(text))
-    grafted = tree.graft(chain)
-    assert (grafted.merged, grafted.added) == (1, len(text) - 1)
+    grafted = session.graft(chain)
+    assert (grafted.merged, grafted.added, session.forbidden) == (1, len(text) - 1, 0)
     wrong = Frame(len(PROMPT), 0, len(text) + 1, tuple(text), (-0.1,) * len(text))  # behind "!" nothing follows
-    assert tree.graft(wrong).dropped == {"forbidden": 1, "orphan": len(text) - 1}
+    dropped = session.graft(wrong).dropped
+    assert session.forbidden + sum(dropped.values()) == len(text)
+    assert session.tree.node_count == len(text) - 1
 
 
-def test_a_rollback_takes_the_grammar_along() -> None:
-    structure, text = LANGUAGES["forced"].structure, tokenizer().encode("return self").ids
-    tokens = [*PROMPT, *text]
-    constraint, tree = constrained(structure, tokens)
-    before = constraint.after(())
-    assert constraint.admits((), END) is False
-    del tokens[len(PROMPT) + 1 :]
-    tree.rollback(len(tokens))
-    assert constraint.admits((), text[1])
-    assert allowed(constraint.after(())) == allowed(place(structure).mask(text[:1])) != allowed(before)
+def test_what_is_not_known_yet_is_in_no_step() -> None:
+    text = tokenizer().encode("foobar12!").ids
+    session = Constrained(LANGUAGES["words"].structure)
+    assert not session.constraint.ready
+    session.tree.graft(Frame(len(PROMPT), 0, 1, tuple(text), (-0.1,) * len(text)))
+    assert session.tree.node_count == len(text) and not paths(session.tree)
+    assert not len(session.tree.select_likeliest_chain(10))
+    session.settle()
+    assert session.constraint.ready and len(paths(session.tree)) == len(text)
+    assert len(session.tree.select_likeliest_chain(100)) == len(text)
+
+
+def test_a_commit_takes_along_what_was_computed_below_it() -> None:
+    text = tokenizer().encode("foobar12!").ids
+    session = Constrained(LANGUAGES["words"].structure)
+    session.graft(Frame(len(PROMPT), 0, 1, tuple(text), (-0.1,) * len(text)))
+    masks = {path: session.constraint.after(path) for path in paths(session.tree)}
+    computed = THREADS.computed
+    session.constraint.commit(text[:2])
+    session.tree.commit(text[:2])
+    assert session.constraint.ready and not session.constraint.busy
+    for path in paths(session.tree):
+        assert session.constraint.after(path) is masks[(*text[:2], *path)]
+    assert THREADS.computed == computed
 
 
 class Panic(BaseException):
@@ -105,22 +159,74 @@ class Panic(BaseException):
 def test_a_candidate_on_which_the_library_gives_up_costs_only_itself(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    structure, text = LANGUAGES["any"].structure, tokenizer().encode("abc").ids
-    constraint, tree = constrained(structure, list(PROMPT))
+    session = Constrained(LANGUAGES["any"].structure)
+    a, *others = allowed(place(LANGUAGES["any"].structure).mask([]))[:20]
     genuine, asked = Cursor.mask, list[Path]()
 
-    def fragile(cursor: Cursor, output: list[int]) -> object:
-        asked.append(tuple(output))
-        if output:
+    def fragile(cursor: Cursor, path: list[int]) -> object:
+        asked.append(tuple(path))
+        if path:
             raise error
-        return genuine(cursor, output)
+        return genuine(cursor, path)
 
+    session.settle()
     monkeypatch.setattr(Cursor, "mask", fragile)
-    a = text[0]
-    assert tree.graft(Frame(3, 0, 1, (a, a), (-0.1, -0.1))).dropped == {"forbidden": 1}
-    assert paths(tree) == {(a,)}
+    session.graft(Frame(3, 0, 1, (a, a), (-0.1, -0.1)))
+    assert paths(session.tree) == {(a,)} and session.forbidden == 1
     with pytest.raises(type(error)):
-        constraint.after((a,))
-    for generation in range(1, 2 * MOST_FAILURES):
-        tree.graft(Frame(3, generation, 1, (a, a), (-0.1, -0.1)))
-    assert asked.count((a,)) == MOST_FAILURES + 1  # then it is not asked any more; once was the judge
+        session.constraint.after((a,))
+    for number, token in enumerate(others):
+        session.graft(Frame(3, 0, 3 + number, (token,), (-0.1,), (0,)))
+    assert len(asked) == MOST_FAILURES, "then it is not asked any more"
+    assert session.constraint.failure is None and session.constraint.after(()) is not None
+
+
+def test_a_grammar_whose_masks_take_long_ends_its_session_in_bounded_time() -> None:
+    (a,), computed = tokenizer().encode("a").ids, THREADS.computed
+    session, tokens = Constrained(AMBIGUOUS), 0
+    session.settle()
+    while session.constraint.failure is None:
+        session.constraint.after(())
+        session.commit([a])
+        tokens += 1
+        assert tokens < 1000
+    assert session.constraint.failure.reason == GRAMMAR_TOO_COSTLY
+    assert session.constraint.worth_waiting_s() == 0.0 and tokens > 40
+    assert THREADS.computed - computed <= tokens + 1
+    with pytest.raises(FailedPrecondition):
+        session.constraint.after(())
+
+
+def test_candidates_of_such_a_grammar_cost_as_much() -> None:
+    (a,), (b,) = tokenizer().encode("a").ids, tokenizer().encode("b").ids
+    session = Constrained(AMBIGUOUS, [a, b] * 30)
+    session.settle()
+    frames = 0
+    while session.constraint.failure is None and frames < 200:
+        chain = tuple((a, b)[frames >> bit & 1] for bit in range(20))
+        session.tree.forget(0)
+        session.graft(Frame(len(PROMPT) + 60, frames, 1, chain, (-0.1,) * 20))
+        frames += 1
+    assert session.constraint.failure is not None and session.constraint.failure.reason == GRAMMAR_TOO_COSTLY
+
+
+def test_a_long_output_of_such_a_grammar_is_not_read_to_its_end() -> None:
+    """As when the session is opened elsewhere: it would take minutes."""
+    (a,) = tokenizer().encode("a").ids
+    session = Constrained(AMBIGUOUS, [a] * 100_000)
+    session.settle()
+    assert session.constraint.failure is not None and session.constraint.failure.reason == GRAMMAR_TOO_COSTLY
+
+
+def test_while_one_tenant_s_masks_take_long_others_get_theirs() -> None:
+    """The others' are all there before the slow ones are, however many those are."""
+    (a,) = tokenizer().encode("a").ids
+    text = tokenizer().encode("foobar12!").ids
+    slow = [Constrained(AMBIGUOUS, [a] * 150) for _ in range(16)]
+    for _ in range(20):
+        quick = Constrained(LANGUAGES["words"].structure, tenant="other")
+        quick.graft(Frame(len(PROMPT), 0, 1, tuple(text), (-0.1,) * len(text)))
+        assert len(paths(quick.tree)) == len(text)
+    assert any(session.constraint.busy and not session.constraint.ready for session in slow)
+    for session in slow:
+        session.constraint.close()

@@ -32,6 +32,8 @@ FIXED = {
     "--distributed-executor-backend": "workers are processes of this machine",
     "--additional-config": "it carries Slipstream's own settings",
     "--pipeline-parallel-size": "pipelines of steps are not supported; use --tensor-parallel-size",
+    "-pp": "pipelines of steps are not supported; use --tensor-parallel-size",
+    "-dp": "start one verifier for each replica",
     "--data-parallel-size": "start one verifier for each replica",
     "--kv-transfer-config": "KV blocks are Slipstream's",
     "--trust-remote-code": "code of a checkpoint is never run",

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
+from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.tenants import tenant_salt
-from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars
+from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, MaskBudget
 from slipstream.tokenizer.structured_output import MAX_BYTES, StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import types_pb2
-from tests.grammars import END, LANGUAGES, allowed, compiled, grammars, place, spelled, tokenizer
+from tests.grammars import AMBIGUOUS, END, LANGUAGES, allowed, compiled, grammars, place, spelled, tokenizer
 
 NAMES = st.sampled_from(sorted(LANGUAGES))
 
@@ -109,6 +109,39 @@ def test_a_cursor_whose_library_panicked_halfway_is_where_it_says() -> None:
         cursor.mask(text)
     assert allowed(cursor.mask([])) == allowed(fresh.mask([]))
     assert allowed(cursor.mask(text)) == allowed(fresh.mask(text))
+
+
+def test_a_cursor_with_little_time_gives_up_early_and_computes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a drafter's, which then proposes without the grammar."""
+    cursor, (a,) = compiled(AMBIGUOUS).cursor(MaskBudget(0.001, 0.05)), tokenizer().encode("a").ids
+    text: list[int] = []
+    with pytest.raises(FailedPrecondition) as caught:
+        while len(text) < 250:
+            cursor.mask(text)
+            text.append(a)
+    assert caught.value.reason == GRAMMAR_TOO_COSTLY and len(text) > 10
+    monkeypatch.setattr(cursor, "_matcher", None)
+    with pytest.raises(FailedPrecondition):
+        cursor.mask([])
+
+
+@settings(deadline=None, max_examples=60)
+@given(NAMES, st.integers(0, 10**6), st.booleans())
+def test_commits_and_paths_lead_to_the_same_masks(name: str, seed: int, costly: bool) -> None:
+    """`costly`: the library moves on its own threads."""
+    rng, structure, budget = random.Random(seed), LANGUAGES[name].structure, MaskBudget()
+    text, fresh, cursor = walk(place(structure), rng, 30), place(structure), compiled(structure).cursor(budget)
+    done = 0
+    for _ in range(12):
+        budget.last_s = 1.0 if costly else 0.0
+        path = text[done : done + rng.randint(0, 6)]
+        if len(path) > 1 and rng.random() < 0.3:
+            path[-1] = rng.choice(allowed(fresh.mask(text[: done + len(path) - 1])))
+        here, there = cursor.mask(path), fresh.mask([*text[:done], *path])
+        assert (here is None) == (there is None) and (here is None or bytes(here) == bytes(there))
+        step = rng.randint(0, 3)
+        cursor.commit(text[done : done + step])
+        done = min(len(text), done + step)
 
 
 def test_where_one_text_can_follow_the_mask_is_the_tokenizers_own_next_token() -> None:

@@ -16,8 +16,9 @@ from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import FailedPrecondition
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.tokenizer.grammar import Mask
+from slipstream.tokenizer.grammar import Mask, MaskBudget
 from tests.enumeration import Draft, Path, Target, bias, draft_of, error, target_of
+from tests.masks import AT_ONCE
 from tests.rounds import PROMPT, Round, World, law
 from tests.unit.verifier_svc.acceptance.test_acceptance_coupled import (
     PATHS,
@@ -197,12 +198,16 @@ class Cursors:
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
+        self._output: Path = ()
 
-    def cursor(self) -> Cursors:
-        return self
+    def cursor(self, budget: MaskBudget) -> Cursors:
+        return Cursors(self._vocabulary)
 
-    def allows(self, output: list[int], token: int) -> bool:
-        return token in choices(tuple(output), self._vocabulary)
+    def commit(self, tokens: list[int]) -> None:
+        self._output += tuple(tokens)
+
+    def mask(self, path: list[int]) -> Mask:
+        return mask_of(choices((*self._output, *path), self._vocabulary), self._vocabulary)
 
 
 def through_rounds(seed: int, *, drawn: bool) -> float:
@@ -211,8 +216,13 @@ def through_rounds(seed: int, *, drawn: bool) -> float:
     target = masked(seed, vocabulary)
 
     def admits(session: Session) -> object:
-        grammar = Cursors(vocabulary)
-        return GrammarConstraint(grammar, session.tokens, len(PROMPT), drawn=drawn).admits  # type: ignore[arg-type]
+        session.constraint = GrammarConstraint(
+            Cursors(vocabulary),  # type: ignore[arg-type]
+            session.tokens[len(PROMPT) :],
+            drawn=drawn,
+            workers=AT_ONCE,
+        )
+        return session.constraint.admits
 
     drafts = [draft_of(seed + number, vocabulary, vocabulary) for number in (1, 2)]
     rounds = Round(passes=2, budget=2), Round(passes=1, budget=3)

@@ -1,0 +1,56 @@
+"""`/playground`: the page with its scripts and styles, which are files of this package, and the fleet's state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+from google.protobuf.json_format import MessageToDict
+from starlette.responses import Response
+
+from gateway.api.http.parts import HttpParts
+from gateway.auth.tenant import check_operator
+from slipstream.v1 import gateway_pb2
+
+PAGE = Path(__file__).parent / "page"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Nothing runs but the page's own files, and nobody may frame it."""
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {"content-security-policy": POLICY, "referrer-policy": "no-referrer"}
+
+
+def routes(parts: HttpParts) -> APIRouter:
+    router = APIRouter(tags=["playground"])
+
+    @router.get("/playground/fleet")
+    async def fleet() -> dict[str, Any]:
+        """A GetFleetResponse; where there are API keys, for an operator's key."""
+        check_operator()
+        state = gateway_pb2.GetFleetResponse(
+            workers=parts.router.describe_fleet(), sessions=parts.sessions.open_sessions
+        )
+        return MessageToDict(state, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+    for file in sorted(PAGE.iterdir()):
+        path = "/playground" if file.suffix == ".html" else f"/playground/{file.name}"
+        router.add_api_route(path, _serving(file), include_in_schema=False)
+    return router
+
+
+def _serving(file: Path) -> Any:
+    """A handler that answers with the file as it was when the gateway started."""
+    content, kind = file.read_bytes(), TYPES[file.suffix]
+
+    async def serve() -> Response:
+        return Response(content, headers={"content-type": kind, **HEADERS})
+
+    return serve

@@ -1,0 +1,99 @@
+"""Details of rounds for sessions that ask for them: who sent each accepted candidate, and when drafters worked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slipstream.rpc.proto_conversion import microseconds
+from slipstream.speculation.selection import ROOT
+from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.observer import RoundResult, StepObserver
+from verifier_svc.session import Session
+
+MOST_SPANS = 64
+"""Most spans of drafting that one round tells."""
+
+
+@dataclass(slots=True)
+class DraftTime:
+    """Monotonic seconds of one answer of a drafter, and its candidates."""
+
+    source: int
+    began: float
+    ended: float
+    candidates: int = 0
+
+
+class DraftTimes:
+    """When the drafters of one session worked, since its last round."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, DraftTime] = {}
+        """By source."""
+        self._done: list[DraftTime] = []
+
+    def begin(self, source: int, now: float) -> None:
+        """The drafter is told a new root, which ends what it said about the former one."""
+        before = self._running.pop(source, None)
+        if before is not None and before.candidates and len(self._done) < MOST_SPANS:
+            self._done.append(before)
+        if len(self._running) < MOST_SPANS:
+            self._running[source] = DraftTime(source, now, now)
+
+    def receive(self, source: int, candidates: int, now: float) -> None:
+        if running := self._running.get(source):
+            running.ended = now
+            running.candidates += candidates
+
+    def take(self) -> Iterator[DraftTime]:
+        """What ended; it is forgotten."""
+        done, self._done = self._done, []
+        yield from done
+
+
+class RoundDetailObserver(StepObserver):
+    """Adds details to the rounds of sessions whose Open has `round_details`."""
+
+    def __init__(self) -> None:
+        self._times: dict[Session, DraftTimes] = {}
+
+    def session_opened(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
+        if request.round_details:
+            self._times[session] = DraftTimes()
+
+    def session_ended(self, session: Session) -> None:
+        self._times.pop(session, None)
+
+    def drafter_informed(self, session: Session, source: int, length: int, now: float) -> None:
+        if times := self._times.get(session):
+            times.begin(source, now)
+
+    def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
+        if times := self._times.get(session):
+            times.receive(source, len(candidates.token_ids), now)
+
+    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+        times = self._times.get(result.scheduled.session)
+        if times is None:
+            return
+        session, ended = result.scheduled.session, result.timing.ended
+        add_origins(result, message)
+        for time in times.take():
+            message.drafts.add(
+                drafter="+".join(session.drafters_of((time.source,))),
+                began_us=microseconds(ended - time.began),
+                ended_us=microseconds(ended - time.ended),
+                candidates=time.candidates,
+            )
+
+
+def add_origins(result: RoundResult, message: verifier_pb2.Round) -> None:
+    """Say which drafters sent each accepted candidate, and whether a further token came for nothing."""
+    session, selection, path = result.scheduled.session, result.scheduled.selection, result.result.path
+    shares = {share.drafter: share for share in message.drafters}
+    for place, node in enumerate(path[: result.accepted]):
+        for name in session.drafters_of(selection.sources[node]):
+            shares[name].accepted_places.append(place)
+    complete = len(result.token_ids) > len(path)
+    message.bonus = bool(len(selection)) and complete and selection.first_child(path[-1] if path else ROOT) is None
