@@ -35,6 +35,7 @@ from verifier_svc.session import Session
 
 TEXT, WAVE, ALONE = 240, 60, 1
 MOST_NODES = 16
+UNLIMITED = 1e9
 SALT = "equality"
 KINDS = {
     "greedy": {"temperature": 0.0},
@@ -207,7 +208,8 @@ def main(count: int, dtype: str, minutes: float) -> int:
     print("\n".join(f"different: {each}" for each in different))
     row: Row = {"arithmetic": dtype, "tokens compared": totals["compared"], "texts": totals["texts"]}
     row |= {"candidates": totals["drafted"], "accepted": totals["accepted"], "texts that differ": len(different)}
-    write(f"equality_steps_{dtype}", f"python -m benchmarks.equality_steps {count} {dtype}", [row])
+    limit = f" {minutes:g}" if minutes < UNLIMITED else ""
+    write(f"equality_steps_{dtype}", f"python -m benchmarks.equality_steps {count} {dtype}{limit}", [row])
     return 1 if different else 0
 
 
@@ -217,6 +219,6 @@ if __name__ == "__main__":
         main(
             int(given[0]) if given else 100_000,
             given[1] if len(given) > 1 else "float32",
-            float(given[2]) if len(given) > 2 else 1e9,
+            float(given[2]) if len(given) > 2 else UNLIMITED,
         )
     )

@@ -138,6 +138,7 @@ def opening(
     output: list[int] | None = None,
     structure: StructuredOutput | None = None,
     top_logprobs: int | None = None,
+    min_length: int = 0,
     cache_salt: str = "",
 ) -> verifier_pb2.DecodeOpen:
     """An Open of a session, whose prefix is the prompt and what is known of the output."""
@@ -155,6 +156,7 @@ def opening(
         credit=credit,
         structured_output=proto_conversion.structure_to_proto(structure),
         top_logprobs=top_logprobs,
+        min_length=min_length,
         cache_salt=cache_salt,
     )
 

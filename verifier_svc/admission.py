@@ -35,6 +35,8 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
         raise InvalidArgument(
             "a structured output ends with an end-of-text token; name all of the model's as stop tokens."
         )
+    if request.min_length > request.max_length or (structured and request.min_length):
+        raise InvalidArgument("min_length is at most max_length, and not for a structured output.")
     if request.top_logprobs > MAX_TOP_LOGPROBS:
         raise InvalidArgument(f"top_logprobs is at most {MAX_TOP_LOGPROBS}.")
 

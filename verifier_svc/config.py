@@ -48,7 +48,7 @@ class VerifierConfig:
     max_draft_tokens: int = 32
     """Most candidates of one session in one step, whatever its policy asks for."""
     always_speculate: bool = False
-    """True: candidates count as free, so that steps verify what has come even where that is slower. For tests."""
+    """True: steps wait for candidates and verify them even where that is slower than to do without. For tests."""
     step_tokens: int = 512
     """Most tokens of one forward pass."""
     prefill_tokens: int = 256

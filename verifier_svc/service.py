@@ -32,6 +32,7 @@ from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
 from verifier_svc.grammar_constraint import GrammarConstraint, MaskThreads, MaskWorkers
+from verifier_svc.min_length import MinLengthConstraint
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Reply, Session
 from verifier_svc.sources.address_allowlist import AddressAllowlist
@@ -107,6 +108,16 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             await multiplexed_stream.serve(requests, context, stream.outbox, stream.receive, pack, self.traffic)
         finally:
             stream.close()
+
+
+def _bound_length(session: Session, min_length: int, vocabulary_size: int) -> None:
+    """Keeps stop tokens out until the session has its least length, if it has one."""
+    if min_length > len(session.tokens):
+        drawn = not session.sampling.coupled
+        session.minimum = MinLengthConstraint(
+            session.tokens, min_length, session.stop_token_ids, vocabulary_size, drawn=drawn
+        )
+        session.tree.admits = session.minimum.admits
 
 
 def _history(token_ids: list[int], prompt_length: int) -> TokenHistory:
@@ -211,6 +222,7 @@ class GatewayStream:
         if grammar is not None:
             session.structure = structure
             self._constrain(session, grammar)
+        _bound_length(session, request.min_length, limits.model.vocabulary_size)
         self._service.scheduler.open_session(session, request)
         self._sessions[number] = self._service.by_id[session.id] = session
 

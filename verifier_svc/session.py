@@ -17,6 +17,7 @@ from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
 from verifier_svc.grammar_constraint import GrammarConstraint
+from verifier_svc.min_length import MinLengthConstraint
 
 MAX_SOURCE_NAMES = 64
 """Sources of a session whose drafter's name is kept; every open on a drafter is a source of its own."""
@@ -90,6 +91,8 @@ class Session:
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
     constraint: GrammarConstraint | None = None
     """Set where the output is structured."""
+    minimum: MinLengthConstraint | None = None
+    """Set where the output has a least length; never beside `constraint`."""
     structure: StructuredOutput | None = None
     """Format of the structured output; sent to the drafters."""
     top_logprobs: int | None = None
@@ -106,6 +109,11 @@ class Session:
     def pending(self) -> int:
         """Committed tokens without KV; at least one."""
         return len(self.tokens) - self.computed
+
+    @property
+    def masks(self) -> GrammarConstraint | MinLengthConstraint | None:
+        """What bounds the choice of tokens; None where all may be chosen."""
+        return self.constraint or self.minimum
 
     @property
     def rank(self) -> Rank:

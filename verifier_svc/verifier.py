@@ -84,7 +84,9 @@ async def _serving(
     sources = CandidateSources(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
     curve = CostCurve(free_candidates=config.always_speculate)
     await thread.run(executor.measure_costs, curve, config.step_tokens, config.measure_s)
-    limits = StepLimits(config.step_tokens, config.prefill_tokens, config.max_wait_s, executor.limits)
+    limits = StepLimits(
+        config.step_tokens, config.prefill_tokens, config.max_wait_s, executor.limits, config.always_speculate
+    )
     stats = StepStats()
     observers: list[StepObserver] = [stats, sources.shadows, RoundDetailObserver()]
     if parts.tracing is not None:

@@ -45,6 +45,8 @@ class ResolvedRequest:
     """Number of times that the session was rolled back: a client that has the former text sees that this is another."""
     edited: int = 0
     """Output tokens that the client wrote by rollbacks, at most: limits of prompts hold for them too."""
+    min_tokens: int = 0
+    """Output tokens before which no stop token ends the text."""
     annotation: bytes = b""
     """What the client keeps with the session."""
     vocabulary: str = ""
@@ -77,6 +79,7 @@ class ResolvedRequest:
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
             annotation=self.annotation,
+            min_tokens=self.min_tokens,
             owner=self.owner,
             revision=self.revision,
             edited_tokens=self.edited,

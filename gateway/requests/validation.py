@@ -87,6 +87,7 @@ class RequestValidator:
             prediction=prediction if draft_tokens else (),
             structure=structure,
             top_logprobs=top_logprobs,
+            min_tokens=_min_tokens(request, max_length - len(prompt)),
             rounds=request.speculation.rounds,
             annotation=request.annotation,
             owner=tenant.name,
@@ -263,6 +264,14 @@ def _top_logprobs(request: Asked) -> int | None:
     if request.top_logprobs and not request.logprobs:
         raise InvalidArgument("top_logprobs without logprobs; set logprobs too.")
     return request.top_logprobs if request.logprobs else None
+
+
+def _min_tokens(request: Asked, most: int) -> int:
+    if request.min_tokens > most:
+        raise InvalidArgument(f"min_tokens is {request.min_tokens} and at most {most} tokens can follow; ask for less.")
+    if request.min_tokens and request.HasField("structured_output"):
+        raise InvalidArgument("A structured output ends where its format ends; leave min_tokens out.")
+    return request.min_tokens
 
 
 def _check_labels(request: Asked) -> None:

@@ -348,6 +348,7 @@ class SessionRun:
             ),
             sampling=proto_conversion.sampling_to_proto(resolved.sampling),
             max_length=resolved.max_length,
+            min_length=len(resolved.prompt) + resolved.min_tokens if resolved.min_tokens else 0,
             stop_token_ids=resolved.stop_token_ids,
             policy=verifier_pb2.DecodePolicy(max_draft_tokens=resolved.max_draft_tokens),
             drafters=self._drafters.addresses,

@@ -9,17 +9,37 @@ from tokenizers import Tokenizer
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.errors import NotFound
-from slipstream.proposers.base import OpenedProposer, ProposerSettings
+from slipstream.proposers.base import ROOT, OpenedProposer, ProposerContext, ProposerSettings
 from slipstream.proposers.cross_vocabulary.spelling import Spelling
 from slipstream.proposers.cross_vocabulary.translated import TranslatedProposer
 from slipstream.proposers.cross_vocabulary.translation import Translation
 from slipstream.proposers.draft_model import ModelProposer
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.tokenizer.vocabulary import eos_token_ids, fingerprint, load_tokenizer
 
+WARM_UP = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=0.7, acceptance="rejection"),
+)
+
 
 def open_proposer(settings: ProposerSettings) -> OpenedProposer:
-    """Raises what `open_engine` and `load_tokenizer` raise."""
+    """A proposer that has proposed before: the first passes take ten times as long, and no request is to wait for
+    them. Raises what `open_engine` and `load_tokenizer` raise."""
+    opened = _open(settings)
+    for number, sampling in enumerate(WARM_UP):
+        handle, tokens = ("warm-up", number), [0, 0, 0]
+        context = ProposerContext(
+            handle, tokens, len(tokens), len(tokens), len(tokens) + 1, sampling, expand=[ROOT], noise_nodes=[0]
+        )
+        opened.proposer.propose([context])
+        opened.proposer.close_sequence(handle)
+    return opened
+
+
+def _open(settings: ProposerSettings) -> OpenedProposer:
     engine = open_engine(
         settings.model, settings.dtype, settings.kv_tokens, settings.quantisation, settings.lean, settings.device
     )

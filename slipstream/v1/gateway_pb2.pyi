@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "annotation")
+    __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "min_tokens", "annotation")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class GenerateRequest(_message.Message):
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATION_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
@@ -46,11 +47,12 @@ class GenerateRequest(_message.Message):
     structured_output: _types_pb2.StructuredOutput
     logprobs: bool
     top_logprobs: int
+    min_tokens: int
     annotation: bytes
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., annotation: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ...) -> None: ...
 
 class StoredRequest(_message.Message):
-    __slots__ = ("model", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "annotation", "owner", "revision", "vocabulary_fingerprint", "edited_tokens")
+    __slots__ = ("model", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "annotation", "min_tokens", "owner", "revision", "vocabulary_fingerprint", "edited_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +68,7 @@ class StoredRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATION_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -85,11 +88,12 @@ class StoredRequest(_message.Message):
     logprobs: bool
     top_logprobs: int
     annotation: bytes
+    min_tokens: int
     owner: str
     revision: int
     vocabulary_fingerprint: str
     edited_tokens: int
-    def __init__(self, model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., annotation: _Optional[bytes] = ..., owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., annotation: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("text", "token_ids")

@@ -23,6 +23,8 @@ ASKED_ALONE = {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}
 """Where traces are written, those of requests whose client wants one."""
 MEASURED = {"VERIFIER_MEASURE_S": "1"}
 """A verifier knows enough of its target's costs after that, and learns the rest while it serves."""
+SPECULATING = {"VERIFIER_ALWAYS_SPECULATE": "true", "VERIFIER_MAX_DRAFT_TOKENS": "8"}
+"""Candidates are verified whatever the speed of this machine, and its load, say about their worth."""
 
 
 def serve_command(*options: str) -> list[str]:
@@ -35,18 +37,17 @@ def serve_environment() -> dict[str, str]:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[str]:
-    """The gateway's address, while `slipstream serve` runs with these options."""
-    with serving_both(*options) as (grpc, _):
+def serving(*options: str, **settings: str) -> Iterator[str]:
+    """The gateway's address, while `slipstream serve` runs with these options and settings."""
+    with serving_both(*options, **settings) as (grpc, _):
         yield grpc
 
 
 @contextmanager
-def serving_both(*options: str) -> Iterator[tuple[str, str]]:
+def serving_both(*options: str, **settings: str) -> Iterator[tuple[str, str]]:
     """The gateway's addresses for gRPC and for HTTP."""
-    process = subprocess.Popen(
-        serve_command(*options), cwd=ROOT, env=serve_environment(), stdout=subprocess.PIPE, text=True
-    )
+    environment = serve_environment() | settings
+    process = subprocess.Popen(serve_command(*options), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
@@ -110,5 +111,5 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(traces: Path) -> Iterator[str]:
     """The shipped pair in fp32, where texts are promised to be identical."""
-    with serving("--dtype", "float32", "--traces", str(traces)) as address:
+    with serving("--dtype", "float32", "--traces", str(traces), **SPECULATING) as address:
         yield address

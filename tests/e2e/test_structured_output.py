@@ -79,7 +79,7 @@ def test_the_command_line_asks_for_structures_and_log_probabilities(server: str,
     [
         (["--regex", "(a"], 1, "BAD_GRAMMAR"),
         (["--regex", "a", "--ignore-eos"], 1, "ENDLESS_GRAMMAR"),
-        (["--regex", "a", "--json-object"], 2, "give one of"),
+        (["--regex", "a", "--json-object"], 1, "give one of"),
         (["--json-schema", "/no/such/file"], 2, "cannot be read"),
         (["--logprobs", "21", "--json"], 1, "at most 20"),
     ],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from slipstream.engine.factory import open_engine
+from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2
 from tests.fleet import drafter, gateway, until, verifier
 
@@ -17,9 +19,9 @@ def target(settings: str = "") -> object:
     return open_engine(f"emulated:{settings}")
 
 
-async def plain(prompt: list[int], tokens: int) -> list[int]:
+async def plain(prompt: list[int], tokens: int, **options: Any) -> list[int]:
     async with verifier(target()) as server, gateway(server.address) as client:
-        return (await client.decode(prompt, tokens=tokens)).token_ids
+        return (await client.decode(prompt, tokens=tokens, **options)).token_ids
 
 
 async def test_plain_decoding_is_a_round_with_no_candidates() -> None:
@@ -81,3 +83,23 @@ async def test_the_first_round_reports_the_tokens_whose_kv_was_cached() -> None:
         cached = [[done.cached_tokens for done in (await client.decode(prompt, tokens=5)).rounds] for _ in range(2)]
     assert cached[0] == [0] * 5
     assert 0 < cached[1][0] < 100 and cached[1][1:] == [0] * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_no_stop_token_comes_before_the_least_length_whatever_is_proposed(temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=5)
+    free = await plain(PROMPT, 40, sampling=sampling)
+    options = {"tokens": 40, "sampling": sampling, "stop": [free[2]]}
+    texts = []
+    async with (
+        drafter(target("acceptance=0.9")) as guesses,
+        verifier(target("base_ms=5")) as server,
+        gateway(server.address) as client,
+    ):
+        assert len((await client.decode(PROMPT, **options)).token_ids) <= 3
+        for drafters in ([], [guesses], [guesses]):
+            least = len(PROMPT) + 20
+            decoded = await client.decode(PROMPT, drafters=drafters, min_length=least, **options)
+            texts.append(decoded.token_ids)
+    assert texts[0] == texts[1] == texts[2] and len(texts[0]) >= 20
+    assert free[2] not in texts[0][:20] and free[:2] == texts[0][:2] and free[2] not in free[:2]

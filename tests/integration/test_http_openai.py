@@ -141,6 +141,7 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
             "seed": -1,
             "stop_token_ids": [200],
             "ignore_eos": True,
+            "min_tokens": 11,
             "cache_salt": "s",
             "workload": "code",
             "priority": 4,
@@ -161,6 +162,7 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
         acceptance=types_pb2.ACCEPTANCE_RULE_COUPLED,
     )
     assert list(opened.stop_token_ids) == [200] and opened.cache_salt == "s" and opened.workload == "code"
+    assert opened.min_length == 8 + 11
     assert opened.priority == 4 and opened.policy.max_draft_tokens == 2
 
 
@@ -364,6 +366,8 @@ async def test_unknown_fields_are_logged_once_and_ignored(served: Served, caplog
         {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
         {"stop": [""]},
+        {"min_tokens": 4},
+        {"min_tokens": 1, "response_format": {"type": "json_object"}},
         {"top_p": 0},
     ],
 )

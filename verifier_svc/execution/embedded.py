@@ -75,7 +75,7 @@ def _inputs(step: list[ScheduledSequence], segments: list[Segment]) -> dict[int,
         if scheduled.complete:
             session = scheduled.session
             inputs[index] = VerifyInput(
-                scheduled.selection, row, session.sampling, scheduled.base, session.history, session.constraint
+                scheduled.selection, row, session.sampling, scheduled.base, session.history, session.masks
             )
         row += segment.logit_rows
     return inputs

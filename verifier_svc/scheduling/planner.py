@@ -39,6 +39,8 @@ class StepLimits:
     """Most prompt tokens of one step in which other sessions decode."""
     max_wait_s: float
     executor: ExecutorLimits = ANY_CANDIDATES
+    always_speculate: bool = False
+    """True: a step waits max_wait_s for candidates that are on their way, whether that pays or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,10 @@ class Planner:
         if not plan.decoding:
             return 0.0
         now = self._clock()
+        if self._limits.always_speculate:
+            some = (each.session for each in plan.step if self._draft_limit(each.session) and not each.selection)
+            late = any(self._sources.awaited(session, now) for session in some)
+            return max(0.0, self._limits.max_wait_s - waited_s) if late else 0.0
         gains = {each.session: self._expected_gain(each, plan) for each in plan.step if self._draft_limit(each.session)}
         return self._wait_policy.pause(plan, gains, lambda session: self._sources.awaited(session, now), waited_s)
 

@@ -184,6 +184,7 @@ def double_of(session: Session, name: str) -> Session:
         computed=0,
         sequence=None,
         constraint=None,
+        minimum=None,
         choice=None,
         served=False,
         _source_names={},
@@ -193,4 +194,7 @@ def double_of(session: Session, name: str) -> Session:
         double.constraint = session.constraint.beside(tokens[session.prompt_length :])
         double.constraint.settled = double.tree.recheck
         double.tree.admits = double.constraint.admits
+    if session.minimum is not None:
+        double.minimum = session.minimum.beside(tokens)
+        double.tree.admits = double.minimum.admits
     return double

@@ -110,6 +110,8 @@ class SamplingFields(Fields):
     stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=_MOST)
+    """Output tokens before which no stop token ends the text."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -152,6 +154,7 @@ class SamplingFields(Fields):
                 stop=[self.stop] if isinstance(self.stop, str) else self.stop or (),
                 stop_token_ids=self.stop_token_ids or (),
                 ignore_eos=bool(self.ignore_eos),
+                min_tokens=self.min_tokens or 0,
                 speculation=self._speculation(),
                 workload=self.workload or "",
                 cache_salt=self.cache_salt or "",

@@ -106,7 +106,7 @@ class VLLMExecutor:
     def _masks(self, step: list[ScheduledSequence], requests: list[RequestStep], forbidden: Forbidden) -> Masks:
         masks: Masks = {}
         for scheduled, request in zip(step, requests, strict=True):
-            if scheduled.session.constraint is not None and scheduled.complete:
+            if scheduled.session.masks is not None and scheduled.complete:
                 name = self.kv.name_of(request.segment.sequence)
                 found, failed = _chain_masks(scheduled)
                 if failed is not None:
@@ -139,7 +139,7 @@ def _chain_masks(
 ) -> tuple[ChainMasks | None, tuple[int, SlipstreamError] | None]:
     """The grammar's masks along the chain, as far as it allows the candidates; and after how many of them it cannot be
     followed, if that is so. An error counts only if the target chooses the candidates before it."""
-    constraint, chain = scheduled.session.constraint, scheduled.selection.token_ids
+    constraint, chain = scheduled.session.masks, scheduled.selection.token_ids
     assert constraint is not None
     depths, bits = list[int](), list[Any]()
     failed: tuple[int, SlipstreamError] | None = None
