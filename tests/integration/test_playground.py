@@ -35,7 +35,7 @@ if not CHROMIUM and os.environ.get("PLAYGROUND_REQUIRED") != "1":
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WAIT_MS = 60_000
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
-KEY = "sk-of-the-operator"
+KEY, OTHER = "sk-of-the-operator", "sk-of-another"
 SHOTS = os.environ.get("PLAYGROUND_SHOTS", "")
 LEAST_CONTRAST = 4.5
 COLOURS = 96
@@ -227,8 +227,8 @@ async def test_stop_frees_the_session(page: Page, system: EmulatedSystem) -> Non
 
 
 async def test_a_run_survives_the_restart_of_its_gateway(page: Page, system: EmulatedSystem) -> None:
-    asked = {"prompt": "again", "max_tokens": 300, "seed": 5, "temperature": 0.7}
-    await run(page, prompt="again", max_tokens="300", seed="5", temperature="0.7")
+    asked = {"prompt": "again", "max_tokens": 600, "seed": 5, "temperature": 0.7}
+    await run(page, prompt="again", max_tokens="600", seed="5", temperature="0.7")
     await expect(page.locator(".output .token").first).to_be_visible(timeout=WAIT_MS)
     await system.stop_gateway()
     await says(page, "Connection lost; reconnecting…")
@@ -314,9 +314,15 @@ async def test_a_phone_has_one_column(browser: Browser, system: EmulatedSystem) 
 
 async def test_the_page_is_open_and_all_else_needs_its_key(browser: Browser, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text(f'ops = {{ sha256 = "{digest(KEY).hex()}", operator = true }}\n')
+    keys.write_text(
+        f'ops = {{ sha256 = "{digest(KEY).hex()}", operator = true }}\nal = {{ sha256 = "{digest(OTHER).hex()}" }}\n'
+    )
     async with emulated_system(api_keys=str(keys)) as guarded, opened(browser, guarded.url) as page:
         await expect(page.locator("#fleet-note")).to_contain_text("key", timeout=WAIT_MS)
+        async with httpx.AsyncClient(base_url=guarded.url, timeout=60, trust_env=False) as client:
+            for key, status in (("sk-wrong", 401), (OTHER, 403), (KEY, 200)):
+                answer = await client.get("/playground/fleet", headers={"authorization": f"Bearer {key}"})
+                assert answer.status_code == status
         await run(page)
         await expect(page.locator("#error")).to_be_visible(timeout=WAIT_MS)
         await run(page, key=KEY, max_tokens="8")
