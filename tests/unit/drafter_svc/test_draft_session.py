@@ -250,8 +250,7 @@ class Wire(RuleBasedStateMachine):
     def verifier_rolls_back(self, back: int) -> None:
         length = max(len(PROMPT), len(self.committed) - back)
         del self.committed[length:]
-        self.tree.rollback(length)
-        self.tree.forget(self.source)
+        self.tree = CandidateTree(self.committed)  # it is opened again
         self.source += 1
         self.commands.append((0, None, self.source))
         self.commands.append((0, list(self.committed), self.source))
