@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,8 @@ from slipstream.engine.models.quantisation import silence_quantiser_logs
 from tests.redis_server import redis_server
 
 silence_quantiser_logs()
+# A shell's background jobs ignore Ctrl-C, and so would all processes that tests start there and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not us
 settings.load_profile("suite")
 

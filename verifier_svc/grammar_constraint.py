@@ -43,18 +43,18 @@ class _Known(Enum):
     FORBIDDEN = 1
 
 
-class _Place:
+class _MaskNode:
     """The committed tokens, or a path of candidates behind them."""
 
     __slots__ = ("children", "parent", "result", "token")
 
-    def __init__(self, parent: _Place | None, token: int) -> None:
+    def __init__(self, parent: _MaskNode | None, token: int) -> None:
         self.parent = parent
         self.token = token
-        self.children: dict[int, _Place] = {}
+        self.children: dict[int, _MaskNode] = {}
         self.result: Mask | _Known | BaseException | None = _Known.NOT_YET
 
-    def path_from(self, root: _Place) -> list[int] | None:
+    def path_from(self, root: _MaskNode) -> list[int] | None:
         """The tokens from below the root down to this place; None where it does not stand below the root."""
         tokens, place = list[int](), self
         while place is not root:
@@ -108,10 +108,10 @@ class GrammarConstraint:
         self._budget = budget or MaskBudget()
         self._moving = threading.Lock()
         """Held while the root moves, and while a thread reads where it stands."""
-        self._root = _Place(None, -1)
+        self._root = _MaskNode(None, -1)
         self._unread = list(output)
         """Committed tokens that the cursor does not know yet."""
-        self._wanted: deque[_Place] = deque()
+        self._wanted: deque[_MaskNode] = deque()
         self.busy = False
         """True while masks are being computed."""
         self._busy_since = 0.0
@@ -145,7 +145,7 @@ class GrammarConstraint:
             return False
         place = parent.children.get(token)
         if place is None:
-            place = parent.children[token] = _Place(parent, token)
+            place = parent.children[token] = _MaskNode(parent, token)
             self._request(place)
         if place.result is _Known.NOT_YET:
             return None
@@ -155,7 +155,7 @@ class GrammarConstraint:
         """The tokens were committed; no step runs."""
         root = self._root
         for token in token_ids:
-            root = root.children.get(token) or _Place(None, token)
+            root = root.children.get(token) or _MaskNode(None, token)
         with self._moving:
             root.parent = None
             self._root = root
@@ -179,14 +179,14 @@ class GrammarConstraint:
             budget=self._budget,
         )
 
-    def _find(self, path: Sequence[int]) -> _Place:
+    def _find(self, path: Sequence[int]) -> _MaskNode:
         """The place at this path; it is there, because a candidate is."""
         place = self._root
         for token in path:
             place = place.children[token]
         return place
 
-    def _request(self, place: _Place) -> None:
+    def _request(self, place: _MaskNode) -> None:
         self._wanted.append(place)
         self._start()
 
@@ -238,13 +238,13 @@ class GrammarConstraint:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no session waits any more
             self._workers.call_soon(self._end_turn)
 
-    def _next(self) -> _Place | None:
+    def _next(self) -> _MaskNode | None:
         try:
             return self._wanted.popleft() if self.failure is None else None
         except IndexError:
             return None
 
-    def _compute(self, place: _Place) -> None:
+    def _compute(self, place: _MaskNode) -> None:
         with self._moving:
             path = place.path_from(self._root)
             unread, self._unread = self._unread, []

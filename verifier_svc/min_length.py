@@ -33,7 +33,7 @@ class MinLengthConstraint:
         return self._mask if self._before_end(path) else None
 
     def beside(self, tokens: list[int]) -> MinLengthConstraint:
-        """The same constraint along another list of tokens, for candidates that are judged apart."""
+        """A constraint of equal length along another list of tokens, for candidates that are judged apart."""
         return MinLengthConstraint(tokens, self._min_length, self._stops, self._vocabulary_size, drawn=self._drawn)
 
     def admits(self, path: tuple[int, ...], token: int) -> bool:

@@ -37,7 +37,7 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     """Added to the logits of tokens, by token id."""
     seed: int | None
-    """The same seed gives the same text."""
+    """Requests of one seed get one text; without one the server draws it."""
     acceptance: str
     """`coupled` or `rejection`."""
     stop: str | Sequence[str] | None

@@ -34,7 +34,7 @@ def routes(parts: HttpParts) -> APIRouter:
         format = call_format(parts, tools)
         prompt = await parts.tokenizer.encode_chat(asked.template_data(), tools)
         generate = asked.sampling().to_generate(prompt, 0)
-        call = _Call(parts, context_of(request.scope), generate, format)
+        call = _MessageCall(parts, context_of(request.scope), generate, format)
         return Answer(call.stream if asked.stream else call.whole, parts.config.http_idle_s)
 
     @router.post("/v1/messages/count_tokens")
@@ -48,7 +48,7 @@ def routes(parts: HttpParts) -> APIRouter:
     return router
 
 
-class _Call:
+class _MessageCall:
     def __init__(
         self, parts: HttpParts, context: RequestContext, request: gateway_pb2.GenerateRequest, format: str
     ) -> None:

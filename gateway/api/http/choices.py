@@ -26,7 +26,7 @@ OnEvent = Callable[[int, Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StreamPosition:
     """How much of a session's output a client has: what an event's id says."""
 
     session_id: str
@@ -38,7 +38,7 @@ class Position:
         return f"{self.session_id}:{self.tokens}:{self.characters}:{self.revision}"
 
 
-def last_position(context: RequestContext) -> Position | None:
+def last_position(context: RequestContext) -> StreamPosition | None:
     """The position in the header Last-Event-ID; None without one. Raises InvalidArgument for anything else in it."""
     given = context.header(LAST_EVENT_ID)
     if not given:
@@ -47,7 +47,7 @@ def last_position(context: RequestContext) -> Position | None:
     if found is None:
         raise InvalidArgument("Last-Event-ID is no id of this gateway's events; send the last one as it came.")
     session_id, *numbers = found.groups()
-    return Position(session_id, *map(int, numbers))
+    return StreamPosition(session_id, *map(int, numbers))
 
 
 def wants_ids(context: RequestContext, query: Mapping[str, str]) -> bool:
@@ -114,7 +114,7 @@ async def collect_choices(
 
 
 async def resume_choice(
-    sessions: SessionRegistry, context: RequestContext, position: Position, on_event: OnEvent
+    sessions: SessionRegistry, context: RequestContext, position: StreamPosition, on_event: OnEvent
 ) -> None:
     """Pass on what is missing behind the position. Raises what SessionRegistry.resume raises."""
     request = gateway_pb2.ResumeRequest(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from gateway.api.http.choices import Choice, Position, collect_choices, resume_choice, run_choices
+from gateway.api.http.choices import Choice, StreamPosition, collect_choices, resume_choice, run_choices
 from gateway.api.http.parts import HttpParts
 from gateway.api.http.reply import Answer, Reply, trace_headers
 from gateway.api.openai.fields import SamplingFields
@@ -33,7 +33,7 @@ LEAST_LOGPROB = -9999.0
 class ChoiceStream:
     """A choice of a stream, which holds what was not sent yet."""
 
-    def __init__(self, choice: Choice, position: Position | None, *, rereads: bool) -> None:
+    def __init__(self, choice: Choice, position: StreamPosition | None, *, rereads: bool) -> None:
         """`rereads`: the events begin at the session's beginning, not at the position."""
         self.choice = choice
         self.resumed = position is not None
@@ -58,18 +58,18 @@ class ChoiceStream:
         del choice.logprobs[: max(0, len(choice.logprobs) - len(choice.token_ids))]
         return text
 
-    def advance(self) -> Position:
+    def advance(self) -> StreamPosition:
         """Forget what is sent now; returns the position behind it."""
         choice = self.choice
         self.tokens += len(choice.token_ids)
         self.characters += len(choice.text)
         choice.text, choice.token_ids, choice.logprobs, choice.rounds = "", [], [], []
-        return Position(choice.started.session_id, self.tokens, self.characters, choice.started.revision)
+        return StreamPosition(choice.started.session_id, self.tokens, self.characters, choice.started.revision)
 
 
 class Call(ABC):
     prefix: ClassVar[str]
-    """Of the answer's id."""
+    """What the answer's id begins with."""
     object: ClassVar[str]
     chunk_object: ClassVar[str]
     rereads = False
@@ -96,7 +96,7 @@ class Call(ABC):
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         """The choice in the chunk for an event that `stream.choice` holds already; None if it is not sent yet."""
 
-    def answer(self, position: Position | None, *, ids: bool) -> Answer:
+    def answer(self, position: StreamPosition | None, *, ids: bool) -> Answer:
         """`position`: where the client goes on. `ids`: events carry ids for that."""
         if position is not None or self.asked.stream:
             return Answer(lambda reply: self._stream(reply, position, ids=ids), self.parts.config.http_idle_s)
@@ -108,7 +108,7 @@ class Call(ABC):
         answer = self._frame(self.object, choices[0].started, made) | self._totals(choices)
         await reply.send_json(answer, trace_headers(self._context.trailers))
 
-    async def _stream(self, reply: Reply, position: Position | None, *, ids: bool) -> None:
+    async def _stream(self, reply: Reply, position: StreamPosition | None, *, ids: bool) -> None:
         if ids and len(self._requests) > 1:
             raise InvalidArgument("Events have ids only in a stream of one choice.")
         streams = [ChoiceStream(Choice(index), position, rereads=self.rereads) for index in range(len(self._requests))]

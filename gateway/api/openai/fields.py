@@ -105,7 +105,7 @@ class SamplingFields(Fields):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(None, max_length=1024)
     seed: int | None = Field(None, ge=-(2**63), lt=MOST_SEED)
-    """The same seed gives the same text. Choice i of several has seed + i."""
+    """Requests of one seed get one text. Choice i of several has seed + i."""
     n: int | None = Field(None, ge=1, le=128)
     stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None

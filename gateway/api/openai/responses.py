@@ -149,7 +149,7 @@ def routes(parts: HttpParts) -> APIRouter:
         wanted = asked.to_generate(prompt, 0)
         known = {"created_at": int(time.time()), "format": format, "metadata": asked.metadata or {}}
         wanted.annotation = json.dumps(known).encode()
-        call = _Call(context, known)
+        call = _ResponseCall(context, known)
 
         generate = partial(parts.sessions.generate, wanted, context)
         if asked.background and not asked.stream:
@@ -167,7 +167,7 @@ def routes(parts: HttpParts) -> APIRouter:
         """The response as it is, or its events behind a number."""
         session_id, context = name.removeprefix(PREFIX), context_of(request.scope)
         record = await parts.sessions.describe(session_id)
-        call = _Call(context, _kept(record.annotation), starting_after)
+        call = _ResponseCall(context, _kept(record.annotation), starting_after)
 
         resume = partial(_resume, parts, session_id, context)
         if stream:
@@ -194,7 +194,7 @@ async def _resume(parts: HttpParts, session_id: str, context: RequestContext, se
     await parts.sessions.resume(request, context, send)
 
 
-class _Call:
+class _ResponseCall:
     def __init__(self, context: RequestContext, known: Mapping[str, Any], starting_after: int = -1) -> None:
         """`known`: what the session's annotation holds."""
         self._context = context

@@ -235,7 +235,7 @@ def _rows_alike(query: torch.Tensor, keys: torch.Tensor, count: int) -> bool:
 
 
 def _sums_alike(weights: torch.Tensor, values: torch.Tensor, count: int) -> bool:
-    """Of rows and keys alone, and of keys between hidden ones."""
+    """Whether sums over keys are equal in rows alone, over fewer keys, and over keys between hidden ones."""
     for length in (*range(LEAST_KEYS, BLOCK, 7), BLOCK):
         few = weights[..., :length]
         before = weights.new_ones(*few.shape[:2], values.shape[2])

@@ -71,10 +71,10 @@ class SessionTable:
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self.adjustments: dict[str, Adjustment] = {}
-        """Of sessions with penalties or a bias."""
+        """By session, for those with penalties or a bias."""
         self.ratio: dict[str, RatioSession] = {}
         self.top_logprobs: dict[str, int] = {}
-        """Of sessions that want log-probabilities."""
+        """By session, for those that want log-probabilities."""
         self._vocabulary = vocabulary
         self._device = device
         self._columns = np.zeros(SLOTS, COLUMNS)
