@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.held_interrupt import HeldInterrupt
 from slipstream.cli.options import (
     FORMAT,
     SAMPLING,
@@ -154,10 +155,12 @@ def print_stream(stream: Stream, as_json: bool) -> None:
     to go on: the gateway keeps the session for a while."""
     printed = stream.completion.begins
     try:
-        for piece in stream:
-            if not as_json:
-                typer.echo(piece.text, nl=False)
-            printed = piece.offset + len(piece.token_ids)
+        with HeldInterrupt() as interrupt:
+            for piece in stream:
+                with interrupt.held():
+                    if not as_json:
+                        typer.echo(piece.text, nl=False)
+                    printed = piece.offset + len(piece.token_ids)
     except KeyboardInterrupt:
         if session := stream.completion.session_id:
             rest = f"`slipstream resume {session} --offset {printed}` prints the rest"
