@@ -272,14 +272,20 @@ async def drain(server: Server, sessions: SessionRegistry, grace_s: float, http:
     """Give sessions `grace_s` to finish, whatever protocol their clients came by; the others are released, and their
     clients receive an error that asks them to resume."""
     log.info("draining: sessions have %g s to finish", grace_s)
-    ends = [server.stop(grace_s + FAREWELL_S)] + ([] if http is None else [http.stop(grace_s + FAREWELL_S)])
-    stopping = asyncio.gather(*ends)
+    stopping = asyncio.create_task(_stop_servers(server, http, grace_s + FAREWELL_S))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
             await asyncio.shield(stopping)
             await sessions.wait_until_deserted()
     await sessions.close()
     await stopping
+
+
+async def _stop_servers(server: Server, http: HttpServer | None, grace_s: float) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.stop(grace_s))
+        if http is not None:
+            tasks.create_task(http.stop(grace_s))
 
 
 async def flush(write_behind: WriteBehindQueue | None, grace_s: float) -> None:

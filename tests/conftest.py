@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from slipstream.engine.models.quantisation import silence_quantiser_logs
-from tests.redis_server import redis_server
 
 silence_quantiser_logs()
 # A shell's background jobs ignore Ctrl-C, and so would all processes that tests start there and interrupt.
@@ -20,5 +19,7 @@ settings.load_profile("suite")
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    from tests.redis_server import redis_server  # which vLLM's environment, without redis, never asks for
+
     with redis_server(tmp_path_factory.mktemp("redis")) as url:
         yield url
