@@ -26,7 +26,7 @@ from tests.network import Network, open_files
 from tests.redis_server import RedisServer, redis_process
 
 ROOT = Path(__file__).resolve().parents[2]
-PASS_MS, FAULT_EVERY = 15, 40
+PASS_MS, FAULT_EVERY = 15, 200
 LEASE_S = 1.0
 MAX_SESSIONS, CREDIT = 24, 64
 """Of each gateway; of each session, in tokens."""
