@@ -74,6 +74,11 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         logs.check(self.log_level, self.log_format)
         method = find_method(self.method)
+        if method.needs_hidden_states:
+            raise InvalidArgument(
+                f"DRAFTER_METHOD={self.method!r} reads the target's hidden states: it runs inside a verifier "
+                f"(VERIFIER_LOCAL_DRAFTERS={self.method}=FOLDER)."
+            )
         if method.needs_model and not self.model:
             raise InvalidArgument("DRAFTER_MODEL is not set; name a folder or hub id, or another DRAFTER_METHOD.")
         if not method.needs_model and self.translate_for:
@@ -89,4 +94,5 @@ class DrafterConfig:
             raise InvalidArgument(f"DRAFTER_CORPUS_TOKENS={self.corpus_tokens}; give 0 for none, or at least 2.")
 
     def proposer_settings(self) -> ProposerSettings:
-        return ProposerSettings(**{field.name: getattr(self, field.name) for field in fields(ProposerSettings)})
+        names = (field.name for field in fields(ProposerSettings) if field.name != "target")
+        return ProposerSettings(**{name: getattr(self, name) for name in names})

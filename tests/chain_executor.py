@@ -12,6 +12,8 @@ from verifier_svc.execution.executor import ExecutorLimits, KVBlocks, ScheduledS
 class ChainExecutor:
     """Raises ValueError for a step with candidates that are not a chain of at most `longest`."""
 
+    hidden_feed = None
+
     def __init__(self, engine: Engine, longest: int = 3) -> None:
         self.limits = ExecutorLimits(longest, verifies_trees=False)
         self.verified: list[Selection] = []

@@ -13,7 +13,7 @@ from typing import Any
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
 from slipstream.engine.emulated.engine import EmulatedEngine
-from slipstream.engine.engine import Engine, ModelOutput
+from slipstream.engine.engine import Engine, HiddenRequest, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.proposers.base import OpenedProposer
@@ -74,9 +74,9 @@ def slowed(engine: Engine, seconds: float = 0.03) -> Engine:
     """A target that costs several guesses, on whatever machine: so slow as to be worth guessing for."""
     forward = engine.forward
 
-    def slow(segments: list[Segment]) -> ModelOutput:
+    def slow(segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
         time.sleep(seconds)
-        return forward(segments)
+        return forward(segments, hidden)
 
     engine.forward = slow  # type: ignore[method-assign]
     return engine

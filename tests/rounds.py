@@ -17,7 +17,7 @@ from drafter_svc.session import DraftSession as Drafting
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
-from slipstream.proposers.draft_model import siblings
+from slipstream.proposers.node_choice import siblings
 from slipstream.rpc import proto_conversion
 from slipstream.speculation import noise
 from slipstream.speculation.candidate_tree import CandidateTree

@@ -64,7 +64,7 @@ class VerifierConfig:
     """Seconds without a sign of life after which a drafter that owes a step is given up."""
     local_drafters: tuple[str, ...] = ()
     """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
-    draft model, a folder or hub id. Gateways name them as `verifier:METHOD`."""
+    draft model (a folder or hub id), `medusa=FOLDER` for heads. Gateways name them as `verifier:METHOD`."""
     draft_dtype: str = "auto"
     """For a draft model inside the verifier: like `dtype`."""
     draft_quantisation: str = ""
@@ -125,6 +125,7 @@ class VerifierConfig:
         """Settings of a drafter inside the verifier, with this draft model."""
         return ProposerSettings(
             model=model,
+            target=self.model,
             translate_for=self.model if self.draft_translate else "",
             dtype=self.draft_dtype,
             quantisation=self.draft_quantisation,

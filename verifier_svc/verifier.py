@@ -102,7 +102,7 @@ async def _serving(
     service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(service))
     server = Server([service.register, worker.register], role_access(parts.certificates))
-    async with local_drafters(config, sources), asyncio.TaskGroup() as tasks:
+    async with local_drafters(config, sources, executor, thread), asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(sources.run())]
         try:
             address = await server.start(config.listen, config.health_listen)

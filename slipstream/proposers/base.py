@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import SlipstreamError
@@ -18,9 +18,35 @@ from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 
+if TYPE_CHECKING:
+    from slipstream.engine.engine import HiddenStates
+
 ROOT = -1
 """Index of the last committed token wherever a node's index is expected."""
 UNLIMITED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenNeed:
+    """The target's hidden states that a method reads: the last one of committed tokens, and those of `layers`."""
+
+    layers: tuple[int, ...] = ()
+    """Numbered as in `slipstream.engine.engine.HiddenRequest`."""
+    every_row: bool = False
+    """True: of every token that the target computes. False: only of the one that the last token was chosen from."""
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRows:
+    """The target's hidden states of the committed tokens number `first`, `first` + 1, ..."""
+
+    first: int
+    states: HiddenStates
+
+    @property
+    def end(self) -> int:
+        """The number of the token after them."""
+        return self.first + len(self.states.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +87,10 @@ class ProposerContext:
     """Key of the noise with which tokens are drawn under the acceptance rule `rejection`."""
     noise_nodes: list[int] = field(default_factory=list)
     """[expand] number of each expanded node in that stream: draws below different nodes are independent."""
+
+    hidden: tuple[HiddenRows, ...] = ()
+    """Rows that came since the last context of the sequence. Tokens that the target found in its prefix cache have
+    none. Some may belong to tokens at and behind `length`."""
 
     def path(self, node: int) -> list[int]:
         """The candidate tokens from below the root down to `node`; none for ROOT."""
@@ -114,6 +144,8 @@ class ProposerSettings:
     """Settings of all methods, as `drafter_svc.config.DrafterConfig` explains them; each method reads its own."""
 
     model: str = ""
+    target: str = ""
+    """The model whose hidden states a method reads; empty outside a verifier."""
     translate_for: str = ""
     dtype: str = "auto"
     quantisation: str = ""
@@ -133,6 +165,10 @@ class OpenedProposer:
     model: ModelInfo
     """The model that drafts, with the vocabulary of the targets it can draft for."""
     proposer: Proposer
+    hidden: HiddenNeed | None = None
+    """What it reads of the target; None for nothing."""
+    depth: int = UNLIMITED
+    """Most tokens beyond the committed ones that it can propose."""
 
 
 def open_proposer(method: str, settings: ProposerSettings) -> OpenedProposer:

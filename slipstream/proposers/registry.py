@@ -57,6 +57,14 @@ METHODS: dict[str, ProposerMethod] = {
             "the output that the client expects",
             needs_prediction=True,
         ),
+        ProposerMethod(
+            "medusa",
+            "slipstream.proposers.medusa:open_proposer",
+            "heads on the target's last hidden state",
+            needs_model=True,
+            needs_hidden_states=True,
+            gives_distribution=True,
+        ),
     )
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from slipstream.proposers.lookup import LookupProposer
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import load_tokenizer, shipped_model
 from tests.fleet import Decoded, Gateway, emulated_text, gateway, until, verifier
+from tests.heads import random_heads, save_heads
 from verifier_svc.config import VerifierConfig
 from verifier_svc.sources.local import LocalSource
 from verifier_svc.verifier import running as verifier_running
 
-NGRAM, MODEL = "verifier:ngram", "verifier:model"
+NGRAM, MODEL, MEDUSA = "verifier:ngram", "verifier:model", "verifier:medusa"
 CODE = """def area(width, height):
     return width * height
 
@@ -67,14 +69,20 @@ def failures(decoded: Decoded) -> list[str]:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-async def test_the_text_is_the_one_without_drafters(sampling: SamplingParams) -> None:
-    async with shipped_verifier("ngram", "suffix", f"model={shipped_model('draft')}") as client:
+async def test_the_text_is_the_one_without_drafters(sampling: SamplingParams, tmp_path: Path) -> None:
+    heads = save_heads(random_heads(shipped_model("target"), scale=0.002), tmp_path)
+    local = "ngram", "suffix", f"model={shipped_model('draft')}", f"medusa={heads}"
+    async with shipped_verifier(*local) as client:
         plain = await client.decode(prompt(), tokens=TOKENS, sampling=sampling)
         for drafters in ([NGRAM], ["verifier:suffix"], [MODEL], [NGRAM, MODEL]):
             decoded = await client.decode(prompt(), tokens=TOKENS, sampling=sampling, drafters=drafters)
             assert decoded.token_ids == plain.token_ids
             assert decoded.accepted > 0, drafters
             assert failures(decoded) == []
+        for drafters in ([MEDUSA], [MEDUSA, NGRAM]):  # heads that were never trained guess badly, and as harmlessly
+            decoded = await client.decode(prompt(), tokens=TOKENS, sampling=sampling, drafters=drafters)
+            assert decoded.token_ids == plain.token_ids
+            assert decoded.drafted > 0 and failures(decoded) == []
     assert plain.drafted == 0
 
 

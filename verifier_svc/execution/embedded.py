@@ -11,16 +11,17 @@ from itertools import islice
 
 import torch
 
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
-from slipstream.errors import Internal
+from slipstream.errors import Internal, SlipstreamError
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.estimators.cost_measurement import measure
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
+from verifier_svc.hidden_feed import ComputedRows, HiddenFeed
 
 
 class EmbeddedExecutor:
@@ -30,6 +31,7 @@ class EmbeddedExecutor:
 
     def __init__(self, engine: Engine) -> None:
         self.kv = engine
+        self.hidden_feed = HiddenFeed(engine)
 
     @property
     def model(self) -> ModelInfo:
@@ -41,7 +43,8 @@ class EmbeddedExecutor:
     @torch.inference_mode()
     def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
         segments = [_segment(scheduled) for scheduled in step]
-        logits = self.kv.forward(segments).logits
+        output = self._forward(step, segments)
+        logits = output.logits
         inputs = _inputs(step, segments)
         results = dict(zip(inputs, judge(list(inputs.values()), logits), strict=True))
         results |= _with_logprobs(step, inputs, results, logits)
@@ -53,7 +56,13 @@ class EmbeddedExecutor:
                 continue
             outcomes.append(result)
             self.kv.keep(segment, list(result.path) if result is not None else [])
+        if output.hidden is not None:
+            self.hidden_feed.deliver(_computed(step, segments, outcomes), output.hidden)
         return outcomes
+
+    def _forward(self, step: list[ScheduledSequence], segments: list[Segment]) -> ModelOutput:
+        request = self.hidden_feed.request(scheduled.session for scheduled in step)
+        return self.kv.forward(segments) if request is None else self.kv.forward(segments, request)
 
     def _broken(self, segment: Segment) -> Internal:
         self.kv.disown(segment.sequence)
@@ -65,6 +74,22 @@ def _segment(scheduled: ScheduledSequence) -> Segment:
     assert sequence is not None
     nodes, parents = list(chosen.token_ids), list(chosen.parents)
     return Segment(sequence, scheduled.pending, nodes, parents, want_logits=scheduled.complete)
+
+
+def _computed(
+    step: list[ScheduledSequence], segments: list[Segment], outcomes: list[StepOutcome]
+) -> list[ComputedRows]:
+    """The step's rows of pending tokens and of accepted candidates; none of sequences that failed."""
+    computed: list[ComputedRows] = []
+    start = 0
+    for scheduled, segment, outcome in zip(step, segments, outcomes, strict=True):
+        count = len(segment.pending)
+        path = outcome.path if isinstance(outcome, AcceptanceResult) else ()
+        if not isinstance(outcome, SlipstreamError):
+            rows = [*range(start, start + count), *(start + count + node for node in path)]
+            computed.append(ComputedRows(scheduled.session, scheduled.computed, rows, scheduled.complete))
+        start += segment.tokens
+    return computed
 
 
 def _inputs(step: list[ScheduledSequence], segments: list[Segment]) -> dict[int, VerifyInput]:

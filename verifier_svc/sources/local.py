@@ -19,6 +19,7 @@ from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import FailedPrecondition, Internal, ResourceExhausted, SlipstreamError
 from slipstream.proposers.base import (
     ROOT,
+    HiddenNeed,
     OpenedProposer,
     Proposal,
     ProposedNode,
@@ -33,6 +34,8 @@ from slipstream.speculation.frame import Frame, TreeLimits, check
 from slipstream.speculation.noise import Purpose
 from slipstream.tokenizer.vocabulary import share_vocabulary
 from verifier_svc.config import VerifierConfig
+from verifier_svc.execution.executor import StepExecutor
+from verifier_svc.hidden_feed import HiddenFeed, HiddenSubscription
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.source import Attachment, SourceContext
@@ -70,6 +73,15 @@ class LocalSession(Attachment):
     """Committed tokens that the proposer has read; never all of them."""
     no_room: bool = False
     """Whether the draft model's KV cache had no room for the session."""
+    hidden: HiddenSubscription | None = None
+    """Set where the method reads the target's hidden states."""
+    in_pass: bool = False
+
+    @property
+    def readable(self) -> bool:
+        """Whether the hidden states that the method needs for a proposal were computed: up to the token before the
+        last, which is computed in the next step."""
+        return self.hidden is None or self.hidden.end == self.length - 1
 
     def __post_init__(self) -> None:
         Attachment.__post_init__(self)
@@ -96,6 +108,7 @@ class LocalSession(Attachment):
             structured_output=session.structure,
             noise_stream=0 if session.sampling.coupled else self._noise_stream(),
             noise_nodes=[node.number for node in expand],
+            hidden=self.hidden.take() if self.hidden is not None else (),
         )
 
     def _noise_stream(self) -> int:
@@ -124,15 +137,20 @@ class LocalSource:
         opened: OpenedProposer,
         context: SourceContext,
         thread: ModelThread | None = None,
+        feed: HiddenFeed | None = None,
     ) -> None:
+        """`feed`: there for a method that reads hidden states."""
         self.address = IN_VERIFIER + method.name
         self.arrival_times = ArrivalTimes()
         self._method = method
         self._proposer = opened.proposer
         self._max_length = opened.model.max_length
+        self._depth = min(DEEPEST, opened.depth)
+        self._need, self._feed = opened.hidden, feed
         self._context = context
         self._thread = thread
-        self._ahead = LOOKUP_AHEAD if thread is None else MODEL_AHEAD
+        # What hidden states are worth is known for one root: nothing is proposed ahead of the next.
+        self._ahead = LOOKUP_AHEAD if thread is None or opened.hidden is not None else MODEL_AHEAD
         self._sessions: dict[Session, LocalSession] = {}
         self._pending: dict[LocalSession, None] = {}
         """Sessions whose trees may have to grow."""
@@ -172,6 +190,8 @@ class LocalSource:
             return
         session.name_source(attachment.number, name)
         self._sessions[session] = attachment
+        if self._feed is not None and self._need is not None:
+            attachment.hidden = self._feed.subscribe(session, self._need)
         self._wake(attachment)
 
     def close(self, session: Session) -> None:
@@ -179,6 +199,8 @@ class LocalSource:
         if attachment is None:
             return
         session.tree.forget(attachment.number)
+        if self._feed is not None and attachment.hidden is not None:
+            self._feed.unsubscribe(session, attachment.hidden)
         self._pending.pop(attachment, None)
         self._closing.append(attachment)
         for other in self._sessions.values():
@@ -230,6 +252,11 @@ class LocalSource:
                 "use the coupled rule, which accepts as much of its candidates.",
                 reason="NO_DISTRIBUTION",
             )
+        if self._need is not None and not session.served:
+            raise FailedPrecondition(
+                f"drafter {self._method.name} reads hidden states, which a shadow has none of; let it serve.",
+                reason="HIDDEN_STATES_MISSING",
+            )
         if len(session.tokens) >= self._max_length:
             raise ResourceExhausted(f"the draft model holds {self._max_length} tokens; decode without it.")
 
@@ -241,6 +268,9 @@ class LocalSource:
         """Whether a step may wait for candidates of the proposer."""
         session = attachment.session
         short = len(session.tokens) < self._max_length and not attachment.no_room
+        if self._need is not None:  # one proposal for each root, and none before the target's first pass
+            coming = attachment.in_pass or (attachment in self._pending and attachment.readable)
+            return coming and self._context.wanted and session.max_draft_tokens > 0 and short
         return self._thread is not None and self._context.wanted and session.max_draft_tokens > 0 and short
 
     def _wake(self, attachment: LocalSession) -> None:
@@ -254,6 +284,8 @@ class LocalSource:
             attachment.tree.commit(fresh)
             attachment.length += len(fresh)
             attachment.no_room = False
+            if self._need is not None and attachment.session.sampling.coupled:
+                attachment.tree.reopen(attachment.tree.root)  # newer hidden states know more of what follows
             self._graft(attachment)
             self._wake(attachment)
 
@@ -278,9 +310,9 @@ class LocalSource:
     def _request(self, attachment: LocalSession, expand: int, share: int) -> LocalRequest | None:
         session, tree = attachment.session, attachment.tree
         room = self._most_nodes(session) - tree.sent_count
-        if room <= 0 or attachment.no_room:
+        if room <= 0 or attachment.no_room or not attachment.readable:
             return None
-        depth = min(DEEPEST, min(session.max_length, self._max_length) - attachment.length)
+        depth = min(self._depth, min(session.max_length, self._max_length) - attachment.length)
         starts = tree.frontier(min(expand, room), self._least_log_prob, depth)
         if not starts:
             return None
@@ -292,6 +324,7 @@ class LocalSource:
             node.expanded = True
         # A proposer that closed the sequence for others has to read it again: as a prompt, not at once.
         context = attachment.context(nodes, starts, max(unread, READ_TOKENS))
+        attachment.in_pass = True
         return LocalRequest(attachment, context, [tree.root, *nodes])
 
     def _most_nodes(self, session: Session) -> int:
@@ -319,6 +352,7 @@ class LocalSource:
     def _deliver(self, request: LocalRequest, answer: Proposal | SlipstreamError) -> bool:
         """Whether a step may take candidates that were not there before."""
         attachment, session = request.attachment, request.attachment.session
+        attachment.in_pass = False
         if self._sessions.get(session) is not attachment:
             return False
         if isinstance(answer, SlipstreamError):
@@ -330,7 +364,10 @@ class LocalSource:
             for node in request.context.expand:
                 attachment.tree.reopen(request.places[1 + node])
         if session.sampling.coupled:
-            _join_ranked(attachment.tree, request.places, answer.nodes)
+            joined = _join_ranked(attachment.tree, request.places, answer.nodes)
+            if self._need is not None:  # it proposed the whole tree
+                for proposed in joined:
+                    proposed.expanded = True
         else:
             _join_drawn(attachment.tree, request.places, answer.nodes, self._most_nodes(session))
         return self._graft(attachment)
@@ -379,7 +416,9 @@ class LocalSource:
         return worthy
 
 
-def _join_ranked(tree: DraftTree, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
+def _join_ranked(tree: DraftTree, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> list[DraftNode]:
+    """Adds what is new; returns it."""
+    joined: list[DraftNode] = []
     nodes: list[DraftNode | None] = [*places]
     for each in proposed:
         parent = nodes[1 + each.parent]
@@ -387,6 +426,8 @@ def _join_ranked(tree: DraftTree, places: Sequence[DraftNode], proposed: Sequenc
         nodes.append(node or (parent.children.get(each.token) if parent is not None else None))
         if node is not None and parent is not None:
             parent.expanded = True
+            joined.append(node)
+    return joined
 
 
 def _join_drawn(
@@ -403,10 +444,14 @@ def _join_drawn(
 
 
 @asynccontextmanager
-async def local_drafters(config: VerifierConfig, sources: CandidateSources) -> AsyncIterator[None]:
+async def local_drafters(
+    config: VerifierConfig, sources: CandidateSources, executor: StepExecutor, target: ModelThread
+) -> AsyncIterator[None]:
     """Opens the configured proposers and adds them to the verifier's sources; a draft model gets a thread of its own.
+    `target` is the thread of the executor's model.
 
-    Raises FailedPrecondition for a draft model with another vocabulary, and what the method's factory raises.
+    Raises FailedPrecondition for a draft model with another vocabulary and for hidden states that the target does not
+    return, and what the method's factory raises.
     """
     async with AsyncExitStack() as stack:
         for name, model in config.local_methods().items():
@@ -424,5 +469,17 @@ async def local_drafters(config: VerifierConfig, sources: CandidateSources) -> A
                     "with one tokenizer, or set VERIFIER_DRAFT_TRANSLATE.",
                     reason="VOCABULARY_MISMATCH",
                 )
-            sources.add_local(LocalSource(method, opened, context, thread))
+            if opened.hidden is not None:
+                await _check_hidden(name, opened.hidden, executor, target)
+            sources.add_local(LocalSource(method, opened, context, thread, executor.hidden_feed))
         yield
+
+
+async def _check_hidden(name: str, need: HiddenNeed, executor: StepExecutor, target: ModelThread) -> None:
+    """Raises FailedPrecondition where the executor's target returns no such hidden states."""
+    if executor.hidden_feed is None:
+        raise FailedPrecondition(
+            f"the drafter {name} reads the target's hidden states; use VERIFIER_ENGINE=embedded, or another drafter.",
+            reason="HIDDEN_STATES_MISSING",
+        )
+    await target.run(executor.hidden_feed.check, need)

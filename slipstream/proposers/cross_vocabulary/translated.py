@@ -19,8 +19,9 @@ from slipstream.errors import ResourceExhausted
 from slipstream.proposers.base import Proposal, ProposerContext
 from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending, Logs
 from slipstream.proposers.cross_vocabulary.translation import DraftText, Translation
-from slipstream.proposers.draft_model import ModelProposer, Place
+from slipstream.proposers.draft_model import ModelProposer
 from slipstream.proposers.lookup import TextReader
+from slipstream.proposers.node_choice import Place
 from slipstream.tokenizer.vocabulary import common_prefix
 
 HEALED = 2

@@ -31,6 +31,8 @@ Forbidden = dict[str, tuple[int, SlipstreamError]]
 class VLLMExecutor:
     """Verifies chains. Sampling happens in the workers; grammars are followed here while the model runs."""
 
+    hidden_feed = None
+
     def __init__(self, config: VerifierConfig, model: ModelInfo) -> None:
         """Raises what `EngineCore` raises."""
         self.core = EngineCore(config, model)

@@ -1,0 +1,145 @@
+"""Turns a draft's log q into proposed nodes: the one place where noise, cuts, penalties and grammars meet a draft."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from slipstream.engine.sampler import coupled_sampling, draft_distribution, logits_processor
+from slipstream.engine.sampler.token_history import TokenHistory
+from slipstream.errors import Internal, SlipstreamError
+from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
+from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, Mask, MaskBudget
+
+MASKS_S = 0.001, 0.25
+"""What the masks of one session may take of the model's thread, as `MaskBudget` counts. Once that is spent the session
+is proposed for without its grammar."""
+
+
+class NodeChooser:
+    """Chooses up to `width` nodes below each place, by the rule of the place's session."""
+
+    def __init__(
+        self, width: int, proposal_tokens: int, sharpness: float = 1.0, grammars: Grammars | None = None
+    ) -> None:
+        self._width = width
+        self._proposal_tokens = proposal_tokens
+        self._sharpness = sharpness
+        self._grammars = grammars
+        self._grammar_of: dict[Hashable, Future[Grammar]] = {}
+        self._cursors: dict[Hashable, Cursor] = {}
+
+    def close_sequence(self, handle: Hashable) -> None:
+        self._grammar_of.pop(handle, None)
+        self._cursors.pop(handle, None)
+
+    def choose(self, places: Sequence[Place], rows: torch.Tensor, answers: list[Proposal | SlipstreamError]) -> None:
+        """Adds the nodes below every place from its log q, float32 [places, V], unprocessed."""
+        processed = logits_processor.process(rows, [replace(place.sampled, mask=self.mask(place)) for place in places])
+        for coupled in (True, False):
+            chosen = [i for i, place in enumerate(places) if place.context.sampling.coupled == coupled]
+            if not chosen:
+                continue
+            some = [places[i] for i in chosen]
+            propose = self._ranked if coupled else self._drawn
+            for place, nodes in zip(some, propose(some, processed[chosen]), strict=True):
+                answer = answers[place.index]
+                if not nodes:
+                    error = "the draft model's numbers are broken for this session."
+                    answers[place.index] = Internal(error, reason="BROKEN_NUMBERS")
+                elif isinstance(answer, Proposal):
+                    answer.nodes.extend(nodes[: place.context.max_nodes - len(answer.nodes)])
+
+    def mask(self, place: Place) -> Mask | None:
+        """What the sequence's grammar allows there; None where it has none, or it is not compiled yet, or cannot be
+        followed: the verifier drops what lies outside."""
+        context, handle = place.context, place.context.handle
+        if context.structured_output is None or self._grammars is None:
+            return None
+        if handle not in self._grammar_of:
+            self._grammar_of[handle] = self._grammars.compile(context.structured_output, context.cache_salt)
+        try:
+            if handle not in self._cursors and self._grammar_of[handle].done():
+                self._cursors[handle] = self._grammar_of[handle].result().cursor(MaskBudget(*MASKS_S))
+            cursor = self._cursors.get(handle)
+            return cursor.mask([*place.committed_output, *place.path]) if cursor is not None else None
+        except SlipstreamError:
+            return None
+
+    def _ranked(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
+        """For the coupled rule: the likeliest winners with the target's own noise on the drafter's q. The first is the
+        best node, the others may replace it."""
+        samplings = [place.context.sampling for place in places]
+        greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
+        positions = [place.context.length + len(place.path) for place in places]
+        tokens, confidences = coupled_sampling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
+        rows = zip(places, tokens.tolist(), confidences.tolist(), strict=True)
+        return [
+            [ProposedNode(place.node, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]
+            for place, row, confidence in rows
+        ]
+
+    def _drawn(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
+        """For the rule `rejection`: tokens really drawn from the sparse q that is sent along, siblings without
+        replacement."""
+        ids, weights = draft_distribution.quantise(processed, self._proposal_tokens)
+        contexts = [place.context for place in places]
+        weights[[context.sampling.greedy for context in contexts], 1:] = 0  # p is one-hot: so be q
+        streams = [context.noise_stream for context in contexts]
+        nodes = [place.context.noise_nodes[place.number] for place in places]
+        tokens = draft_distribution.draw(ids, weights, streams, nodes, self._width).tolist()
+        rows = zip(places, tokens, draft_distribution.pack(ids, weights), strict=True)
+        return [[] if q is None else siblings(place.node, drawn, q) for place, drawn, q in rows]
+
+
+@dataclass(slots=True)
+class Place:
+    """One node below which others are proposed."""
+
+    index: int
+    """Index of its context in the step."""
+    context: ProposerContext
+    number: int
+    """Index in the context's `expand`."""
+    path: list[int] = field(init=False)
+    """Candidate tokens down to the node."""
+
+    def __post_init__(self) -> None:
+        self.path = self.context.path(self.node)
+
+    @property
+    def node(self) -> int:
+        return self.context.expand[self.number]
+
+    @property
+    def committed_output(self) -> list[int]:
+        return self.context.tokens[self.context.prompt_length : self.context.length]
+
+    @property
+    def sampled(self) -> logits_processor.SampledRow:
+        """What the row of logits stands for; only penalties need the tokens before it."""
+        sampling = self.context.sampling
+        if not sampling.penalised:
+            return logits_processor.SampledRow(sampling)
+        history = TokenHistory(self.context.tokens[: self.context.prompt_length])
+        history.append(self.committed_output)
+        return logits_processor.SampledRow(sampling, history, tuple(self.path))
+
+
+def siblings(parent: int, tokens: list[int], q: DraftDistribution) -> list[ProposedNode]:
+    """The drawn tokens in the order of drawing, each with what it was drawn from: q without those before it.
+
+    So whatever became of the first ones, the next one's law given them is the distribution sent along.
+    """
+    drawn = tokens[: len(q.token_ids)]
+    share = dict(zip(q.token_ids, q.weights, strict=True))
+    total = sum(q.weights)
+    return [
+        ProposedNode(parent, token, math.log(share[token] / total), q.without(drawn[:index]))
+        for index, token in enumerate(drawn)
+    ]

@@ -1,0 +1,97 @@
+"""Reads single tensors of a checkpoint: safetensors, or pickled files without running what they hold."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from slipstream.errors import FailedPrecondition, NotFound
+from slipstream.tokenizer.vocabulary import EMULATED, is_local, model_folder, read_json, tokenizer_file
+
+OUTPUT_HEADS = ("lm_head.weight", "model.lm_head.weight", "embed_out.weight")
+EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight")
+"""A tied output head is only there as the embeddings."""
+
+
+def unfit(sentence: str) -> FailedPrecondition:
+    """The error for heads that do not fit their format or their target."""
+    return FailedPrecondition(sentence, reason="HEAD_UNFIT")
+
+
+def read_tensors(files: list[Path], wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    """The tensors of these files whose names are wanted. Raises FailedPrecondition for a file that cannot be read."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            tensors |= _read_safetensors(file, wanted) if file.suffix == ".safetensors" else _read_pickled(file, wanted)
+        except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+            raise unfit(f"{file} cannot be read as tensors: {str(error).splitlines()[0]}") from error
+    return tensors
+
+
+def checkpoint_files(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    """The first of these files that the folder has; of an index, the shards that it names. Raises NotFound for none."""
+    for name in names:
+        file = folder / name
+        if file.is_file() and name.endswith(".index.json"):
+            shards = read_json(file).get("weight_map", {})
+            return [folder / shard for shard in sorted(set(shards.values()))]
+        if file.is_file():
+            return [file]
+    raise NotFound(f"The folder {folder} has none of {', '.join(names)}.", reason="FILE_MISSING")
+
+
+def output_weight(target: str) -> torch.Tensor:
+    """[vocabulary, hidden]: what the target turns its last hidden states into logits with.
+
+    Raises NotFound or FailedPrecondition for a target whose files do not hold it.
+    """
+    return _first_tensor(target, (*OUTPUT_HEADS, *EMBEDDINGS))
+
+
+def embedding_weight(target: str) -> torch.Tensor:
+    """[vocabulary, hidden]: the target's token embeddings. Raises what `output_weight` raises."""
+    return _first_tensor(target, EMBEDDINGS)
+
+
+def _first_tensor(target: str, names: tuple[str, ...]) -> torch.Tensor:
+    if target.startswith(f"{EMULATED}:"):
+        raise FailedPrecondition(f"{target} has no hidden states; choose a method that reads none.")
+    held = {name: file for file, names_of in _files_of(target) for name in names_of}
+    for name in names:
+        for known, file in held.items():
+            if known == name or known.endswith(f".{name}"):
+                return read_tensors([file], known.__eq__)[known]
+    raise unfit(f"the target {target} has none of the tensors {', '.join(names)}.")
+
+
+def _files_of(target: str) -> Iterator[tuple[Path, list[str]]]:
+    """The target's safetensors files, each with the names of its tensors."""
+    if is_local(target):
+        files = checkpoint_files(model_folder(target), ("model.safetensors.index.json", "model.safetensors"))
+    else:
+        try:
+            index = read_json(tokenizer_file(target, "model.safetensors.index.json", "main"))
+            shards = sorted(set(index["weight_map"].values()))
+        except NotFound:
+            shards = ["model.safetensors"]
+        files = [tokenizer_file(target, shard, "main") for shard in shards]
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            yield file, list(opened.keys())
+
+
+def _read_safetensors(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    with safe_open(file, "pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys() if wanted(name)}  # noqa: SIM118
+
+
+def _read_pickled(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    held = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(held, Mapping):
+        raise unfit(f"{file} holds no named tensors.")
+    return {name: value for name, value in held.items() if isinstance(value, torch.Tensor) and wanted(name)}

@@ -1,0 +1,114 @@
+"""The target's hidden states on their way from its forward passes to the drafting methods that read them.
+
+A method subscribes for one session. A step asks the engine for hidden states only where a session in it has a
+subscriber, and keeps the rows that subscribers want: those of committed tokens and of accepted candidates, as soon as
+acceptance is decided. Rows are numbered by their token, so what is computed again (after a preemption, or in a step
+that is run in parts) is recognised and left. Tokens found in the prefix cache are not computed and have no rows: a
+method reads a text from the first token that was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates, begin_unshared
+from slipstream.engine.segment import Segment
+from slipstream.proposers.base import HiddenNeed, HiddenRows
+from verifier_svc.session import Session
+
+
+class ComputedRows(NamedTuple):
+    """Rows of one session in a step's output that belong to committed tokens."""
+
+    session: Session
+    first: int
+    """The number of the first row's token."""
+    rows: list[int]
+    """Indices into the step's rows."""
+    complete: bool
+    """True when the last of them decided a token."""
+
+
+class HiddenSubscription:
+    """Filled on the model's thread, emptied on the event loop."""
+
+    def __init__(self, need: HiddenNeed) -> None:
+        self.need = need
+        self.end = 0
+        """The number of the token behind the last row that came."""
+        self._rows: deque[HiddenRows] = deque()
+
+    def add(self, rows: HiddenRows) -> None:
+        """Keeps what is new in these rows."""
+        if rows.end > self.end:
+            self._rows.append(rows)
+            self.end = rows.end
+
+    def take(self) -> tuple[HiddenRows, ...]:
+        """The rows that came since the last call."""
+        taken: list[HiddenRows] = []
+        while self._rows:
+            taken.append(self._rows.popleft())
+        return tuple(taken)
+
+
+class HiddenFeed:
+    """The hidden states of one engine's target."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._of_session: dict[Session, tuple[HiddenSubscription, ...]] = {}
+
+    def check(self, need: HiddenNeed) -> None:
+        """Raises FailedPrecondition or InvalidArgument for hidden states that the target does not return. Runs a pass
+        on the model's own thread."""
+        sequence = begin_unshared(self._engine, 1)
+        try:
+            self._engine.forward([Segment(sequence, [0])], HiddenRequest(need.layers))
+        finally:
+            self._engine.close(sequence)
+
+    def subscribe(self, session: Session, need: HiddenNeed) -> HiddenSubscription:
+        """From the next step of the session on."""
+        subscription = HiddenSubscription(need)
+        self._of_session[session] = (*self._of_session.get(session, ()), subscription)
+        return subscription
+
+    def unsubscribe(self, session: Session, subscription: HiddenSubscription) -> None:
+        left = tuple(each for each in self._of_session.get(session, ()) if each is not subscription)
+        if left:
+            self._of_session[session] = left
+        else:
+            self._of_session.pop(session, None)
+
+    def request(self, sessions: Iterable[Session]) -> HiddenRequest | None:
+        """What a step over these sessions has to return; None: nothing."""
+        needs = [each.need for session in sessions for each in self._of_session.get(session, ())]
+        if not needs:
+            return None
+        return HiddenRequest(tuple(sorted({layer for need in needs for layer in need.layers})))
+
+    def deliver(self, computed: Sequence[ComputedRows], states: HiddenStates) -> None:
+        for part in computed:
+            for subscription in self._of_session.get(part.session, ()):
+                if subscription.need.every_row:
+                    first = max(part.first, min(subscription.end, part.first + len(part.rows)))
+                    rows = part.rows[first - part.first :]
+                elif part.complete:
+                    first, rows = part.first + len(part.rows) - 1, part.rows[-1:]
+                else:
+                    continue
+                if rows:
+                    subscription.add(HiddenRows(first, _select(states, rows, subscription.need.layers)))
+
+
+def _select(states: HiddenStates, rows: list[int], layers: tuple[int, ...]) -> HiddenStates:
+    """Copies: a view would keep the whole step's rows."""
+    index = torch.tensor(rows, device=states.last.device)
+    return HiddenStates(
+        states.last.index_select(0, index), {each: states.layers[each].index_select(0, index) for each in layers}
+    )
