@@ -27,7 +27,6 @@ from gateway.store.session_log import SessionLog, WriteBehindQueue
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.transcript import Transcript, number_only
-from slipstream.concurrency import Broadcast
 from slipstream.errors import Aborted, FailedPrecondition, Internal, OutOfRange, SlipstreamError
 from slipstream.rpc.proto_conversion import MAX_ID_CHARACTERS
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -154,8 +153,6 @@ class SessionRegistry:
         """Requests that are being checked and may become an entry."""
         self._clients = 0
         """Calls of `generate` and `resume` that have not ended."""
-        self._deserted = Broadcast()
-        """Notified when the last of those calls ends."""
         self._closing = False
 
     # Calls of clients.
@@ -334,24 +331,30 @@ class SessionRegistry:
             runs = [entry.run for entry in self._entries.values() if entry.run is not None]
             await asyncio.gather(*(run.renew_lease() for run in runs))
 
-    async def wait_until_deserted(self) -> None:
-        """Wait until no client generates or resumes here."""
-        while self._clients:
-            await self._deserted.wait()
+    @property
+    def deserted(self) -> bool:
+        """Whether no client generates or resumes here."""
+        return not self._clients
+
+    @property
+    def stuck(self) -> bool:
+        """Whether no session can go on: none has a verifier, and there is none."""
+        decided = any(entry.run is not None and entry.run.decided for entry in self._entries.values())
+        return not decided and not self._context.router.ready
 
     async def close(self) -> None:
         """Let every session go, all at once, and take no others; other gateways may take them up."""
         self._closing = True
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for entry in list(self._entries.values()):
-            entry.stream.fail(suspended())
+            entry.stream.fail(suspended(self._context.config.alone))
             entry.stop()
         if tasks:
             await asyncio.wait(tasks, timeout=self._context.config.store_grace_s + 1.0)
 
     def _check_open(self) -> None:
         if self._closing:
-            raise suspended()
+            raise suspended(self._context.config.alone)
 
     def _entry_of_caller(self, session_id: str) -> SessionEntry | None:
         entry = self._entries.get(session_id)
@@ -426,8 +429,6 @@ class SessionRegistry:
             yield
         finally:
             self._clients -= 1
-            if not self._clients:
-                self._deserted.notify_all()
 
     @contextlib.contextmanager
     def _arrival(self) -> Iterator[None]:
