@@ -25,8 +25,8 @@ from gateway.sessions.run import GatewayContext
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.quota import SharedQuota
-from gateway.store.session_log import WriteBehindQueue
 from gateway.store.session_store import SessionStore
+from gateway.store.write_behind import WriteBehindQueue
 from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics

@@ -23,8 +23,9 @@ from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
 from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
 from gateway.sessions.run import GatewayContext, SessionRun
-from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
+from gateway.store.write_behind import WriteBehindQueue
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.transcript import Transcript, number_only
 from slipstream.errors import Aborted, FailedPrecondition, Internal, OutOfRange, SlipstreamError
