@@ -220,7 +220,7 @@ async def test_where_serving_ends_who_knows_no_other_gateway_is_told_at_once(set
         await until(lambda: all(heard))
         front.verifiers[0].limit = None
         await front.gateway.sessions.close()
-        with pytest.raises(Unavailable, match="^Serving ends here") as caught:
+        with pytest.raises(Unavailable, match=r"^Serving ends here") as caught:
             await alone
         assert caught.value.reason == SERVING_ENDED
         assert (await goes_on).token_ids == front.verifiers[0].script[:40]

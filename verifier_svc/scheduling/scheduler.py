@@ -38,6 +38,7 @@ class Scheduler:
     ) -> None:
         self.executor = executor
         self._isolation = FaultIsolation(executor)
+        self.step_faults = self._isolation.faults
         self._thread = thread
         self._sources = sources
         self._planner = planner
