@@ -210,7 +210,7 @@ class Scheduler:
     # Reporting.
 
     def _report(self) -> None:
-        """Sends committed tokens on and updates the planner's measurements, which count from the step after this one."""
+        """Sends committed tokens on and updates the planner's measurements, which count a step later than this."""
         if self._unreported_step is not None:
             plan, timing, outcomes = self._unreported_step
             self._unreported_step = None
