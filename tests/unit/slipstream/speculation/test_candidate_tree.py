@@ -253,3 +253,35 @@ def test_the_head_of_a_selection_is_the_selection_where_it_is_no_longer() -> Non
     selection = tree.select(9)
     assert selection.head(2) is selection.head(3) is selection
     assert selection.head(1).token_ids == (1,)
+
+
+def test_candidates_are_asked_about_until_there_is_an_answer_and_forbidden_ones_fall_off() -> None:
+    answers: dict[Path, bool] = {}
+    tree = CandidateTree(PROMPT)
+    tree.admits = lambda path, token: answers.get((*path, token))
+    tree.graft(Frame(3, 0, 1, (1, 2, 3, 4, 5), (-0.1,) * 5, (0, 1, 2, 0, 0)))
+    assert (tree.recheck(), paths(tree), tree.node_count) == (0, set(), 5)
+    answers |= {(1,): True, (1, 2): False, (4,): True}
+    version = tree.version
+    assert tree.recheck() == 2  # and the one below it
+    assert (tree.version, paths(tree), tree.node_count) == (version + 1, {(1,), (4,)}, 3)
+    assert tree.graft(Frame(3, 0, 6, (6,), (-0.1,), (3,))).dropped == {"orphan": 1}
+    answers[5,] = True
+    assert (tree.recheck(), paths(tree)) == (0, {(1,), (4,), (5,)})
+
+
+def test_what_was_committed_meanwhile_is_asked_about_no_more_and_what_hangs_on_it_is() -> None:
+    answers: dict[Path, bool] = {}
+    tree = CandidateTree(PROMPT)
+    tree.admits = lambda path, token: answers.get((*path, token))
+    tree.graft(chain(3, 1, 2))
+    tree.commit([1])
+    answers[2,] = True
+    assert (tree.recheck(), paths(tree)) == (0, {(2,)})
+
+
+def test_a_chain_ends_before_the_first_candidate_that_is_not_known_to_be_allowed() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.admits = lambda path, token: None if path else True
+    tree.graft(chain(3, 1, 2))
+    assert tree.select_likeliest_chain(5).token_ids == (1,)
