@@ -9,7 +9,7 @@ import pytest
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.draft_distribution import DraftDistribution
-from slipstream.speculation.frame import Frame, TreeLimits, check
+from slipstream.speculation.frame import Frame, Grafted, TreeLimits, check
 from slipstream.speculation.selection import Selection
 
 Path = tuple[int, ...]
@@ -305,3 +305,34 @@ def test_so_many_committed_tokens_are_remembered_and_no_more() -> None:
 def test_frames_at_the_limits_pass_the_check() -> None:
     first = Frame(0, 0, 1, (1, 2), (1e-6, -0.5))
     assert check(first, 3, TreeLimits(frame_nodes=2)).log_probs == (0.0, -0.5)
+
+
+def test_every_committed_token_can_be_stood_on_from_the_very_first() -> None:
+    grafted = CandidateTree(PROMPT).graft(chain(0, *PROMPT, 1))
+    assert (grafted.merged, grafted.added) == (3, 1)
+
+
+def test_frames_of_one_generation_add_up_on_an_empty_prefix_too() -> None:
+    tree = CandidateTree(())
+    tree.graft(chain(0, 1))
+    version = tree.version
+    tree.graft(chain(0, 2, first_node=2))
+    assert paths(tree) == {(1,), (1, 2)} and tree.version == version + 1
+
+
+def test_what_becomes_of_each_node_is_told() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.graft(chain(3, 1, 2, generation=1))
+    assert tree.graft(chain(3, 1, 2, generation=1)) == Grafted(dropped={"duplicate": 2})
+    assert tree.graft(chain(3, 1, source=1)) == Grafted(merged=1)
+    assert tree.graft(chain(3, 1)) == Grafted(dropped={"stale": 1})
+    assert tree.graft(chain(3)) == Grafted()
+
+
+def test_what_only_a_lost_drafter_sent_is_gone_and_asked_about_no_more() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.admits = lambda path, token: True if token < 3 else None
+    tree.graft(chain(3, 1, 2, 3, 4))
+    tree.graft(chain(3, 1, 2, source=1))
+    tree.forget(0)
+    assert (tree.node_count, tree.recheck(), paths(tree)) == (2, 0, {(1,), (1, 2)})
