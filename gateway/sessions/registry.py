@@ -37,6 +37,9 @@ T = TypeVar("T")
 Send = Callable[[Event], Awaitable[None]]
 """Sends one event to the client, and returns once the client may have the next one."""
 
+FREE_EPOCHS = 16
+"""Epochs of a session, of which every run has one, after which a client that resumes it pays for the whole text again.
+"""
 POLL_S = 0.2
 """Seconds between two looks at the log of a session that another gateway runs and a client follows here."""
 
@@ -215,7 +218,8 @@ class SessionRegistry:
                 return stream
             prompt = record.tokens[: record.prompt_length]
             resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
-        reservation = await _reserve(resolved, len(output_of(record)))
+        again = self._ownership.may_take(record) and _charged_by_resume(record.epoch)
+        reservation = await _reserve(resolved, len(output_of(record)), again=again)
         if self._closing or self._entry_of_caller(session_id):  # or another client came first
             reservation.end(0)
             self._check_open()
@@ -246,8 +250,9 @@ class SessionRegistry:
         stored, prompt = self._check_vocabulary(stored_request(record)), record.tokens[: record.prompt_length]
         resolved, edit = await self._validator.revise(stored, prompt, request)
         tokens = (*record.tokens[: record.prompt_length + request.output_tokens], *edit)
-        # A branch is stored, and whatever output is left is computed again; without any, `resume` charges the prompt.
-        charged = len(tokens) if request.branch or len(tokens) > record.prompt_length else 0
+        # A branch is stored, and whatever output is left is computed again, unless `resume` will charge it.
+        resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record.epoch + 1)
+        charged = len(tokens) if request.branch or resumed_free else 0
         await caller().charge(charged)
         try:
             if request.branch:
@@ -461,9 +466,16 @@ def _finish_stream(stream: OutputStream, record: SessionRecord) -> None:
     stream.finish(finished)
 
 
-async def _reserve(resolved: ResolvedRequest, generated: int) -> TokenReservation:
-    """The caller's tokens for what is left of a session. What was generated, or written by a rollback, was paid for."""
-    prompt = 0 if generated else len(resolved.prompt)
+def _charged_by_resume(epoch: int) -> bool:
+    """Whether a session is charged for its text when it is taken up, which computes it again. Not at first: who is
+    interrupted by a fault of the service pays nothing."""
+    return epoch > FREE_EPOCHS
+
+
+async def _reserve(resolved: ResolvedRequest, generated: int, *, again: bool = False) -> TokenReservation:
+    """The caller's tokens for what is left of a session. What was generated, or written by a rollback, was paid for,
+    unless it is computed `again` at the caller's expense."""
+    prompt = len(resolved.prompt) + generated if again or not generated else 0
     return await caller().admit(prompt, max(0, resolved.max_length - len(resolved.prompt) - generated))
 
 

@@ -69,13 +69,13 @@ def test_who_answers_every_command_with_a_whole_tree_never_runs_out() -> None:
             assert all(allowance.spend(2) for _ in range(8))
 
 
-@pytest.mark.parametrize("sessions", [1, 3])
-def test_what_is_not_used_is_saved_up_to_a_bound(sessions: int) -> None:
+@pytest.mark.parametrize("sessions", [(), (3,)])
+def test_what_is_not_used_is_saved_up_to_a_bound(sessions: tuple[int, ...]) -> None:
     allowance = WorkAllowance()
     for _ in range(1_000):
-        allowance.earn(8, sessions)
-    allowance.earn(1, sessions)  # a smaller command takes nothing away
-    assert left(allowance) == COMMANDS * sessions * 8 * UNITS_PER_NODE
+        allowance.earn(8, *sessions)
+    allowance.earn(1, *sessions)  # a smaller command takes nothing away
+    assert left(allowance) == COMMANDS * sum(sessions or (1,)) * 8 * UNITS_PER_NODE
 
 
 def test_who_spends_more_than_is_paid_for_has_nothing_left() -> None:
@@ -134,6 +134,8 @@ def test_a_frame_costs_itself_its_nodes_and_the_longer_half_of_its_distributions
     message = sent(3, distributions=3, entries=ENTRIES_PER_UNIT)
     frame = read_frame(message, 1, VOCABULARY, LIMITS, with_distributions=True)
     assert work_of(frame) == 1 + 3 + 3
+    few = sent(3, distributions=3, entries=5)
+    assert work_of(read_frame(few, 1, VOCABULARY, LIMITS, with_distributions=True)) == 1 + 3
     for each in message.distributions:
         each.weights.extend([1] * ENTRIES_PER_UNIT)
     assert work_of(read_frame(message, 1, VOCABULARY, LIMITS, with_distributions=True)) == 1 + 3 + 6
