@@ -104,8 +104,8 @@ class Tokenizer:
         source = self.chat_template.source(tools=bool(tools))
         if source not in self._control:
             self._control[source] = ControlTokens(self._encoder, source)
-        mark, *said = self._control[source].mark(messages, tools, variables)
-        first, *others = self.chat_template.render(*said).split(mark)
+        mark, messages, tools, variables = self._control[source].mark(messages, tools, variables)
+        first, *others = self.chat_template.render(messages, tools, variables).split(mark)
         tokens = self._encode(first, special=False)  # the template writes special tokens
         for text in others:
             tokens += self._middle.encode(text)
