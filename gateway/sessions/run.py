@@ -92,6 +92,11 @@ class SessionRun:
         self.ended = asyncio.Event()
         stream.on_taken = self._add_credit
 
+    @property
+    def decided(self) -> bool:
+        """Whether the session is open on a verifier."""
+        return self._verifier_session is not None
+
     def cancel(self) -> None:
         """End soon; KV memory on the verifier is free at once."""
         self._cancelled = True

@@ -177,6 +177,7 @@ class Fleet:
             "GATEWAY_TRUSTED_DRAFTERS": ",".join(named),  # our own processes
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
+            "GATEWAY_ALONE": os.environ.get("GATEWAY_ALONE", "true"),
             "GATEWAY_REHOMING_WAIT_S": os.environ.get("GATEWAY_REHOMING_WAIT_S", str(VERIFIER_WAIT_S)),
         }
         return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat)

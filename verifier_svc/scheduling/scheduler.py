@@ -38,6 +38,7 @@ class Scheduler:
     ) -> None:
         self.executor = executor
         self._isolation = FaultIsolation(executor)
+        self.step_faults = self._isolation.faults
         self._thread = thread
         self._sources = sources
         self._planner = planner
@@ -210,7 +211,7 @@ class Scheduler:
     # Reporting.
 
     def _report(self) -> None:
-        """Sends committed tokens on, and updates the planner's measurements: they count from the step after this one."""
+        """Sends committed tokens on, and updates the planner's measurements, for the step after this one on."""
         if self._unreported_step is not None:
             plan, timing, outcomes = self._unreported_step
             self._unreported_step = None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.noise import Purpose
 from tests.enumeration import bias, chain, dense, draft_of, outcomes, run, target_of
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection, residual
 
@@ -94,3 +95,13 @@ def test_keyed_randomness_reproduces_the_law_and_itself() -> None:
         run(rejection, chain((0,), lambda path: proposal), KeyedRandomness(11, 3), target) for _ in range(2)
     )
     assert first == second
+
+
+def test_a_draw_follows_its_weights_and_its_noise_is_that_of_its_position() -> None:
+    weights, size = np.array([1.0, 0.0, 2.0, 5.0]), 4000
+    drawn = [KeyedRandomness(7, position).draw(0, weights, Purpose.RESIDUAL) for position in range(size)]
+    observed = np.bincount(drawn, minlength=4)
+    assert observed[1] == 0
+    assert stats.chisquare(observed[[0, 2, 3]], weights[[0, 2, 3]] / 8 * size).pvalue > 1e-4
+    below = [KeyedRandomness(7, position - 3).draw(3, weights, Purpose.RESIDUAL) for position in range(3, 40)]
+    assert below == drawn[3:40]
