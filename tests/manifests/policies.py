@@ -172,9 +172,9 @@ def ports_are_where_settings_say(documents: Documents) -> Iterator[str]:
 
 def clients_come_by_grpc_and_http(documents: Documents) -> Iterator[str]:
     for service in (each for each in documents if each["kind"] == "Service"):
-        if service["spec"].get("selector", {}).get("app.kubernetes.io/name") == "gateway":
-            if {port["targetPort"] for port in service["spec"]["ports"]} != {"grpc", "http"}:
-                yield f"{service['metadata']['name']} lets clients in by one protocol alone"
+        ours = service["spec"].get("selector", {}).get("app.kubernetes.io/name") == "gateway"
+        if ours and {port["targetPort"] for port in service["spec"]["ports"]} != {"grpc", "http"}:
+            yield f"{service['metadata']['name']} lets clients in by one protocol alone"
 
 
 def there_is_time_to_drain(documents: Documents) -> Iterator[str]:
