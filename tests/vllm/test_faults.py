@@ -77,7 +77,9 @@ async def kill_worker(system: System) -> None:
 
 
 async def kill_verifier(system: System) -> None:
-    """With vLLM's core, which lives in its process."""
+    """With vLLM's core, which lives in its process. Its workers are stopped: only the kernel can end them with it."""
+    for process in workers(system.vllm.process.pid):
+        process.suspend()
     system.vllm.process.kill()
 
 
