@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 
 from capacity import report
-from capacity.cost import measured
+from capacity.cost import measured, measured_by
 from capacity.scenario import Scenario, Slo, read
 from capacity.sizing import compare
 from slipstream.cli.options import explained
@@ -30,6 +31,9 @@ def plan(
     day: Annotated[bool, typer.Option("--day", help="Also a day of the file's regions.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     measure: Annotated[str, typer.Option(help="Instead: print the cost table of this model on this machine.")] = "",
+    measured_at: Annotated[
+        str, typer.Option(help="Instead: print the cost table of the verifier that runs at this HOST:PORT.")
+    ] = "",
     dtype: Annotated[str, typer.Option(help="For --measure.")] = "auto",
     quantisation: Annotated[str, typer.Option(help="For --measure.")] = "",
     device: Annotated[str, typer.Option(help="For --measure: auto, cpu, cuda or cuda:N.")] = "auto",
@@ -40,8 +44,11 @@ def plan(
         if measure:
             typer.echo(json.dumps(measured(measure, dtype, quantisation, device, measure_s)))
             return
+        if measured_at:
+            typer.echo(json.dumps(asyncio.run(measured_by(measured_at))))
+            return
         if scenario is None:
-            raise InvalidArgument("name a scenario file, or a model to --measure.")
+            raise InvalidArgument("name a scenario file, a model to --measure, or a verifier by --measured-at.")
         tune_runtime()
         given = _changed(read(scenario), rate, delay_ms, acceptance)
         given = replace(given, slo=_asked(given.slo, tpot_p95_ms, ttft_p95_ms))

@@ -7,10 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import grpc
 import numpy as np
 
 from slipstream.engine.emulated.model import LinearCost
-from slipstream.errors import InvalidArgument
+from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.rpc.channel import dialer, error_of, parsed
+from slipstream.rpc.roles import VERIFIER
+from slipstream.rpc.tls import certificates_from_env
+from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 
 class Cost(Protocol):
@@ -74,6 +79,7 @@ def read_cost(value: Mapping[str, object]) -> Cost:
 
 
 STEP_TOKENS = 512
+ASK_S = 10.0
 
 
 def measured(model: str, dtype: str, quantisation: str, device: str, seconds: float) -> Mapping[str, Sequence[object]]:
@@ -86,8 +92,28 @@ def measured(model: str, dtype: str, quantisation: str, device: str, seconds: fl
     curve = CostCurve()
     engine = open_engine(model, dtype, quantisation=quantisation, device=device)
     measure(curve, engine, STEP_TOKENS, seconds)
-    return {
-        "tokens": BUCKETS,
-        "sessions": SESSIONS,
-        "seconds": [[round(curve.seconds(tokens, sessions), 7) for tokens in BUCKETS] for sessions in SESSIONS],
-    }
+    return _fields(BUCKETS, SESSIONS, curve.rows(SESSIONS))
+
+
+async def measured_by(verifier: str) -> Mapping[str, Sequence[object]]:
+    """The fields of a `Table` as this running verifier, HOST:PORT, has measured it so far, start and service together.
+    Raises FailedPrecondition for a worker that verifies nothing, and the typed error of a call that fails."""
+    async with dialer(VERIFIER, certificates_from_env())(verifier) as line:
+        call = worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest(), timeout=ASK_S)
+        try:
+            costs = parsed(await call).costs
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+    if not costs.seconds:
+        raise FailedPrecondition(f"{verifier} is no verifier that knows what its steps cost.", reason="NO_COSTS")
+    width, seconds = len(costs.tokens), list(costs.seconds)
+    rows = [seconds[start : start + width] for start in range(0, len(seconds), max(1, width))]
+    return _fields(list(costs.tokens), list(costs.sessions), rows)
+
+
+def _fields(
+    tokens: Sequence[int], sessions: Sequence[int], rows: Sequence[Sequence[float]]
+) -> Mapping[str, Sequence[object]]:
+    """Raises InvalidArgument for what is no table."""
+    table = Table(tokens, sessions, [[round(second, 7) for second in row] for row in rows])
+    return {"tokens": table.tokens, "sessions": table.sessions, "seconds": table.seconds}

@@ -45,6 +45,7 @@ async def serving(target: Path) -> AsyncIterator[str]:
     """The gateway's address, while every role runs as its own process."""
     command = [sys.executable, "-m", "slipstream", "serve", "--target", str(target)]
     command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    command += ["--no-draft-in-verifier"]  # three processes, to be seen apart
     command += ["--dtype", "float32"]  # in which both ways give the same tokens
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=QUIET | os.environ, stdout=asyncio.subprocess.PIPE

@@ -116,6 +116,8 @@ class GatewayConfig:
     """The lowest `priority` that a request may have; lower numbers are served first."""
     grace_s: float = 20.0
     """Seconds that running sessions have after SIGTERM."""
+    alone: bool = False
+    """When this gateway ends, nobody continues its sessions: clients are told so, and do not try to resume."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     metric_workloads: tuple[str, ...] = ()

@@ -25,8 +25,8 @@ from gateway.sessions.run import GatewayContext
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.quota import SharedQuota
-from gateway.store.session_log import WriteBehindQueue
 from gateway.store.session_store import SessionStore
+from gateway.store.write_behind import WriteBehindQueue
 from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
@@ -57,6 +57,8 @@ log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
 """Seconds for the last messages to clients, when a gateway ends."""
+LOOK_S = 0.05
+"""Seconds between two looks at what is left of the sessions of a gateway that ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,14 +271,14 @@ def _request_metrics(config: GatewayConfig) -> RequestMetrics:
 
 
 async def drain(server: Server, sessions: SessionRegistry, grace_s: float, http: HttpServer | None = None) -> None:
-    """Give sessions `grace_s` to finish, whatever protocol their clients came by; the others are released, and their
-    clients receive an error that asks them to resume."""
+    """Give sessions `grace_s` to finish, whatever protocol their clients came by, unless none can: without a verifier.
+    The others are released, and their clients receive an error that asks them to resume."""
     log.info("draining: sessions have %g s to finish", grace_s)
     stopping = asyncio.create_task(_stop_servers(server, http, grace_s + FAREWELL_S))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
-            await asyncio.shield(stopping)
-            await sessions.wait_until_deserted()
+            while not (sessions.stuck or (stopping.done() and sessions.deserted)):
+                await asyncio.sleep(LOOK_S)
     await sessions.close()
     await stopping
 

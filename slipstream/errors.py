@@ -38,6 +38,8 @@ LINK_LOST = "LINK_LOST"
 """Reason of a drafter's failure after which the session stays attached: it is opened again once the link is back."""
 DRAINING = "DRAINING"
 """The verifier is about to end: open the session on another one."""
+SERVING_ENDED = "SERVING_ENDED"
+"""The gateway ends, and no other takes its place: resuming there is of no use."""
 KV_TOO_SMALL = "KV_TOO_SMALL"
 """The one reason of RESOURCE_EXHAUSTED that does not pass with time."""
 

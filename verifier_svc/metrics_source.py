@@ -82,6 +82,7 @@ def metrics_collector(
             metrics.STEP_SESSIONS: stats.sessions,
             metrics.STEP_TOKENS: stats.tokens,
             metrics.COMMITTED: lambda: scheduler.tokens,
+            metrics.STEP_FAULTS: lambda: _labelled(scheduler.step_faults),
             metrics.DRAFT_WAIT: lambda: stats.waited_s,
             metrics.DEPTH_DRAFTED: lambda: _labelled(stats.drafted),
             metrics.DEPTH_ACCEPTED: lambda: _labelled(stats.accepted),

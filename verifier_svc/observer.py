@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.proto_conversion import microseconds
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence
@@ -60,6 +62,35 @@ class RoundResult(NamedTuple):
     def accepted(self) -> int:
         """Candidates that were committed."""
         return min(len(self.result.path), len(self.token_ids))
+
+    def message(self, cost_s: float) -> verifier_pb2.Round:
+        """What the session's gateway is sent. cost_s: seconds of the step that count as the session's."""
+        scheduled, timing = self.scheduled, self.timing
+        return verifier_pb2.Round(
+            session=scheduled.session.number,
+            epoch=scheduled.session.epoch,
+            base_length=scheduled.base,
+            token_ids=self.token_ids,
+            drafted=len(scheduled.selection),
+            accepted=self.accepted,
+            wait_us=microseconds(self.idle_s),
+            verify_us=microseconds(timing.seconds),
+            miss=self.miss,
+            bubble_us=microseconds(min(timing.waited, self.idle_s)),
+            drafters=self._drafter_shares(),
+            logprobs=map(proto_conversion.logprobs_to_proto, self.result.logprobs[: len(self.token_ids)]),
+            cost_us=microseconds(cost_s),
+            cached_tokens=scheduled.session.found_tokens,
+        )
+
+    def _drafter_shares(self) -> list[verifier_pb2.DrafterShare]:
+        shares: dict[str, verifier_pb2.DrafterShare] = {}
+        for node, sources in enumerate(self.scheduled.selection.sources):
+            for name in self.scheduled.session.drafters_of(sources):
+                share = shares.setdefault(name, verifier_pb2.DrafterShare(drafter=name))
+                share.drafted += 1
+                share.accepted += node in self.result.path
+        return list(shares.values())
 
 
 class StepObserver:

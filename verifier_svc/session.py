@@ -187,7 +187,6 @@ class Session:
 
     def source_label(self, sources: tuple[int, ...]) -> str:
         """One label for all drafters that sent a node, because a node that two drafters sent is likelier accepted."""
-        known = self._labels.get(sources)
-        if known is None:
-            known = self._labels[sources] = "+".join(self.drafters_of(sources))
-        return known
+        if sources not in self._labels:
+            self._labels[sources] = "+".join(self.drafters_of(sources))
+        return self._labels[sources]

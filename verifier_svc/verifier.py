@@ -21,7 +21,8 @@ from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import worker_pb2
 from verifier_svc.config import VerifierConfig
-from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.estimators.cost_measurement import SESSIONS
 from verifier_svc.execution.executor import KVBlocks, StepExecutor
 from verifier_svc.execution.target import open_target, running_executor
 from verifier_svc.metrics_source import StepStats, metrics_collector
@@ -100,7 +101,7 @@ async def _serving(
         AddressAllowlist(config.drafters_allowed),
     )
     service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(service))
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(service), lambda: costs(curve))
     server = Server([service.register, worker.register], role_access(parts.certificates))
     async with local_drafters(config, sources, executor, thread), asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(sources.run())]
@@ -115,6 +116,11 @@ async def _serving(
             await worker.drain(server, 0.0 if loops[0].done() else config.grace_s)
             for loop in loops:
                 loop.cancel()
+
+
+def costs(curve: CostCurve) -> worker_pb2.CostTable:
+    seconds = [second for row in curve.rows(SESSIONS) for second in row]
+    return worker_pb2.CostTable(tokens=BUCKETS, sessions=SESSIONS, seconds=seconds)
 
 
 def load(service: VerifierService) -> worker_pb2.WatchResponse:

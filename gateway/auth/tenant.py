@@ -36,7 +36,7 @@ class TenantLimits:
     """Requests of every kind."""
     tokens_per_minute: int = 0
     """Prompt and output tokens; the most that a request may use is reserved until it ends. A rollback is charged all
-    tokens that it leaves, because they are computed again."""
+    tokens that it leaves, because they are computed again; so is a resume in a session that often was."""
     prompt_tokens: int = 0
     """Tokens of one request's prompt, or of its prediction."""
     max_tokens: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.routing.router import DrafterRequirements
@@ -53,6 +54,27 @@ class ResolvedRequest:
     """Fingerprint of the tokenizer that makes the session's text."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
     """Which drafters may take the place of one that fails."""
+
+    def open_request(
+        self, output: Sequence[int], drafters: Iterable[verifier_pb2.DrafterAddress]
+    ) -> verifier_pb2.DecodeOpen:
+        """What opens the session behind its `output` so far; the caller sets key and credit."""
+        return verifier_pb2.DecodeOpen(
+            prefix=types_pb2.Prefix(token_ids=[*self.prompt, *output], prompt_length=len(self.prompt)),
+            sampling=proto_conversion.sampling_to_proto(self.sampling),
+            max_length=self.max_length,
+            min_length=len(self.prompt) + self.min_tokens if self.min_tokens else 0,
+            stop_token_ids=self.stop_token_ids,
+            policy=verifier_pb2.DecodePolicy(max_draft_tokens=self.max_draft_tokens),
+            drafters=drafters,
+            prediction_token_ids=self.prediction,
+            cache_salt=self.salt,
+            workload=self.workload,
+            priority=self.priority,
+            structured_output=proto_conversion.structure_to_proto(self.structure),
+            top_logprobs=self.top_logprobs,
+            round_details=self.rounds,
+        )
 
     def params(self) -> bytes:
         """A serialised StoredRequest, from which the session can be resolved again."""

@@ -14,7 +14,7 @@ from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.sessions.output_stream import Event
 from gateway.sessions.request_stats import RequestStats
-from slipstream.errors import SlipstreamError
+from slipstream.errors import UNSERVED, Aborted, Internal, SlipstreamError
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 
@@ -82,3 +82,12 @@ class Observers:
     ) -> Sequence[SessionObserver]:
         """`from_beginning`: the session is new; one that is taken up has a past that was not observed here."""
         return ()
+
+
+def outcome_of(error: SlipstreamError) -> str:
+    """The outcome of a session that this error ended, as metrics name it."""
+    if isinstance(error, Internal):
+        return "failed"
+    if isinstance(error, Aborted):  # rolled back or taken over, as a client wanted it
+        return "fenced"
+    return "unavailable" if error.code in UNSERVED else "invalid"

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from gateway.text.transcript import Transcript
 from slipstream.concurrency import Broadcast
-from slipstream.errors import Aborted, OutOfRange, SlipstreamError, Unavailable
+from slipstream.errors import SERVING_ENDED, Aborted, OutOfRange, SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2
 
 Event = gateway_pb2.Started | gateway_pb2.Delta | gateway_pb2.Finished
@@ -27,7 +27,11 @@ def rolled_back(output_tokens: int | None = None) -> Aborted:
     return Aborted(f"The session was rolled back{left}; resume at what is left.", reason="ROLLED_BACK")
 
 
-def suspended() -> Unavailable:
+def suspended(alone: bool = False) -> Unavailable:
+    """`alone`: no gateway will go on with it."""
+    if alone:
+        ended = "Serving ends here. Start it again and send the request again; a session in Redis can be resumed."
+        return Unavailable(ended, reason=SERVING_ENDED)
     return Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED")
 
 

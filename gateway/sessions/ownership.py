@@ -13,8 +13,9 @@ from weakref import WeakValueDictionary
 
 from gateway.auth.tenant import caller
 from gateway.sessions.output_stream import rolled_back
-from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import SlipstreamError
 from slipstream.v1 import gateway_pb2, verifier_pb2
 

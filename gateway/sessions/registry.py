@@ -23,11 +23,11 @@ from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
 from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
 from gateway.sessions.run import GatewayContext, SessionRun
-from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
+from gateway.store.write_behind import WriteBehindQueue
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.transcript import Transcript, number_only
-from slipstream.concurrency import Broadcast
 from slipstream.errors import Aborted, FailedPrecondition, Internal, OutOfRange, SlipstreamError
 from slipstream.rpc.proto_conversion import MAX_ID_CHARACTERS
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -37,6 +37,9 @@ T = TypeVar("T")
 Send = Callable[[Event], Awaitable[None]]
 """Sends one event to the client, and returns once the client may have the next one."""
 
+FREE_EPOCHS = 16
+"""Epochs of a session, of which every run has one, after which a client that resumes it pays for the whole text again.
+"""
 POLL_S = 0.2
 """Seconds between two looks at the log of a session that another gateway runs and a client follows here."""
 
@@ -154,8 +157,6 @@ class SessionRegistry:
         """Requests that are being checked and may become an entry."""
         self._clients = 0
         """Calls of `generate` and `resume` that have not ended."""
-        self._deserted = Broadcast()
-        """Notified when the last of those calls ends."""
         self._closing = False
 
     # Calls of clients.
@@ -217,7 +218,8 @@ class SessionRegistry:
                 return stream
             prompt = record.tokens[: record.prompt_length]
             resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
-        reservation = await _reserve(resolved, len(output_of(record)))
+        again = self._ownership.may_take(record) and _charged_by_resume(record.epoch)
+        reservation = await _reserve(resolved, len(output_of(record)), again=again)
         if self._closing or self._entry_of_caller(session_id):  # or another client came first
             reservation.end(0)
             self._check_open()
@@ -248,8 +250,9 @@ class SessionRegistry:
         stored, prompt = self._check_vocabulary(stored_request(record)), record.tokens[: record.prompt_length]
         resolved, edit = await self._validator.revise(stored, prompt, request)
         tokens = (*record.tokens[: record.prompt_length + request.output_tokens], *edit)
-        # A branch is stored, and whatever output is left is computed again; without any, `resume` charges the prompt.
-        charged = len(tokens) if request.branch or len(tokens) > record.prompt_length else 0
+        # A branch is stored, and whatever output is left is computed again, unless `resume` will charge it.
+        resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record.epoch + 1)
+        charged = len(tokens) if request.branch or resumed_free else 0
         await caller().charge(charged)
         try:
             if request.branch:
@@ -334,24 +337,30 @@ class SessionRegistry:
             runs = [entry.run for entry in self._entries.values() if entry.run is not None]
             await asyncio.gather(*(run.renew_lease() for run in runs))
 
-    async def wait_until_deserted(self) -> None:
-        """Wait until no client generates or resumes here."""
-        while self._clients:
-            await self._deserted.wait()
+    @property
+    def deserted(self) -> bool:
+        """Whether no client generates or resumes here."""
+        return not self._clients
+
+    @property
+    def stuck(self) -> bool:
+        """Whether no session can go on: none has a verifier, and there is none."""
+        decided = any(entry.run is not None and entry.run.decided for entry in self._entries.values())
+        return not decided and not self._context.router.ready
 
     async def close(self) -> None:
         """Let every session go, all at once, and take no others; other gateways may take them up."""
         self._closing = True
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for entry in list(self._entries.values()):
-            entry.stream.fail(suspended())
+            entry.stream.fail(suspended(self._context.config.alone))
             entry.stop()
         if tasks:
             await asyncio.wait(tasks, timeout=self._context.config.store_grace_s + 1.0)
 
     def _check_open(self) -> None:
         if self._closing:
-            raise suspended()
+            raise suspended(self._context.config.alone)
 
     def _entry_of_caller(self, session_id: str) -> SessionEntry | None:
         entry = self._entries.get(session_id)
@@ -426,8 +435,6 @@ class SessionRegistry:
             yield
         finally:
             self._clients -= 1
-            if not self._clients:
-                self._deserted.notify_all()
 
     @contextlib.contextmanager
     def _arrival(self) -> Iterator[None]:
@@ -459,9 +466,16 @@ def _finish_stream(stream: OutputStream, record: SessionRecord) -> None:
     stream.finish(finished)
 
 
-async def _reserve(resolved: ResolvedRequest, generated: int) -> TokenReservation:
-    """The caller's tokens for what is left of a session. What was generated, or written by a rollback, was paid for."""
-    prompt = 0 if generated else len(resolved.prompt)
+def _charged_by_resume(epoch: int) -> bool:
+    """Whether a session is charged for its text when it is taken up, which computes it again. Not at first: who is
+    interrupted by a fault of the service pays nothing."""
+    return epoch > FREE_EPOCHS
+
+
+async def _reserve(resolved: ResolvedRequest, generated: int, *, again: bool = False) -> TokenReservation:
+    """The caller's tokens for what is left of a session. What was generated, or written by a rollback, was paid for,
+    unless it is computed `again` at the caller's expense."""
+    prompt = len(resolved.prompt) + generated if again or not generated else 0
     return await caller().admit(prompt, max(0, resolved.max_length - len(resolved.prompt) - generated))
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gateway.routing.drafters import pool_of
+from gateway.sessions.request_stats import RequestStats
+from slipstream.rpc import proto_conversion
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 
 def describe_rounds(
-    rounds: Sequence[verifier_pb2.Round], before: int, offset: int, at_us: int
+    rounds: Sequence[verifier_pb2.Round], stats: RequestStats, offset: int
 ) -> Iterator[gateway_pb2.RoundDetails]:
-    """Describe the rounds that committed tokens, without their texts. `before`: rounds before these. `offset`: output
-    tokens before them. `at_us`: microseconds since the request's arrival."""
-    for number, done in enumerate(rounds, before + 1):
+    """Describe the rounds that committed tokens, without their texts. `stats`: the request's, before these rounds.
+    `offset`: output tokens before them."""
+    at_us = proto_conversion.microseconds(stats.e2e_s)
+    for number, done in enumerate(rounds, stats.sums.rounds + 1):
         if not done.token_ids:
             continue
         details = gateway_pb2.RoundDetails(

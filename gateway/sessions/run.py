@@ -21,14 +21,13 @@ from gateway.routing.router import Router, prefix_hashes
 from gateway.routing.verifier_session import Received, SessionEnded, VerifierSession
 from gateway.routing.verifiers import VerifierWorker
 from gateway.sessions.drafter_assignment import DrafterAssignment
-from gateway.sessions.observer import Observers
+from gateway.sessions.observer import Observers, outcome_of
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats
 from gateway.sessions.round_details import describe_rounds
 from gateway.store.session_log import SessionLog
 from slipstream.concurrency import Backoff
-from slipstream.errors import STEP_FAILED, UNSERVED, Aborted, Internal, ResourceExhausted, SlipstreamError, Unavailable
-from slipstream.rpc import proto_conversion
+from slipstream.errors import STEP_FAILED, Aborted, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_CANCELLED,
@@ -92,6 +91,11 @@ class SessionRun:
         """Whether nothing is left to do but to write how the session ended."""
         self.ended = asyncio.Event()
         stream.on_taken = self._add_credit
+
+    @property
+    def decided(self) -> bool:
+        """Whether the session is open on a verifier."""
+        return self._verifier_session is not None
 
     def cancel(self) -> None:
         """End soon; KV memory on the verifier is free at once."""
@@ -252,16 +256,13 @@ class SessionRun:
                 raise
             for observer in self._observers:
                 observer.commit_ended(rounds, None)
-            details = self._round_details(rounds) if self._resolved.rounds else ()
+            shown = len(self._stream.tokens)
+            details = list(describe_rounds(rounds, self.stats, shown)) if self._resolved.rounds else ()
             self._stream.append_tokens(tokens, [each for done in rounds for each in done.logprobs], details)
         for done in rounds:
             self.stats.add_round(done)
             for observer in self._observers:
                 observer.round_shown(done)
-
-    def _round_details(self, rounds: Sequence[verifier_pb2.Round]) -> list[gateway_pb2.RoundDetails]:
-        at_us = proto_conversion.microseconds(self.stats.e2e_s)
-        return list(describe_rounds(rounds, self.stats.sums.rounds, len(self._stream.tokens), at_us))
 
     def _add_credit(self, tokens: int) -> None:
         """The farthest client took so many more tokens: the verifier may generate as many. A slow client gives none."""
@@ -340,36 +341,9 @@ class SessionRun:
             await self._log.finish(finished.SerializeToString())
 
     def _open_request(self, verifier: str) -> verifier_pb2.DecodeOpen:
-        resolved = self._resolved
-        request = verifier_pb2.DecodeOpen(
-            key=types_pb2.SessionKey(id=self.id, epoch=self._log.epoch),
-            prefix=types_pb2.Prefix(
-                token_ids=[*resolved.prompt, *self._stream.tokens], prompt_length=len(resolved.prompt)
-            ),
-            sampling=proto_conversion.sampling_to_proto(resolved.sampling),
-            max_length=resolved.max_length,
-            min_length=len(resolved.prompt) + resolved.min_tokens if resolved.min_tokens else 0,
-            stop_token_ids=resolved.stop_token_ids,
-            policy=verifier_pb2.DecodePolicy(max_draft_tokens=resolved.max_draft_tokens),
-            drafters=self._drafters.addresses,
-            credit=max(1, self._config.credit_tokens - self._stream.lag),
-            prediction_token_ids=resolved.prediction,
-            cache_salt=resolved.salt,
-            workload=resolved.workload,
-            priority=resolved.priority,
-            structured_output=proto_conversion.structure_to_proto(resolved.structure),
-            top_logprobs=resolved.top_logprobs,
-            round_details=resolved.rounds,
-        )
+        request = self._resolved.open_request(self._stream.tokens, self._drafters.addresses)
+        request.key.CopyFrom(types_pb2.SessionKey(id=self.id, epoch=self._log.epoch))
+        request.credit = max(1, self._config.credit_tokens - self._stream.lag)
         for observer in self._observers:
             observer.opening(verifier, request)
         return request
-
-
-def outcome_of(error: SlipstreamError) -> str:
-    """The outcome of a session that this error ended, as metrics name it."""
-    if isinstance(error, Internal):
-        return "failed"
-    if isinstance(error, Aborted):  # rolled back or taken over, as a client wanted it
-        return "fenced"
-    return "unavailable" if error.code in UNSERVED else "invalid"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,13 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway.store.session_store import SessionRecord, SessionStore
-from slipstream.concurrency import Broadcast
+from gateway.store.write_behind import RETRY_S, WriteBehindQueue, store_away
 from slipstream.errors import NotFound, OutOfRange, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
-
-RETRY_S = 0.2
-"""Seconds between two tries of a write while the store is away; each try has its own retries and timeouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +143,7 @@ class SessionLog:
                     await asyncio.sleep(RETRY_S)
         except TimeoutError as error:
             self._gave_up = True
-            raise _store_away() from error
+            raise store_away() from error
 
     async def _executed(self, write: _Write) -> bool:
         try:
@@ -187,61 +183,3 @@ class SessionLog:
 
     def _record(self) -> SessionRecord:
         return replace(self._written, tokens=tuple(self._tokens))
-
-
-class WriteBehindQueue:
-    """Carries out the writes of relaxed sessions while the sessions go on: one task for all of them, each session in
-    its own order."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._pending: dict[SessionLog, float] = {}
-        """Logs that are behind, and the monotonic seconds since when."""
-        self._filled = asyncio.Event()
-        self._progress = Broadcast()
-
-    def add_log(self, log: SessionLog) -> None:
-        """The log has enqueued a write."""
-        self._pending.setdefault(log, self._clock())
-        self._filled.set()
-
-    @property
-    def lag_s(self) -> float:
-        """Age of the oldest write that waits here."""
-        return self._clock() - min(self._pending.values(), default=self._clock())
-
-    async def written(self, grace_s: float, session: str | None = None) -> None:
-        """Wait until all that is enqueued so far is written, for one session or for all. Raises Unavailable when it
-        takes longer than `grace_s`."""
-        due = {log: log.enqueued for log in self._pending if session in (None, log.id)}
-        try:
-            async with asyncio.timeout(grace_s):
-                while any(log.completed < enqueued for log, enqueued in due.items()):
-                    await self._progress.wait()
-        except TimeoutError as error:
-            raise _store_away() from error
-
-    async def run(self) -> None:
-        """Carry out writes until cancelled."""
-        while True:
-            while not self._pending:
-                self._filled.clear()
-                await self._filled.wait()
-            async with asyncio.TaskGroup() as tasks:
-                taken = [tasks.create_task(self._catch_up(log)) for log in self._pending]
-            if not all(task.result() for task in taken):
-                await asyncio.sleep(RETRY_S)
-
-    async def _catch_up(self, log: SessionLog) -> bool:
-        """Whether the store took the log's writes."""
-        taken = await log.catch_up()
-        if log.completed == log.enqueued:
-            del self._pending[log]
-        elif taken:  # what is left came meanwhile
-            self._pending[log] = self._clock()
-        self._progress.notify_all()
-        return taken
-
-
-def _store_away() -> Unavailable:
-    return Unavailable("The session store is away; what was streamed stays valid, retry.", reason="STORE_UNAVAILABLE")

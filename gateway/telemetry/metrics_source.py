@@ -9,7 +9,7 @@ from gateway.config import GatewayConfig
 from gateway.routing.breaker import BreakerState
 from gateway.routing.router import Router
 from gateway.store.measured import MeasuredStore
-from gateway.store.session_log import WriteBehindQueue
+from gateway.store.write_behind import WriteBehindQueue
 from gateway.telemetry.request_metrics import RequestMetrics, RequestSeries
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server

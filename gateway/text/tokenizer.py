@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as Encoder
 
 from gateway.text.chat_template import ChatTemplate, Message
+from gateway.text.control_tokens import ControlTokens
 from gateway.text.detokenizer import Detokenizer, TokenDecoder
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
@@ -30,6 +31,8 @@ class Tokenizer:
         self._max_bytes = max_bytes
         self._decoding = TokenDecoder(encoder)
         self._middle = MidTextEncoder(partial(self._encode, special=False), self._joined)
+        self._control: dict[str, ControlTokens] = {}
+        """By source of the template."""
         self._grammars: dict[tuple[object, ...], Grammars] = {}
         self.fingerprint = fingerprint(encoder)
 
@@ -44,10 +47,9 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation in the model's chat template, up to where the model answers. Raises what `encode`
-        and `ChatTemplate.render` raise."""
-        text = await asyncio.to_thread(self.chat_template.render, messages, tools, variables)
-        return await self._measured(partial(self._encode, special=False), text)  # the template writes special tokens
+        """Token ids of a conversation in the chat template, up to where the model answers. Control tokens in the
+        conversation are text. Raises what `ControlTokens.mark` and `ChatTemplate.render` raise."""
+        return await asyncio.to_thread(self._encode_chat, messages, tools, variables or {})
 
     async def encode_middle(self, text: str) -> list[int]:
         """Token ids of a part of a text, without special tokens around it. Raises what `encode` raises."""
@@ -95,6 +97,19 @@ class Tokenizer:
         if len(text) < THREAD_FROM_CHARACTERS:
             return encode(text)
         return await asyncio.to_thread(encode, text)
+
+    def _encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> list[int]:
+        source = self.chat_template.source(tools=bool(tools))
+        if source not in self._control:
+            self._control[source] = ControlTokens(self._encoder, source)
+        mark, messages, tools, variables = self._control[source].mark(messages, tools, variables)
+        first, *others = self.chat_template.render(messages, tools, variables).split(mark)
+        tokens = self._encode(first, special=False)  # the template writes special tokens
+        for text in others:
+            tokens += self._middle.encode(text)
+        return tokens
 
     def _encode(self, text: str, special: bool = True) -> list[int]:
         ids: list[int] = self._encoder.encode(text, add_special_tokens=special).ids

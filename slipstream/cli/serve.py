@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -18,7 +18,7 @@ from slipstream.cli.loading import Loading
 from slipstream.cli.options import explained, need_installed
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
-from slipstream.process import ALLOCATOR, END_WITH_PARENT
+from slipstream.process import ALLOCATOR, END_WITH_PARENT, PATIENT_THREADS
 from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.roles import DRAFTER, VERIFIER
@@ -40,6 +40,7 @@ VERIFIER_WAIT_S = 120.0
 EMBEDDED = "embedded"
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 """Where `make setup-vllm` puts it."""
+FEW_CORES = 2
 SOMEWHERE = "127.0.0.1:1"
 """Address in place of workers that have none yet."""
 
@@ -80,7 +81,9 @@ class Role:
         raise Unavailable(f"{self.module} ended with status {await process.wait()} before it was ready.")
 
     async def _run(self, more: Mapping[str, str], *options: str) -> asyncio.subprocess.Process:
-        environment = ALLOCATOR | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more)
+        environment = (
+            ALLOCATOR | PATIENT_THREADS | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more)
+        )
         command = [self._python, "-m", self.module, *options]
         return await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
@@ -177,6 +180,7 @@ class Fleet:
             "GATEWAY_TRUSTED_DRAFTERS": ",".join(named),  # our own processes
             "GATEWAY_TOKENIZER": self._target,
             "GATEWAY_STORE": store,
+            "GATEWAY_ALONE": os.environ.get("GATEWAY_ALONE", "true"),
             "GATEWAY_REHOMING_WAIT_S": os.environ.get("GATEWAY_REHOMING_WAIT_S", str(VERIFIER_WAIT_S)),
         }
         return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat)
@@ -310,10 +314,41 @@ async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
         await fleet.stop()
 
 
+class Placement(NamedTuple):
+    """How the roles share one machine."""
+
+    draft_in_verifier: bool
+    threads: int
+    """Threads of the verifier's model."""
+
+
+def place(cores: int, drafters: bool, draft_in_verifier: bool | None, threads: int, own_cores: bool) -> Placement:
+    """What the user asked for; where that is None or 0, what was measured to be best. `own_cores`: the target computes
+    on these cores, not on a GPU nor in vLLM's workers.
+
+    On few cores a drafter of its own process takes the time of the verifier's threads, and its round trips wait for
+    them. Elsewhere a core is left to it: more busy threads than cores slow every step down."""
+    if draft_in_verifier is None:
+        draft_in_verifier = drafters and own_cores and cores <= FEW_CORES
+    apart = drafters and not draft_in_verifier
+    return Placement(draft_in_verifier, threads or max(1, cores - apart))
+
+
 def default_threads() -> int:
-    """Threads of the verifier's model: the cores this process may use, less one for the other roles. More threads than
-    cores slow every step down."""
-    return max(1, available_cores() - 1)
+    """Threads of the verifier's model beside a drafter's process."""
+    return place(available_cores(), True, False, 0, True).threads
+
+
+def _placed(kinds: Sequence[str], draft_in_verifier: bool | None, threads: int, engine: str) -> Placement:
+    """Says what it chose."""
+    cores, own_cores = available_cores(), engine == EMBEDDED and not any(Path("/dev").glob("nvidia[0-9]*"))
+    placement = place(cores, bool(kinds), draft_in_verifier, threads, own_cores)
+    if draft_in_verifier is None or not threads:
+        where = "in the verifier" if placement.draft_in_verifier else "in processes of their own"
+        drafting = f"drafters {where} (--[no-]draft-in-verifier)" if kinds else "no drafters"
+        said = f"slipstream serve: cores {cores}, threads of the target {placement.threads} (--threads), {drafting}"
+        typer.echo(said, err=True)
+    return placement
 
 
 def serve(
@@ -343,10 +378,18 @@ def serve(
         str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.", rich_help_panel=ADDRESSES)
     ] = "memory",
     dtype: Annotated[
-        str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.", rich_help_panel=MODELS)
+        str,
+        typer.Option(
+            help="auto (the checkpoint's own, or float32 where this CPU is faster at it), float32, bfloat16, float16.",
+            rich_help_panel=MODELS,
+        ),
     ] = "auto",
     threads: Annotated[
-        int, typer.Option(help="Threads of the verifier's model; 0: cores less one.", rich_help_panel=MODELS)
+        int,
+        typer.Option(
+            help="Threads of the verifier's model; 0: all cores, less one for drafter processes.",
+            rich_help_panel=MODELS,
+        ),
     ] = 0,
     target_quantisation: Annotated[
         str, typer.Option(help="int8 or int4; changes the text.", rich_help_panel=MODELS)
@@ -366,14 +409,13 @@ def serve(
         ),
     ] = False,
     draft_in_verifier: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--draft-in-verifier",
             help="Run drafters inside the verifier's process, which spares processes, memory and the network hop. "
-            "Lookups (ngram) gain speed; a draft model may lose some: see `benchmarks.local_sources`.",
+            "Default: on up to 2 cores without a GPU.",
             rich_help_panel=DRAFTING,
         ),
-    ] = False,
+    ] = None,
     chat_template: Annotated[
         Path | None,
         typer.Option(
@@ -413,18 +455,19 @@ def serve(
     if engine not in (EMBEDDED, "vllm"):
         raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
+        placement = _placed(kinds, draft_in_verifier, threads, engine)
         fleet = Fleet(
             target,
             draft,
             kinds,
             dtype,
-            threads or default_threads(),
+            placement.threads,
             target_quantisation,
             draft_quantisation,
             translate,
             traces,
             metrics,
-            draft_in_verifier,
+            placement.draft_in_verifier,
             chat_template,
             engine,
         )

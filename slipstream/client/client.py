@@ -13,7 +13,7 @@ import grpc
 
 from slipstream.client.completion import TRACE_ID, Completion, Piece
 from slipstream.concurrency import Backoff
-from slipstream.errors import Aborted, NotFound, SlipstreamError, Unavailable
+from slipstream.errors import SERVING_ENDED, Aborted, NotFound, SlipstreamError, Unavailable
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -212,7 +212,7 @@ class _Patience:
     async def wait(self, error: SlipstreamError) -> None:
         """Waits until the next attempt after an error. Raises the error where another attempt cannot help, or where
         there were enough."""
-        if not isinstance(error, Unavailable):
+        if not isinstance(error, Unavailable) or (error.reason == SERVING_ENDED and self._gateways == 1):
             raise error
         if len(self._completion.token_ids) > self._seen:
             self._progress, self._seen, self.attempts = _now(), len(self._completion.token_ids), 0

@@ -58,6 +58,8 @@ class EngineLost(Unavailable):
 
 class Engine(Protocol):
     model: ModelInfo
+    batch_invariant: bool
+    """`slipstream.engine.attention.plan.AttentionPlan`; may be set."""
 
     @property
     def block_size(self) -> int: ...

@@ -35,7 +35,9 @@ class TorchEngine(KVCacheManager):
         if hidden is not None and not all(0 <= layer < layers for layer in hidden.layers):
             raise InvalidArgument(f"hidden states of layers {hidden.layers} of a model with {layers} layers")
         self._store.apply_moves()
-        plan = AttentionPlan(segments, self._store, self._checkpoint.device, self._max_length)
+        plan = AttentionPlan(
+            segments, self._store, self._checkpoint.device, self._max_length, batch_invariant=self.batch_invariant
+        )
         output = self._checkpoint.forward(plan, hidden)
         for segment in segments:
             segment.sequence.ahead = segment.tokens

@@ -178,12 +178,7 @@ class DraftTree:
         return self._best(self._open, lambda node: not node.expanded, count, least_log_prob, max_depth - 1)
 
     def _best(
-        self,
-        ranked: Ranked,
-        belongs: Callable[[DraftNode], bool],
-        count: int,
-        least_log_prob: float,
-        max_depth: int,
+        self, ranked: Ranked, belongs: Callable[[DraftNode], bool], count: int, least_log_prob: float, max_depth: int
     ) -> list[DraftNode]:
         """The first `count` down to `max_depth`. Only nodes that do not belong there any more leave the heap."""
         worst = -(self.root.path_log_prob + least_log_prob)

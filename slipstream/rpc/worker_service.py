@@ -31,14 +31,21 @@ class WorkerIdentity:
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """`load` returns the present load; it is called at most once in WATCH_PERIOD_S for each watcher.
+    """`load` returns the present load; it is called at most once in WATCH_PERIOD_S for each watcher. `costs` returns
+    what the worker's steps cost; None for a drafter.
 
     A worker that is to end reports that it is draining, so that it gets no new sessions, and those it has may finish.
     """
 
-    def __init__(self, identity: WorkerIdentity, load: Callable[[], worker_pb2.WatchResponse]) -> None:
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        load: Callable[[], worker_pb2.WatchResponse],
+        costs: Callable[[], worker_pb2.CostTable | None] = lambda: None,
+    ) -> None:
         self._identity = identity
         self._load = load
+        self._costs = costs
         self.draining = False
 
     async def drain(self, server: Server, grace_s: float) -> None:
@@ -61,7 +68,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.GetModelResponse:
         identity = self._identity
-        return worker_pb2.GetModelResponse(model=identity.model, role=identity.role, method=identity.method)
+        return worker_pb2.GetModelResponse(
+            model=identity.model, role=identity.role, method=identity.method, costs=self._costs()
+        )
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]

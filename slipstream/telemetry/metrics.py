@@ -251,6 +251,12 @@ STEP_TOKENS = _histogram(
     "slipstream_verifier_step_tokens", "Tokens in a step: pending ones, prompts and candidates.", "verifier", _TOKENS
 )
 COMMITTED = _verifier("slipstream_verifier_committed_tokens_total", "Tokens committed.")
+STEP_FAULTS = _verifier(
+    "slipstream_step_faults_total",
+    "Faults in steps, by kind: split, a pass of several sessions that was run again in parts; memory, a pass that "
+    "lacked memory; session, one that failed in every pass and was ended; device, a step after which no pass ran.",
+    "kind",
+)
 DRAFT_WAIT = _verifier(
     "slipstream_draft_wait_seconds_total", "Time in which steps were held back for candidates (the bubble)."
 )

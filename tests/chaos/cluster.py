@@ -4,6 +4,7 @@ network can be cut, broken and slowed down between any two of them."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -13,6 +14,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import grpc
 
 from slipstream.cli.serve import Role
 from slipstream.client.client import RetrySettings, complete
@@ -31,6 +34,7 @@ LEASE_S = 1.0
 MAX_SESSIONS, CREDIT = 24, 64
 """Of each gateway; of each session, in tokens."""
 ANYWHERE = "127.0.0.1:0"
+BUSY_S = 180.0
 STALL_S = 4.0
 """A client that heard nothing for so long asks another gateway."""
 
@@ -142,15 +146,34 @@ class Cluster:
 
     async def busy(self, count: int, tokens: int, pairs: Iterable[tuple[str, str]]) -> list[Text]:
         """As `say`, in the middle of texts about which all these pairs talk: what strikes now hits them."""
-        ways = [self.network.way(*pair) for pair in pairs]
-        async with asyncio.timeout(180):
-            while True:
-                before = [way.back.passed for way in ways]
-                texts = await self.say(count, tokens)
-                while not all(text.running.done() for text in texts):
-                    if all(way.back.passed > passed for way, passed in zip(ways, before, strict=True)):
-                        return texts
-                    await asyncio.sleep(0.01)
+        lanes = {pair: self.network.way(*pair).back for pair in pairs}
+        silent: set[tuple[str, str]] = set()
+        try:
+            async with asyncio.timeout(BUSY_S):
+                while True:
+                    before = {pair: lane.passed for pair, lane in lanes.items()}
+                    texts = await self.say(count, tokens)
+                    while not all(text.running.done() for text in texts):
+                        if not (silent := {pair for pair in lanes if lanes[pair].passed == before[pair]}):
+                            return texts
+                        await asyncio.sleep(0.01)
+        except TimeoutError as error:
+            told = [
+                f"{one} ({await self._described(one)}) and {two} ({await self._described(two)})" for one, two in silent
+            ]
+            raise AssertionError(f"in {BUSY_S:g} s of texts these never talked: {'; '.join(told)}") from error
+
+    async def _told(self, name: str) -> str:
+        part = next((part for part in self.parts if part.name == name), None)
+        if part is None or not part.running:
+            return "no process of this system" if part is None else "not running"
+        said = f"state {Path(f'/proc/{part.pid}/stat').read_text().rpartition(')')[2].split()[0]}"
+        if part in self.gateways:
+            return said
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            load = await self._load(part)
+            return f"{said}, {load.sessions} sessions, {load.kv_blocks_free} of {load.kv_blocks_total} blocks free"
+        return f"{said}, and does not answer"
 
     async def _run(self, text: Text, at: int) -> Completion:
         request = asking(text.first, text.tokens)
@@ -238,7 +261,9 @@ async def cluster() -> AsyncIterator[Cluster]:
             "emulated:base_ms=2&acceptance=0.8&fanout=0.5",
         )
         worker = {"KV_TOKENS": "100000", "GRACE_S": "1"}
-        decider = worker | {"MODEL": target, "MEASURE_S": "0.1"}
+        # A drafter whose candidates do not pay is told to pause: verifier and drafter would have nothing to say.
+        speculating = {"ALWAYS_SPECULATE": "true", "MAX_WAIT_S": "0.05"}
+        decider = worker | speculating | {"MODEL": target, "MEASURE_S": "0.1"}
         verifiers = [part(f"verifier {n}", "verifier_svc", "VERIFIER", **decider) for n in "ab"]
         drafters = [part(f"drafter {n}", "drafter_svc", "DRAFTER", MODEL=draft, **worker) for n in "ab"]
         parts: list[Part] = [*verifiers, *drafters]

@@ -28,8 +28,11 @@ SPECULATING = {"VERIFIER_ALWAYS_SPECULATE": "true", "VERIFIER_MAX_DRAFT_TOKENS":
 
 
 def serve_command(*options: str) -> list[str]:
-    """`slipstream serve` at a free port."""
-    return [sys.executable, "-m", "slipstream", "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *options]
+    """`slipstream serve` at a free port, with drafters of their own processes unless told otherwise: alike on every
+    machine."""
+    given = [*options] if "--draft-in-verifier" in options else ["--no-draft-in-verifier", *options]
+    ports = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    return [sys.executable, "-m", "slipstream", "serve", *ports, "--threads", "1", *given]
 
 
 def serve_environment() -> dict[str, str]:

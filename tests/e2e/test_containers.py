@@ -49,6 +49,8 @@ class Container:
     def __init__(self, role: str, **settings: str) -> None:
         self.port, self.health = free_ports(2)
         ports = {"LISTEN": f"127.0.0.1:{self.port}", "HEALTH_LISTEN": f"127.0.0.1:{self.health}"}
+        if role == "gateway":
+            ports["HTTP"] = "127.0.0.1:0"
         given = [f"--env={role.upper()}_{name}={value}" for name, value in (settings | ports).items()]
         self.name = engine("run", "--detach", *HARDENED, *given, f"slipstream/{role}:{TAG}")
 

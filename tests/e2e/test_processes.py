@@ -14,14 +14,17 @@ import time
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
 from benchmarks.prompts import held_out, request
 from slipstream.client.client import complete
 from slipstream.client.load_generator import run_load
+from slipstream.errors import SERVING_ENDED, Unavailable
 from slipstream.rpc.channel import channel
 from tests.e2e.conftest import ROOT, serve_command, serve_environment
 from tests.scraping import scrape
 
-TOKENS, LONG = 48, 300
+TOKENS, LONG, ENDLESS = 48, 300, 1500
 MOST_TRIES = 20
 
 
@@ -103,14 +106,25 @@ async def test_a_verifier_that_dies_is_started_again_and_its_texts_go_on() -> No
         assert process.wait(timeout=60) == 0
 
 
-def test_a_verifier_that_cannot_be_started_again_ends_serving(tmp_path: Path) -> None:
+async def test_a_verifier_that_cannot_be_started_again_ends_serving_and_clients_hear_so(tmp_path: Path) -> None:
     target = shutil.copytree(ROOT / "models" / "target", tmp_path / "target")
     with serve("--drafter", "none", "--target", str(target)) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("ready grpc=")
+        server = process.stdout.readline().split()[1].removeprefix("grpc=")
         left = children(process.pid)
-        shutil.rmtree(target)
-        os.kill(left["verifier_svc"], signal.SIGKILL)
+        asked = request(held_out(1)[0], ENDLESS, speculate=False)
+        async with channel(server) as line:
+            received: list[str] = []
+            running = asyncio.create_task(complete(line, asked, received.append))
+            async with asyncio.timeout(60):
+                while not received:
+                    await asyncio.sleep(0.005)
+            os.kill(left["verifier_svc"], signal.SIGSTOP)  # the text does not end while the model's files go
+            shutil.rmtree(target)
+            os.kill(left["verifier_svc"], signal.SIGKILL)
+            with pytest.raises(Unavailable) as caught:
+                await running
+            assert caught.value.reason == SERVING_ENDED
         assert process.wait(timeout=60) == 1
     assert not [pid for pid in left.values() if Path(f"/proc/{pid}").exists()]
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
+from gateway.sessions import registry
 from slipstream.cli import app
 from slipstream.client.client import complete
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest, new_key
@@ -32,6 +33,7 @@ from slipstream.errors import (
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.certificates import Authority
+from tests.fleet import until
 from tests.scripted_verifier import ScriptedVerifier, served
 from tests.toy_tokenizer import toy_model, toy_tokenizer
 
@@ -71,7 +73,7 @@ class Place:
         world = GatewayDependencies(random.SystemRandom().getrandbits, clock=lambda: self.clock)
         gateway = await self._stack.enter_async_context(running(config, world))
         await gateway.ready()
-        self.address = gateway.address
+        self.address, self.sessions = gateway.address, gateway.sessions
 
     async def stub(self, key: str, **options: Any) -> Any:
         line = await self._stack.enter_async_context(GatewayEndpoint(self.address, key, **options).channel())
@@ -197,6 +199,37 @@ async def test_a_rollback_is_charged_for_what_it_stores_and_has_computed_again(p
         assert error.retry_s == pytest.approx(11.5, abs=0.01)  # 120 - 28 - 4 * 23 = 0 are left
     place.clock += 11.5
     await alice.Rollback(gateway_pb2.RollbackRequest(**asked, branch=True))
+
+
+async def test_who_resumes_and_leaves_again_and_again_pays_for_what_is_computed_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "FREE_EPOCHS", 2)
+    place.verifier.limit = 12
+    place.write(alice=", tokens_per_minute = 108", bob="")
+    await place.start()
+    alice = await place.stub(ALICE)
+    session = await left(place, alice.Generate(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=20)))
+    resumed = gateway_pb2.ResumeRequest(session_id=session)
+    for _ in range(6):  # 8 of the prompt and 12 of the output: for the first run, and for each but two of these
+        await left(place, alice.Resume(resumed))
+    error = await failure(alice.Resume(resumed, timeout=60))
+    assert isinstance(error, ResourceExhausted) and error.reason == "KEY_TOKENS"
+    assert error.retry_s == pytest.approx(60 / 108 * (20 * 5 + 28 - 108), abs=0.01)
+    place.clock += error.retry_s
+    await left(place, alice.Resume(resumed))
+
+
+async def left(place: Place, call: Any) -> str:
+    """The session of a call that is cancelled once 12 tokens came, when nothing of it runs any more."""
+    tokens, session = 0, ""
+    while tokens < 12:
+        event = await call.read()
+        session = event.started.session_id or session
+        tokens += len(event.delta.token_ids)
+    call.cancel()
+    await until(lambda: not place.sessions.open_sessions)
+    return session
 
 
 async def test_a_rollback_that_is_refused_costs_no_tokens(place: Place) -> None:

@@ -115,10 +115,12 @@ def target() -> Engine:
     return open_engine(TARGET, "float32", 8192)
 
 
+SETTINGS: dict[str, Any] = {"model": TARGET, "local_drafters": ("ngram",), "prefill_tokens": 16}
+
+
 @asynccontextmanager
 async def served(target: Engine) -> AsyncIterator[Gateway]:
-    settings: dict[str, Any] = {"model": TARGET, "local_drafters": ("ngram",), "prefill_tokens": 16}
-    async with verifier(target, **settings) as server, gateway(server.address) as client:
+    async with verifier(target, **SETTINGS) as server, gateway(server.address) as client:
         yield client
 
 
@@ -204,6 +206,21 @@ async def test_a_session_that_fails_every_step_ends_alone(
     others = [number for number in range(len(SESSIONS)) if number != culprit]
     assert [decoded[number].token_ids for number in others] == [truth[number] for number in others]
     assert faults.raised >= LONE_TRIES
+
+
+async def test_steps_that_lack_memory_run_in_parts_that_fit_and_faults_are_counted(
+    target: Engine, truth: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried whole each time, two passes of five would fail."""
+    faults = Faults(torch.OutOfMemoryError, "before", lambda _, step: len(step) > 2)
+    faults.install(monkeypatch)
+    async with verifier(target, **SETTINGS) as server, gateway(server.address) as client:
+        decoded = [await opened(client, number) for number in range(len(SESSIONS))]
+        await until(lambda: all(each.done.is_set() for each in decoded))
+        counted = server.scheduler.step_faults
+    assert [each.token_ids for each in decoded] == truth
+    assert 1 <= faults.raised <= faults.passes / 8
+    assert counted == {"split": faults.raised, "memory": faults.raised, "session": 0, "device": 0}
 
 
 async def test_a_session_whose_candidates_fail_goes_on_without_them(

@@ -24,7 +24,6 @@ from tests.flooder import FLOODS, flood
 from tests.hostile_drafter import Command, HostileDrafter, Responses, hostile
 from verifier_svc.sources import flow_control
 from verifier_svc.sources.drafter_link import DrafterLink
-from verifier_svc.sources.flow_control import COMMANDS, FRAMES_PER_S, FrameRate, WorkAllowance
 
 PROMPT = [7, 8, 9]
 TOKENS = 120
@@ -189,35 +188,3 @@ async def test_what_a_frame_costs_depends_on_its_nodes_and_not_on_what_hangs_on_
         await until(decoded.done.is_set)
     print(max(work.frames), len(work.frames), failures(decoded))
     assert max(work.frames) <= CALLS_PER_NODE * TreeLimits().frame_nodes
-
-
-def test_who_answers_every_command_with_a_whole_tree_never_runs_out() -> None:
-    """Node by node, as late as it likes within COMMANDS."""
-    for late in range(1, COMMANDS):
-        allowance = WorkAllowance()
-        for _ in range(late):
-            allowance.earn(8)
-        for _ in range(100):
-            allowance.earn(8)
-            assert all(allowance.spend(2) for _ in range(8))
-
-
-def test_what_is_not_used_is_saved_up_to_a_bound() -> None:
-    allowance = WorkAllowance()
-    for _ in range(10_000):
-        allowance.earn(8)
-    spent = 0
-    while allowance.spend(1):
-        spent += 1
-    assert spent == COMMANDS * 16
-    allowance.earn(8)
-    assert not allowance.spend(17) and not allowance.spend(1)
-
-
-def test_frames_come_in_bursts_but_not_faster_for_long() -> None:
-    rate = FrameRate(0.0)
-    assert all(rate.admit(0.0) for _ in range(int(FRAMES_PER_S)))
-    assert not rate.admit(0.0)
-    assert not rate.admit(0.9)  # the debt of a flood
-    steady = FrameRate(0.0)
-    assert all(steady.admit(number / FRAMES_PER_S) for number in range(10 * int(FRAMES_PER_S)))

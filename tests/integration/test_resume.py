@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from gateway.auth.tenant import Tenant, TenantLimits
+from gateway.gateway import drain
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_store import SessionRecord
 from slipstream.client.client import RetrySettings, complete, resume
 from slipstream.client.completion import Completion
-from slipstream.errors import Aborted, NotFound, OutOfRange, Unavailable
+from slipstream.errors import SERVING_ENDED, Aborted, NotFound, OutOfRange, Unavailable
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.calls import Shared, begun, broken_off, following, left_after, read_on, store
@@ -205,6 +206,37 @@ async def test_a_gateway_that_ends_tells_its_clients_to_go_elsewhere(setting: Se
     error = await ended
     assert isinstance(error, Unavailable) and error.reason == "SUSPENDED"
     assert not (await front.store.read(answer.started.session_id)).leased
+
+
+async def test_where_serving_ends_who_knows_no_other_gateway_is_told_at_once(setting: Setting) -> None:
+    memory = MemoryBackend()
+    front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"), alone=True)
+    beside = await setting.beside(front, store(memory, "b"))
+    request = gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40)
+    heard: list[list[str]] = [[], []]
+    async with channel(front.gateway.address) as one, channel(beside.gateway.address) as other:
+        alone = asyncio.create_task(complete(one, request, heard[0].append))
+        goes_on = asyncio.create_task(complete(one, request, heard[1].append, [other]))
+        await until(lambda: all(heard))
+        front.verifiers[0].limit = None
+        await front.gateway.sessions.close()
+        with pytest.raises(Unavailable, match=r"^Serving ends here") as caught:
+            await alone
+        assert caught.value.reason == SERVING_ENDED
+        assert (await goes_on).token_ids == front.verifiers[0].script[:40]
+
+
+async def test_a_gateway_that_ends_without_a_verifier_waits_for_no_session(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    call, answer = await begun(front)
+    await front.servers[0].stop(0)
+    router = front.gateway.router
+    while router.ready:
+        await router.changes.wait()
+    async with asyncio.timeout(60):
+        await drain(front.gateway.server, front.gateway.sessions, grace_s=600)
+    error = await broken_off(call, answer)
+    assert isinstance(error, Unavailable) and error.reason == "SUSPENDED"
 
 
 async def test_a_request_that_never_began_is_not_resumed() -> None:

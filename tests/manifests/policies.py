@@ -165,9 +165,16 @@ def ports_are_where_settings_say(documents: Documents) -> Iterator[str]:
         container = workload.spec["containers"][0]
         values = environment(container, documents)
         for port in container["ports"]:
-            part = "" if port["name"] == "grpc" else f"{port['name'].upper()}_"
-            if not values[f"{workload.role.upper()}_{part}LISTEN"].endswith(f":{port['containerPort']}"):
+            setting = {"grpc": "LISTEN", "http": "HTTP"}.get(port["name"], f"{port['name'].upper()}_LISTEN")
+            if not values[f"{workload.role.upper()}_{setting}"].endswith(f":{port['containerPort']}"):
                 yield f"{workload.name}: nobody listens on its port {port['name']}"
+
+
+def clients_come_by_grpc_and_http(documents: Documents) -> Iterator[str]:
+    for service in (each for each in documents if each["kind"] == "Service"):
+        ours = service["spec"].get("selector", {}).get("app.kubernetes.io/name") == "gateway"
+        if ours and {port["targetPort"] for port in service["spec"]["ports"]} != {"grpc", "http"}:
+            yield f"{service['metadata']['name']} lets clients in by one protocol alone"
 
 
 def there_is_time_to_drain(documents: Documents) -> Iterator[str]:
@@ -259,6 +266,7 @@ POLICIES: tuple[Policy, ...] = (
     the_namespace_is_restricted,
     probes_are_set,
     ports_are_where_settings_say,
+    clients_come_by_grpc_and_http,
     there_is_time_to_drain,
     starts_are_waited_for,
     rollouts_leave_somebody,

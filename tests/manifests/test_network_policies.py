@@ -23,7 +23,7 @@ OUTSIDE = {
     "a NodeLocal pod": Place("10.244.9.4", "kube-system", {"k8s-app": "node-local-dns"}),
     "the cloud's DNS": Place("169.254.169.254"),
 }
-TCP = (50051, 50052, 50061, 50062, 50071, 50072, 9464, 6379, 4317, 13133, 16686, 443, 53, 80, 29500)
+TCP = (8000, 50051, 50052, 50061, 50062, 50071, 50072, 9464, 6379, 4317, 13133, 16686, 443, 53, 80, 29500)
 PORTS: tuple[Port, ...] = (*((port, "TCP") for port in TCP), (53, "UDP"), (50071, "UDP"))
 DNS = ["DNS", "NodeLocal DNS", "a NodeLocal pod", "the cloud's DNS"]
 Reach = set[tuple[str, str, Port]]

@@ -20,7 +20,7 @@ from gateway.config import GatewayConfig
 from gateway.gateway import drain, flush
 from gateway.sessions.registry import SessionRegistry
 from gateway.sessions.run import GatewayContext
-from gateway.store.session_log import WriteBehindQueue
+from gateway.store.write_behind import WriteBehindQueue
 from gateway.text.tokenizer import Tokenizer
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.engine import EngineLost

@@ -11,8 +11,8 @@ from gateway.routing.drafters import DrafterWorker
 from gateway.routing.verifiers import VerifierWorker
 from gateway.routing.worker_watch import WorkerWatch
 from gateway.sessions.registry import SessionRegistry
-from gateway.store.session_log import WriteBehindQueue
 from gateway.store.session_store import unpack_tokens
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.client.completion import Completion, Event
 from slipstream.rpc.multiplexed_stream import MultiplexedStream, SendQueue
 from slipstream.speculation.frame import TreeLimits

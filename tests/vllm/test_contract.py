@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from verifier_svc.execution.vllm.engine_options import SUPPORTED, check_version
+from verifier_svc.execution.vllm.requests import _numbered
 
 
 def parameters(function: Any) -> list[str]:
@@ -125,3 +126,4 @@ def test_block_0_is_never_given_to_a_request() -> None:
     pool = BlockPool(num_gpu_blocks=4, enable_caching=False, hash_block_size=16)
     assert pool.null_block.block_id == 0
     assert sorted(block.block_id for block in pool.get_new_blocks(3)) == [1, 2, 3]
+    assert _numbered([0, 2]) == [1, 3]

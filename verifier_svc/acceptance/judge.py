@@ -110,9 +110,8 @@ def _follow(cases: Sequence[VerifyInput], logits: Tensor) -> list[AcceptanceResu
     else:
         rows = [row for start, stop in spans for row in range(start, stop)]
         choices = [-1] * len(logits)
-        for row, token in zip(
-            rows, coupled_sampling.likeliest(logits[torch.tensor(rows, device=logits.device)]), strict=True
-        ):
+        likeliest = coupled_sampling.likeliest(logits[torch.tensor(rows, device=logits.device)])
+        for row, token in zip(rows, likeliest, strict=True):
             choices[row] = token
     return [_walked(case.selection, choices[start:stop]) for case, (start, stop) in zip(cases, spans, strict=True)]
 

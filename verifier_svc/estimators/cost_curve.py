@@ -73,6 +73,10 @@ class CostCurve:
             *(_at(table, tokens) for tokens in range(max(sizes.start, LAST + 1), sizes.stop)),
         ]
 
+    def rows(self, sessions: Sequence[int]) -> list[list[float]]:
+        """Seconds of BUCKETS tokens, for each number of sessions; candidates are never free here."""
+        return [[_at(table, tokens) for tokens in BUCKETS] for table in (self._table(_row(each)) for each in sessions)]
+
     def observe(self, tokens: int, sessions: int, seconds: float) -> None:
         """One step's duration, by an EWMA of its logarithm with clipped steps (Huber).
 

@@ -11,13 +11,15 @@ memory was missing, which another verifier may have, else with SESSION_FAULT. If
 step get STEP_FAILED, with which gateways open them elsewhere or again. After LOST_STEPS such steps in a row EngineLost
 ends the verifier.
 
-A session that failed alone and then ran is a suspect: it runs apart until PROVEN_STEPS passes went well.
+A session that failed alone and then ran is a suspect: it runs apart until PROVEN_STEPS passes went well. Where memory
+was missing, as many steps are run in parts of half the sessions from the start.
 """
 
 from __future__ import annotations
 
 import logging
 import traceback
+from collections import Counter
 
 import torch
 
@@ -46,6 +48,9 @@ PROVEN_STEPS = 16
 """Passes alone after which a suspect runs with others again."""
 LOST_STEPS = 5
 """Steps in a row, in the end of which not even the probe ran, that end the verifier."""
+KINDS = ("split", "memory", "session", "device")
+"""Faults that are counted: a pass of several sessions that was run again in parts; a pass that lacked memory; a session
+that was ended; a step in which the probe failed."""
 _PASSED_ON = (EngineLost, *CONTROL_FLOW)
 _NO_CANDIDATES = Selection()
 
@@ -57,6 +62,10 @@ class FaultIsolation:
         self._executor = executor
         self._suspects: dict[Session, int] = {}
         """Passes alone that each still has to get through."""
+        self.faults = Counter(dict.fromkeys(KINDS, 0))
+        self._most_sessions = 0
+        """Of one pass, for the next `_narrow_steps` steps."""
+        self._narrow_steps = 0
         self._fault: BaseException | None = None
         """The last exception."""
         self._lost_steps = 0
@@ -69,7 +78,7 @@ class FaultIsolation:
 
     def run_step(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
         """Returns an outcome for each sequence, in order. Raises EngineLost when no step can run any more."""
-        if not self._suspects:
+        if not self._suspects and not self._narrow_steps:
             try:
                 outcomes = self._executor.execute(step)
                 self.undisturbed = True
@@ -87,15 +96,24 @@ class FaultIsolation:
         self._suspects = {session: left for session, left in self._suspects.items() if not session.closed}
         outcomes: dict[Session, StepOutcome] = {}
         together = [each for each in step if each.session not in self._suspects]
-        groups = [together, *([each] for each in step if each.session in self._suspects)]
+        apart = [[each] for each in step if each.session in self._suspects]
         if failed:
-            self._split(groups.pop(0), outcomes)
-        for group in filter(None, groups):
+            self._split(together, outcomes)
+        for group in apart if failed else [*self._parts(together), *apart]:
             self._run(group, outcomes)
         self._lost_steps = self._lost_steps + 1 if self._device_lost else 0
+        self.faults["device"] += self._device_lost
         if self._lost_steps >= LOST_STEPS:
             raise EngineLost(f"{LOST_STEPS} steps in a row failed for every session; the verifier ends.")
         return [outcomes[each.session] for each in step]
+
+    def _parts(self, group: list[ScheduledSequence]) -> list[list[ScheduledSequence]]:
+        """The group, in parts for which there was memory lately."""
+        if not self._narrow_steps:
+            return [group] if group else []
+        self._narrow_steps -= 1
+        size = self._most_sessions
+        return [group[start : start + size] for start in range(0, len(group), size)]
 
     def _run(self, group: list[ScheduledSequence], outcomes: dict[Session, StepOutcome]) -> None:
         if self._device_lost:
@@ -127,6 +145,7 @@ class FaultIsolation:
                 return found[0]
         if not self._probe():
             return _step_failed()
+        self.faults["session"] += 1
         log.error("a session fails every step it is in and is ended", extra={"session": session.id})
         return _blame(self._fault)
 
@@ -169,6 +188,11 @@ class FaultIsolation:
 
     def _note_fault(self, error: BaseException, group: list[ScheduledSequence]) -> None:
         log.warning("a step of %d sessions failed; it is run again in parts", len(group), exc_info=error)
+        several, memory = len(group) > 1, _lacks_memory(error)
+        self.faults["split"] += several
+        self.faults["memory"] += memory
+        if several and memory:
+            self._most_sessions, self._narrow_steps = (len(group) + 1) // 2, PROVEN_STEPS
         traceback.clear_frames(error.__traceback__)  # their tensors are memory that the next try needs
         self._fault = error.with_traceback(None)
 
@@ -195,10 +219,14 @@ def _step_failed() -> Unavailable:
     return Unavailable("the verifier's model cannot run; try another verifier, or this one later.", reason=STEP_FAILED)
 
 
+def _lacks_memory(fault: BaseException) -> bool:
+    return isinstance(fault, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(fault)
+
+
 def _blame(fault: BaseException | None) -> SlipstreamError:
     """The error of a session that fails alone while the probe runs."""
     if isinstance(fault, SlipstreamError):
         return fault
-    if isinstance(fault, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(fault):
+    if fault is not None and _lacks_memory(fault):
         return ResourceExhausted("the verifier's device has too little memory for this session.", reason=DEVICE_MEMORY)
     return Internal("the verifier failed in every step of this session.", reason=SESSION_FAULT)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
-from slipstream.rpc.proto_conversion import microseconds
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor, StepOutcome
@@ -39,6 +38,7 @@ class Scheduler:
     ) -> None:
         self.executor = executor
         self._isolation = FaultIsolation(executor)
+        self.step_faults = self._isolation.faults
         self._thread = thread
         self._sources = sources
         self._planner = planner
@@ -103,9 +103,8 @@ class Scheduler:
             session.constraint.close()
         self._closing.append(session)
         failure = None if error is None else proto_conversion.failure_to_proto(error)
-        session.send(
-            verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason, failure=failure)
-        )
+        end = verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason, failure=failure)
+        session.send(end)
         self.wake()
 
     async def run(self) -> None:
@@ -123,7 +122,9 @@ class Scheduler:
             pause = self._planner.pause(plan, waited)
             if pause > 0.0:
                 self._report()
-                await self._wait_for_candidates(pause)
+                if self._waiting_since is None:
+                    self._waiting_since = self._clock()
+                await self._wait_for_change(pause)
                 continue
             self._waiting_since = None
             if step := self.kv_admission.fit(plan.step):
@@ -138,11 +139,6 @@ class Scheduler:
         for session in closing:
             self.kv_admission.remove_session(session)
         self._ended += closing
-
-    async def _wait_for_candidates(self, pause: float) -> None:
-        if self._waiting_since is None:
-            self._waiting_since = self._clock()
-        await self._wait_for_change(pause)
 
     async def _wait_for_change(self, limit_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):
@@ -215,8 +211,7 @@ class Scheduler:
     # Reporting.
 
     def _report(self) -> None:
-        """Sends committed tokens to drafters and gateways, and updates the planner's measurements. Runs while the next
-        step does, so new measurements count from the step after that."""
+        """Sends committed tokens on, and updates the planner's measurements, for the step after this one on."""
         if self._unreported_step is not None:
             plan, timing, outcomes = self._unreported_step
             self._unreported_step = None
@@ -237,39 +232,9 @@ class Scheduler:
         scheduled = result.scheduled
         session = scheduled.session
         self._sources.committed(session, scheduled.base, result.token_ids)
-        message = _round_message(result, self._planner.cost_s(scheduled, result.timing))
+        message = result.message(self._planner.cost_s(scheduled, result.timing))
         session.found_tokens = 0
         for observer in self.observers:
             observer.round_reported(result, message)
         session.send(message)
         self._planner.observe_round(scheduled, result.result)
-
-
-def _round_message(result: RoundResult, cost_s: float) -> verifier_pb2.Round:
-    scheduled, timing = result.scheduled, result.timing
-    return verifier_pb2.Round(
-        session=scheduled.session.number,
-        epoch=scheduled.session.epoch,
-        base_length=scheduled.base,
-        token_ids=result.token_ids,
-        drafted=len(scheduled.selection),
-        accepted=result.accepted,
-        wait_us=microseconds(result.idle_s),
-        verify_us=microseconds(timing.seconds),
-        miss=result.miss,
-        bubble_us=microseconds(min(timing.waited, result.idle_s)),
-        drafters=_drafter_shares(scheduled, result.result.path),
-        logprobs=map(proto_conversion.logprobs_to_proto, result.result.logprobs[: len(result.token_ids)]),
-        cost_us=microseconds(cost_s),
-        cached_tokens=scheduled.session.found_tokens,
-    )
-
-
-def _drafter_shares(scheduled: ScheduledSequence, path: tuple[int, ...]) -> list[verifier_pb2.DrafterShare]:
-    shares: dict[str, verifier_pb2.DrafterShare] = {}
-    for node, sources in enumerate(scheduled.selection.sources):
-        for name in scheduled.session.drafters_of(sources):
-            share = shares.setdefault(name, verifier_pb2.DrafterShare(drafter=name))
-            share.drafted += 1
-            share.accepted += node in path
-    return list(shares.values())

@@ -48,7 +48,18 @@ class _Parts(NamedTuple):
 
 
 class AttentionPlan:
-    def __init__(self, segments: list[Segment], store: KVStore, device: torch.device, max_length: int) -> None:
+    def __init__(
+        self,
+        segments: list[Segment],
+        store: KVStore,
+        device: torch.device,
+        max_length: int,
+        *,
+        batch_invariant: bool = True,
+    ) -> None:
+        """`batch_invariant`: on a CPU in fp32 a row has the same bits in every pass. A draft model does without, which
+        is faster: what it proposes changes no text."""
+        self._batch_invariant = batch_invariant
         self._segments = segments
         self._store = store
         self._counts = [segment.tokens for segment in segments]
@@ -91,7 +102,7 @@ class AttentionPlan:
         scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
         softcap: float | None = extras.get("softcap")  # type: ignore[assignment]
         sinks = _row_sinks(extras.get("s_aux"), heads, total)
-        exact = query.device.type == "cpu" and query.dtype is torch.float32
+        exact = self._batch_invariant and query.device.type == "cpu" and query.dtype is torch.float32
         least = (least_rows(heads, keys.shape[3], values.shape[3]) or ROWS[0]) if exact else 0
         kind = _Kind(extras.get("sliding_window"), heads, group, query.dtype, query.device, least)  # type: ignore[arg-type]
         if exact:

@@ -13,6 +13,8 @@ from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 class KVCacheManager:
     """All of `Engine` but the forward pass. An engine with real rows overrides `_copy_rows`."""
 
+    batch_invariant = True
+
     def __init__(self, pool: BlockPool, max_length: int) -> None:
         self._pool = pool
         self._max_length = max_length

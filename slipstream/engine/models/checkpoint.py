@@ -16,6 +16,7 @@ from slipstream.engine.attention.packed import NAME, register
 from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.attention_layers import probe_layers
+from slipstream.engine.models.fast_dtype import fast_dtype
 from slipstream.engine.models.forward import Forward, LibraryForward
 from slipstream.engine.models.lean_selection import fits, lean_forward
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
@@ -60,6 +61,9 @@ def load_checkpoint(
     options: dict[str, Any] = {"local_files_only": local, "revision": REVISION, "trust_remote_code": False}
     config = _load_config(source, options)
     quantised = quantisation or quantisation_method(config)
+    own = getattr(config.get_text_config(decoder=True), "dtype", None)
+    if dtype == "auto" and device == "cpu" and not quantised and isinstance(own, torch.dtype):
+        dtype = str(fast_dtype(own)).removeprefix("torch.")
     model = _load_model(source, config, options | loading_options(quantisation, config, dtype, device))
     parameters = model.num_parameters()  # now: the modules that replace others below have none
     model = convert(quantisation, model).eval().requires_grad_(False)

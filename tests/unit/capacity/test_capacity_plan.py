@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -24,7 +26,9 @@ from capacity.sizing import OVERLOAD, disaggregated, fleet, most_rate, plain
 from capacity.sizing import plan as plan_mode
 from capacity.stationary import Cells
 from slipstream.engine.emulated.model import LinearCost
+from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument
+from tests.fleet import drafter, verifier
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "plan"
 SMALL: dict[str, Any] = {
@@ -190,3 +194,20 @@ def test_a_measured_table_can_be_planned_with() -> None:
     table = Table(**json.loads(told.stdout))
     assert table(9, 1) > table(1, 1) > 0.0009
     assert isinstance(LinearCost(1.0)(1, 1), float) and OVERLOAD
+
+
+async def test_the_costs_that_a_running_verifier_has_measured_can_be_planned_with() -> None:
+    app = typer.Typer()
+    app.command()(plan)
+
+    def ask(address: str) -> Result:
+        return CliRunner().invoke(app, ["--measured-at", address])
+
+    engine = open_engine("emulated:base_ms=1&token_ms=0.1")
+    async with verifier(engine, measure_s=0.1, always_speculate=True) as running, drafter(engine) as other:
+        told, refused = await asyncio.to_thread(ask, running.address), await asyncio.to_thread(ask, other)
+    table = Table(**json.loads(told.stdout))
+    assert table(9, 1) > table(1, 1) > 0.0009
+    assert refused.exit_code == 1 and "is no verifier that knows what its steps cost" in refused.output
+    nobody = await asyncio.to_thread(ask, running.address)
+    assert nobody.exit_code == 1 and "[UNAVAILABLE]" in nobody.output

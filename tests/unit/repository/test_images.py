@@ -121,6 +121,14 @@ def test_a_service_of_ours_has_time_to_end(name: str) -> None:
     assert float(COMPOSE[name]["stop_grace_period"].removesuffix("s")) > least
 
 
+def test_clients_reach_the_gateway_by_grpc_and_http() -> None:
+    read = config("gateway")
+    ports = [address.rpartition(":")[2] for address in (read.listen, read.http)]
+    assert COMPOSE["gateway"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
+    exposed = re.findall(r"^EXPOSE (.+)$", stages(DOCKERFILE)["gateway"], re.MULTILINE)[0].split()
+    assert set(ports) < set(exposed)
+
+
 def test_the_gateway_asks_for_services_that_are_there() -> None:
     given = environment("gateway")
     named = [*given["GATEWAY_VERIFIERS"].split(","), *re.findall(r"=([^,]+)", given["GATEWAY_DRAFTERS"])]

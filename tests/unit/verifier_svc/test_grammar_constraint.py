@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -12,10 +14,10 @@ from hypothesis import strategies as st
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame, Grafted
-from slipstream.tokenizer.grammar import Cursor, MaskBudget
+from slipstream.tokenizer.grammar import Cursor, Grammar, MaskBudget
 from slipstream.tokenizer.structured_output import StructuredOutput
 from tests.grammars import AMBIGUOUS, END, LANGUAGES, allowed, compiled, place, tokenizer
-from verifier_svc.grammar_constraint import MOST_FAILURES, GrammarConstraint, MaskThreads, MaskWorkers
+from verifier_svc.grammar_constraint import LONG_OUTPUT, MOST_FAILURES, GrammarConstraint, MaskThreads, MaskWorkers
 
 Path = tuple[int, ...]
 PROMPT = [9, 8, 7]
@@ -27,7 +29,13 @@ class Constrained:
     """A session's candidate tree and its constraint, whose masks are computed on their own threads."""
 
     def __init__(
-        self, structure: StructuredOutput, output: Sequence[int] = (), *, drawn: bool = False, tenant: str = ""
+        self,
+        structure: StructuredOutput,
+        output: Sequence[int] = (),
+        *,
+        drawn: bool = False,
+        tenant: str = "",
+        threads: MaskThreads = THREADS,
     ) -> None:
         self._calls = SimpleQueue[Callable[[], None]]()
         self.tree = CandidateTree([*PROMPT, *output])
@@ -36,7 +44,7 @@ class Constrained:
             compiled(structure),
             output,
             drawn=drawn,
-            workers=MaskWorkers(THREADS, self._calls.put, tenant),
+            workers=MaskWorkers(threads, self._calls.put, tenant),
             budget=MaskBudget(0.005, 0.5),
         )
         self.constraint.settled = self._settled
@@ -216,6 +224,39 @@ def test_a_long_output_of_such_a_grammar_is_not_read_to_its_end() -> None:
     session = Constrained(AMBIGUOUS, [a] * 100_000)
     session.settle()
     assert session.constraint.failure is not None and session.constraint.failure.reason == GRAMMAR_TOO_COSTLY
+
+
+class Held:
+    """A grammar, and its own cursor, whose masks are not there before `free` is set."""
+
+    def __init__(self, free: threading.Event) -> None:
+        self._free = free
+
+    def cursor(self, budget: MaskBudget) -> Held:
+        return self
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def mask(self, path: Sequence[int]) -> None:
+        self._free.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "output"),
+    [
+        pytest.param("other", [], id="another tenant's"),
+        pytest.param("", [0] * (LONG_OUTPUT + 1), id="a slow session's"),
+    ],
+)
+def test_masks_wait_for_none_that_take_long(tenant: str, output: list[int]) -> None:
+    threads, free, calls = MaskThreads(), threading.Event(), SimpleQueue[Callable[[], None]]()
+    workers = MaskWorkers(threads, calls.put, tenant)
+    held = [GrammarConstraint(cast(Grammar, Held(free)), output, drawn=False, workers=workers) for _ in range(4)]
+    quick = Constrained(LANGUAGES["words"].structure, threads=threads)
+    quick.settle()
+    assert quick.constraint.ready and not any(each.ready for each in held)
+    free.set()
 
 
 def test_while_one_tenant_s_masks_take_long_others_get_theirs() -> None:

@@ -9,8 +9,8 @@ import pytest
 from gateway.auth.tenant import OPEN, Tenant, TenantLimits, called_by
 from gateway.sessions.ownership import SessionOwnership, stored_request
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.session_log import WriteBehindQueue
 from gateway.store.session_store import SessionRecord
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import Aborted, NotFound, OutOfRange
 from slipstream.v1 import gateway_pb2
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import Aborted, Unavailable
 
 RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord
+from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import Aborted
 
 RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))

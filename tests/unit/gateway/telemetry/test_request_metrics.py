@@ -14,12 +14,13 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
+from gateway.sessions.observer import outcome_of
 from gateway.sessions.request_stats import RequestStats
-from gateway.sessions.run import outcome_of
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
-from gateway.store.session_log import SessionLog, WriteBehindQueue
+from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord
+from gateway.store.write_behind import WriteBehindQueue
 from gateway.telemetry.metrics_source import MetricsParts, _shares, _workers
 from gateway.telemetry.request_metrics import MOST_WORKLOADS, Objectives, RequestMetrics, SessionMetrics
 from slipstream.errors import (

@@ -84,6 +84,18 @@ def test_a_contiguous_run_is_taken_from_the_middle_of_the_widest_one() -> None:
     assert sorted(pool.allocate(3)) == [2, 3, 4]
 
 
+def test_a_run_behind_a_block_in_use_is_taken_from_its_middle_too() -> None:
+    pool = BlockPool(8, 1)
+    pool.release(pool.allocate(8)[1:])
+    assert pool.allocate(2) == [4, 5]
+
+
+def test_no_more_than_half_of_the_blocks_stay_cached() -> None:
+    pool = BlockPool(4, SIZE)
+    pool.release(pool.allocate(4), lambda block: True)
+    assert (pool.cached, pool.free) == (2, 4)
+
+
 def test_scattered_blocks_are_taken_when_no_run_is_long_enough() -> None:
     pool = BlockPool(4, SIZE)
     blocks = pool.allocate(4)
@@ -147,6 +159,14 @@ def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
     assert segment.sequence.length == 4
     with pytest.raises(FailedPrecondition):
         books.keep(segment, [0, 2])
+
+
+def test_one_token_is_kept_once_too(books: KVCacheManager) -> None:
+    segment = Segment(begin_unshared(books, 8), [1])
+    segment.sequence.ahead = 1
+    books.keep(segment, [])
+    with pytest.raises(FailedPrecondition):
+        books.keep(segment, [])
 
 
 def test_rollback_only_shortens(books: KVCacheManager) -> None:

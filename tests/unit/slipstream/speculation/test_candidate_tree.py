@@ -9,7 +9,7 @@ import pytest
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.draft_distribution import DraftDistribution
-from slipstream.speculation.frame import Frame, TreeLimits, check
+from slipstream.speculation.frame import Frame, Grafted, TreeLimits, check
 from slipstream.speculation.selection import Selection
 
 Path = tuple[int, ...]
@@ -253,3 +253,86 @@ def test_the_head_of_a_selection_is_the_selection_where_it_is_no_longer() -> Non
     selection = tree.select(9)
     assert selection.head(2) is selection.head(3) is selection
     assert selection.head(1).token_ids == (1,)
+
+
+def test_candidates_are_asked_about_until_there_is_an_answer_and_forbidden_ones_fall_off() -> None:
+    answers: dict[Path, bool] = {}
+    tree = CandidateTree(PROMPT)
+    tree.admits = lambda path, token: answers.get((*path, token))
+    tree.graft(Frame(3, 0, 1, (1, 2, 3, 4, 5), (-0.1,) * 5, (0, 1, 2, 0, 0)))
+    assert (tree.recheck(), paths(tree), tree.node_count) == (0, set(), 5)
+    answers |= {(1,): True, (1, 2): False, (4,): True}
+    version = tree.version
+    assert tree.recheck() == 2  # and the one below it
+    assert (tree.version, paths(tree), tree.node_count) == (version + 1, {(1,), (4,)}, 3)
+    assert tree.graft(Frame(3, 0, 6, (6,), (-0.1,), (3,))).dropped == {"orphan": 1}
+    answers[5,] = True
+    assert (tree.recheck(), paths(tree)) == (0, {(1,), (4,), (5,)})
+
+
+def test_what_was_committed_meanwhile_is_asked_about_no_more_and_what_hangs_on_it_is() -> None:
+    answers: dict[Path, bool] = {}
+    tree = CandidateTree(PROMPT)
+    tree.admits = lambda path, token: answers.get((*path, token))
+    tree.graft(chain(3, 1, 2))
+    tree.commit([1])
+    answers[2,] = True
+    assert (tree.recheck(), paths(tree)) == (0, {(2,)})
+
+
+def test_a_chain_ends_before_the_first_candidate_that_is_not_known_to_be_allowed() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.admits = lambda path, token: None if path else True
+    tree.graft(chain(3, 1, 2))
+    assert tree.select_likeliest_chain(5).token_ids == (1,)
+
+
+def test_what_is_forbidden_is_called_so_and_one_that_is_allowed_comes_before_one_that_may_be() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.admits = lambda path, token: {1: False, 2: None}.get(token, True)
+    assert tree.graft(Frame(3, 0, 1, (1, 2, 3), (-0.1, -0.1, -0.9), (0, 0, 0))).dropped == {"forbidden": 1}
+    assert tree.select_likeliest_chain(5).token_ids == (3,)
+
+
+def test_so_many_committed_tokens_are_remembered_and_no_more() -> None:
+    tree = CandidateTree(PROMPT, TreeLimits(window=3))
+    tree.commit([1, 2, 3])
+    grafted = tree.graft(chain(3, 1, 2, 3, 4))
+    assert (grafted.merged, grafted.added) == (3, 1)
+    assert tree.graft(chain(2, 7, 1, source=1)).dropped == {"orphan": 2}
+
+
+def test_frames_at_the_limits_pass_the_check() -> None:
+    first = Frame(0, 0, 1, (1, 2), (1e-6, -0.5))
+    assert check(first, 3, TreeLimits(frame_nodes=2)).log_probs == (0.0, -0.5)
+
+
+def test_every_committed_token_can_be_stood_on_from_the_very_first() -> None:
+    grafted = CandidateTree(PROMPT).graft(chain(0, *PROMPT, 1))
+    assert (grafted.merged, grafted.added) == (3, 1)
+
+
+def test_frames_of_one_generation_add_up_on_an_empty_prefix_too() -> None:
+    tree = CandidateTree(())
+    tree.graft(chain(0, 1))
+    version = tree.version
+    tree.graft(chain(0, 2, first_node=2))
+    assert paths(tree) == {(1,), (1, 2)} and tree.version == version + 1
+
+
+def test_what_becomes_of_each_node_is_told() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.graft(chain(3, 1, 2, generation=1))
+    assert tree.graft(chain(3, 1, 2, generation=1)) == Grafted(dropped={"duplicate": 2})
+    assert tree.graft(chain(3, 1, source=1)) == Grafted(merged=1)
+    assert tree.graft(chain(3, 1)) == Grafted(dropped={"stale": 1})
+    assert tree.graft(chain(3)) == Grafted()
+
+
+def test_what_only_a_lost_drafter_sent_is_gone_and_asked_about_no_more() -> None:
+    tree = CandidateTree(PROMPT)
+    tree.admits = lambda path, token: True if token < 3 else None
+    tree.graft(chain(3, 1, 2, 3, 4))
+    tree.graft(chain(3, 1, 2, source=1))
+    tree.forget(0)
+    assert (tree.node_count, tree.recheck(), paths(tree)) == (2, 0, {(1,), (1, 2)})

@@ -19,7 +19,7 @@ from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import Proposal
 from slipstream.proposers.draft_model import ModelProposer
-from slipstream.speculation.draft_distribution import MAX_WEIGHT, DraftDistribution, checked
+from slipstream.speculation.draft_distribution import MAX_TOKENS, MAX_WEIGHT, DraftDistribution, checked
 from slipstream.speculation.sampling_params import SamplingParams
 
 
@@ -174,6 +174,7 @@ def test_where_p_is_one_hot_so_is_q(rule: str) -> None:
         DraftDistribution((), ()),
         DraftDistribution((1,), (1, 2)),
         DraftDistribution((1, 1), (1, 2)),
+        DraftDistribution((1, 2, 3, 3), (1, 2, 3, 4)),
         DraftDistribution((10,), (1,)),
         DraftDistribution((-1,), (1,)),
         DraftDistribution((1,), (0,)),
@@ -184,3 +185,8 @@ def test_where_p_is_one_hot_so_is_q(rule: str) -> None:
 def test_a_proposal_that_no_honest_drafter_sends_is_refused(proposal: DraftDistribution) -> None:
     with pytest.raises(InvalidArgument):
         checked(proposal.token_ids, proposal.weights, 10 if len(proposal.token_ids) < 257 else 1000)
+
+
+def test_the_longest_proposal_and_the_least_weight_are_taken() -> None:
+    longest = DraftDistribution(tuple(range(MAX_TOKENS)), (1,) * MAX_TOKENS)
+    assert checked(longest.token_ids, longest.weights, MAX_TOKENS) == longest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -87,6 +88,15 @@ def test_rejection_in_a_batch_is_the_rule_alone() -> None:
                 p = process(row, [SampledRow(sampling, history, selection.path(request.node))])[0].double().softmax(-1)
                 request = rule.send(p.numpy())
         assert stop.value.value == verdict
+
+
+def test_rules_that_divide_are_told_p_whole_in_double_precision_and_one_hot_without_noise() -> None:
+    logits = torch.tensor([0.0, math.log(3.0), -math.inf])
+    told = subject._distribution(logits, 1, False)
+    assert told.dtype == np.float64 and told.tolist() == pytest.approx([0.25, 0.75, 0.0], abs=1e-7)
+    assert told.sum() == pytest.approx(1.0, abs=1e-15)
+    told = subject._distribution(logits, 0, True)
+    assert told.dtype == np.float64 and told.tolist() == [1.0, 0.0, 0.0]
 
 
 def test_only_visited_rows_are_processed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.noise import Purpose
 from tests.enumeration import bias, chain, dense, draft_of, outcomes, run, target_of
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection, residual
+from verifier_svc.acceptance.result import FloatArray
 
 VOCABULARY = 3
 
@@ -94,3 +96,42 @@ def test_keyed_randomness_reproduces_the_law_and_itself() -> None:
         run(rejection, chain((0,), lambda path: proposal), KeyedRandomness(11, 3), target) for _ in range(2)
     )
     assert first == second
+
+
+def test_a_draw_follows_its_weights_and_its_noise_is_that_of_its_position() -> None:
+    weights, size = np.array([1.0, 0.0, 2.0, 5.0]), 4000
+    drawn = [KeyedRandomness(7, position).draw(0, weights, Purpose.RESIDUAL) for position in range(size)]
+    observed = np.bincount(drawn, minlength=4)
+    assert observed[1] == 0
+    assert stats.chisquare(observed[[0, 2, 3]], weights[[0, 2, 3]] / 8 * size).pvalue > 1e-4
+    below = [KeyedRandomness(7, position - 3).draw(3, weights, Purpose.RESIDUAL) for position in range(3, 40)]
+    assert below == drawn[3:40]
+
+
+class Recorded(KeyedRandomness):
+    """Remembers for what tokens were drawn."""
+
+    def __init__(self) -> None:
+        super().__init__(7, 5)
+        self.drawn: list[tuple[int, Purpose]] = []
+
+    def draw(self, depth: int, weights: FloatArray, purpose: Purpose) -> int:
+        self.drawn.append((depth, purpose))
+        return super().draw(depth, weights, purpose)
+
+
+@pytest.mark.parametrize(
+    ("said", "q", "drawn"),
+    [
+        pytest.param(1, 1, (2, Purpose.BONUS), id="accepted"),
+        pytest.param(2, 1, (1, Purpose.RESIDUAL), id="rejected"),
+        pytest.param(1, 2, (1, Purpose.RESIDUAL), id="outside its own q"),
+    ],
+)
+def test_each_token_has_the_noise_of_its_depth_and_purpose(said: int, q: int, drawn: tuple[int, Purpose]) -> None:
+    """The target says 0 and then `said`; the drafter 0, and then 1 from a q that has `q` alone."""
+    randomness = Recorded()
+    proposals = {(): DraftDistribution((0,), (1,)), (0,): DraftDistribution((q,), (1,))}
+    target = {(): np.eye(VOCABULARY)[0], (0,): np.eye(VOCABULARY)[said], (0, 1): np.ones(VOCABULARY) / VOCABULARY}
+    run(rejection, chain((0, 1), proposals.__getitem__), randomness, target.__getitem__)
+    assert randomness.drawn == [drawn]

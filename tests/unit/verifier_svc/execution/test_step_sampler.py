@@ -228,7 +228,10 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 def test_slots_are_used_again_and_grow() -> None:
     worker, chance = Worker(), np.random.default_rng(6)
     for number in range(3):
-        requests = [request(f"{number}-{index}", SAMPLINGS[0], chance)._replace(masks={}) for index in range(100)]
+        requests = [
+            request(f"{number}-{index}", SAMPLINGS[4 * (index % 2)], chance)._replace(masks={}) for index in range(100)
+        ]
         worker.step(requests, random_logits(requests, chance))
         worker.sampler.begin([], {each.name for each in requests}, {})
+        assert not worker.sampler._table.adjustments
     assert len(worker.sampler._table._columns) == 128
