@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from slipstream.errors import FailedPrecondition, NotFound
 from slipstream.tokenizer.vocabulary import EMULATED, is_local, model_folder, read_json, tokenizer_file
@@ -28,7 +27,7 @@ def read_tensors(files: list[Path], wanted: Callable[[str], bool]) -> dict[str, 
     for file in files:
         try:
             tensors |= _read_safetensors(file, wanted) if file.suffix == ".safetensors" else _read_pickled(file, wanted)
-        except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        except Exception as error:  # torch and safetensors raise many kinds for files that are broken or hostile
             raise unfit(f"{file} cannot be read as tensors: {str(error).splitlines()[0]}") from error
     return tensors
 
