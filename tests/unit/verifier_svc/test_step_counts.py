@@ -1,0 +1,76 @@
+"""A verifier's step costs no more Python calls than it did, a session and a candidate: no other work changes counts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+from slipstream.engine.factory import open_engine
+from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.speculation.selection import Selection
+from verifier_svc.execution.embedded import EmbeddedExecutor
+from verifier_svc.execution.executor import ScheduledSequence
+from verifier_svc.session import Session
+
+ROOT = Path(__file__).parents[3]
+OWN = (str(ROOT / "slipstream"), str(ROOT / "verifier_svc"))
+
+
+def scheduled(executor: EmbeddedExecutor, number: int, candidates: int) -> ScheduledSequence:
+    """A session that verifies a chain."""
+    session = Session(
+        id="",
+        number=number,
+        epoch=0,
+        sampling=SamplingParams(temperature=0.0),
+        tokens=[7],
+        prompt_length=1,
+        max_length=64,
+        stop_token_ids=frozenset(),
+        max_draft_tokens=8,
+        credit=None,
+        tree=CandidateTree([7]),
+        history=None,
+        send=lambda reply: None,
+    )
+    session.sequence = executor.kv.begin(session.tokens, session.cache_salt)
+    executor.kv.grow(session.sequence, 1 + candidates)
+    chain = Selection(
+        token_ids=tuple(range(9, 9 + candidates)),
+        parents=tuple(range(-1, candidates - 1)),
+        depths=tuple(range(1, candidates + 1)),
+        log_probs=(-0.5,) * candidates,
+        path_log_probs=(-0.5,) * candidates,
+        distributions=(None,) * candidates,
+        sources=((1,),) * candidates,
+    )
+    return ScheduledSequence(session, 1, 0, session.tokens, complete=True, selection=chain)
+
+
+def calls(executor: EmbeddedExecutor, sessions: int, candidates: int) -> int:
+    """Python calls of the product's own functions in one step."""
+    step = [scheduled(executor, number, candidates) for number in range(sessions)]
+    count = 0
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(OWN)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        executor.execute(step)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_a_step_makes_few_python_calls_for_each_session_and_candidate() -> None:
+    executor = EmbeddedExecutor(open_engine(str(ROOT / "models" / "draft"), "float32", kv_tokens=8192))
+    calls(executor, 1, 0)  # what is found out once
+    alone, plain, guessed = (calls(executor, *shape) for shape in ((1, 0), (17, 0), (17, 8)))
+    assert 50 < alone <= 150
+    assert (plain - alone) / 16 <= 65, "calls for each further session"
+    assert (guessed - plain) / 17 / 8 <= 3.0, "calls for each candidate"
