@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-vllm test-all chaos simulation mutation images lint audit format protos bench equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-vllm test-all chaos simulation mutation images lint audit format protos bench load-tools equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -105,6 +105,10 @@ bench: setup ## The speed of links, of a step and of a whole pair
 	$(BIN)/python -m benchmarks.links
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.pair
+
+URL ?= http://127.0.0.1:8000
+load-tools: ## guidellm and aiperf, in environments of their own, against URL (`make serve`)
+	PYTHON=$(PYTHON) sh benchmarks/load_tools.sh $(URL) > benchmarks/results/load_tools.md
 
 equality: setup ## Token-exactness of speculation over many prompts
 	$(BIN)/python -m benchmarks.equality
