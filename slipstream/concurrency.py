@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 CHECKS = 6
 """Checks of a peer's progress within the limit of a `StallWatch`."""
+JITTER = random.Random()
+"""Shortens delays. A generator of its own: a simulation seeds it, and other libraries' threads draw nothing from it."""
 _MOST_DOUBLINGS = 32
 _TIMER_SLACK_S = 1e-6
 """An event loop's timers may fire early by its clock's resolution."""
@@ -34,7 +36,7 @@ class Backoff:
         """The operation failed: returns the seconds to wait before the next try."""
         delay_s = min(self.most_s, self.first_s * 2.0 ** min(self.failures, _MOST_DOUBLINGS))
         self.failures += 1
-        return random.uniform(0.5, 1.0) * delay_s
+        return JITTER.uniform(0.5, 1.0) * delay_s
 
     async def wait(self) -> None:
         """The operation failed: sleep until the next try."""

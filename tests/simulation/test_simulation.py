@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -53,6 +55,26 @@ def reports() -> list[Report]:
 def test_no_seed_breaks_a_promise(reports: list[Report]) -> None:
     failed = [f"seed {each.seed}: {each.failure}\n{AGAIN.format(seed=each.seed)}" for each in reports if each.failure]
     assert not failed, "\n".join(failed)
+
+
+def test_what_threads_of_other_tests_do_changes_nothing(reports: list[Report]) -> None:
+    """Such as one that still tries to export spans: it logs errors, and draws random numbers for its delays."""
+    ended = threading.Event()
+
+    def export() -> None:
+        while not ended.is_set():
+            random.random()
+            logging.getLogger("exporter").error("Failed to export")
+            ended.wait(1e-4)
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    try:
+        report = run(3, storm)
+    finally:
+        ended.set()
+        thread.join()
+    assert (report.failure, report.trace) == ("", reports[3].trace)
 
 
 def test_every_fault_happened(reports: list[Report]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 from slipstream.client import client
+from slipstream.concurrency import JITTER
 from tests.simulation import parties
 from tests.simulation.client import ERRANDS, Client
 from tests.simulation.clock import Party, PartyLoop
@@ -222,11 +223,11 @@ def run(seed: int, storm: Callable[[World], Coroutine[Any, Any, None]], size: Si
     loop = PartyLoop()
     with ExitStack() as stack:
         stack.callback(loop.close)
-        stack.callback(random.setstate, random.getstate())
+        stack.callback(JITTER.setstate, JITTER.getstate())
         root = logging.getLogger()
         stack.callback(root.removeHandler, errors)
         root.addHandler(errors)
-        random.seed(seed)  # backoffs
+        JITTER.seed(seed)
         unforeseen: list[str] = []
         loop.set_exception_handler(
             lambda _, context: unforeseen.append(f"{context['message']} {context.get('exception')!r}")
