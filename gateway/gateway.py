@@ -188,11 +188,11 @@ def _http_server(
     if config.http == OFF:
         return None
     # Imported here: a gateway without HTTP starts without its libraries.
-    from gateway.api.http.parts import HttpParts
+    from gateway.api.http.dependencies import HttpDependencies
     from gateway.api.http_front import http_server
 
     sessions, router, tokenizer, collector = shared
-    parts = HttpParts(config, sessions, router, tokenizer, collector)
+    parts = HttpDependencies(config, sessions, router, tokenizer, collector)
     return http_server(parts, keys, _client_certificates(config, outside))
 
 

@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.api.anthropic import messages
 from gateway.api.http import operations
+from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import Application, Entry, EntryLimits
 from gateway.api.http.errors import MethodNotAllowed, http_error
-from gateway.api.http.parts import HttpParts
 from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
 from gateway.api.playground import routes as playground
@@ -40,7 +40,7 @@ _ROUTES = (
 )
 
 
-def http_server(parts: HttpParts, keys: ApiKeys | None, certificates: Certificates | None) -> HttpServer:
+def http_server(parts: HttpDependencies, keys: ApiKeys | None, certificates: Certificates | None) -> HttpServer:
     """The server of all HTTP protocols; it does not listen yet."""
     config = parts.config
     connections = CONNECTIONS_A_SESSION * config.max_sessions + SPARE_CONNECTIONS
@@ -48,7 +48,7 @@ def http_server(parts: HttpParts, keys: ApiKeys | None, certificates: Certificat
     return HttpServer(application(parts, keys), certificates, limits)
 
 
-def application(parts: HttpParts, keys: ApiKeys | None) -> Application:
+def application(parts: HttpDependencies, keys: ApiKeys | None) -> Application:
     app = FastAPI(
         title="Slipstream",
         version=version(operations.DISTRIBUTION),

@@ -54,24 +54,29 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The text that the model answers. `tools`: definitions of functions in JSON schema. `variables`: what else the
-        template reads, such as `enable_thinking`.
+        template reads, such as `enable_thinking`; with `continue_final_message` the text ends with the last message's,
+        which the model goes on with, with a false `add_generation_prompt` it ends behind that message.
 
         Raises FailedPrecondition for a model without a usable template, InvalidArgument for messages that the template
         refuses or that become too long. Takes time: not for the event loop.
         """
         if not messages:
             raise InvalidArgument("The conversation is empty; send at least one message.", reason="EMPTY_PROMPT")
-        template = self._template(bool(tools))
+        template, variables = self._template(bool(tools)), variables or {}
+        unfinished = bool(variables.get("continue_final_message"))
+        if unfinished and variables.get("add_generation_prompt"):
+            raise InvalidArgument("continue_final_message and add_generation_prompt exclude each other; send one.")
         given = {
             "messages": [{name: value for name, value in each.items() if value is not None} for each in messages],
             "tools": list(tools) or None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": variables.get("add_generation_prompt", not unfinished),
         }
         assert self._source is not None
         token = _steps.set(0)
         try:
-            return self._joined(template.generate({**self._source.special_tokens, **(variables or {}), **given}))
+            text = self._joined(template.generate({**self._source.special_tokens, **variables, **given}))
+            return _up_to_last(text, messages[-1]) if unfinished else text
         except InvalidArgument:
             raise
         except Exception as error:  # a template is a program: it may fail in any way
@@ -109,6 +114,17 @@ class ChatTemplate:
         if source not in self._compiled:
             self._compiled[source] = _compile(source)
         return self._compiled[source]
+
+
+def _up_to_last(text: str, message: Message) -> str:
+    """The text up to the end of the message's content. Raises InvalidArgument for a message that has none."""
+    content = message.get("content")
+    written = content.strip() if isinstance(content, str) else ""
+    at = text.rfind(written)
+    if not written or at < 0:
+        raise InvalidArgument("continue_final_message needs a last message with a text.", reason="CHAT_REFUSED")
+    kept = content.lstrip() if isinstance(content, str) and text.startswith(content.lstrip(), at) else written
+    return text[: at + len(kept)]
 
 
 def _compile(source: str) -> Template:

@@ -18,7 +18,7 @@ NONE = "none"
 HERMES, LLAMA, MISTRAL = "hermes", "llama3_json", "mistral"
 AUTO = "auto"
 FORMATS = (AUTO, HERMES, LLAMA, MISTRAL)
-_BEGIN, _END = "<tool_call>", "</tool_call>"
+BEGIN, END = "<tool_call>", "</tool_call>"
 _MISTRAL_MARK = "[TOOL_CALLS]"
 
 
@@ -72,16 +72,16 @@ class HermesReader:
 
     def finish(self) -> list[Part]:
         held, self._held = self._held, ""
-        if held.startswith(_BEGIN):  # the end of the text may stand for the end of the call
-            call = _call(held.removeprefix(_BEGIN))
+        if held.startswith(BEGIN):  # the end of the text may stand for the end of the call
+            call = _call(held.removeprefix(BEGIN))
             return [call] if call else [held]
         return [] if self._is_space(held) else [held]
 
     def _complete(self) -> Iterator[Part]:
         while self._held:
-            begin = self._held.find(_BEGIN)
+            begin = self._held.find(BEGIN)
             if begin != 0:
-                text = self._held[:begin] if begin > 0 else self._held[: _certain(self._held, _BEGIN)]
+                text = self._held[:begin] if begin > 0 else self._held[: _certain(self._held, BEGIN)]
                 if not text or (begin < 0 and self._is_space(text)):
                     return
                 self._held = self._held[len(text) :]
@@ -89,11 +89,11 @@ class HermesReader:
                     self._called = False
                     yield text
                 continue
-            end = self._held.find(_END)
+            end = self._held.find(END)
             if end < 0:
                 return
-            written, self._held = self._held[: end + len(_END)], self._held[end + len(_END) :]
-            call = _call(written[len(_BEGIN) : -len(_END)])
+            written, self._held = self._held[: end + len(END)], self._held[end + len(END) :]
+            call = _call(written[len(BEGIN) : -len(END)])
             self._called = call is not None
             yield call or written
 
@@ -176,7 +176,7 @@ def format_of(template: str, setting: str) -> str:
         raise FailedPrecondition("The model's chat template takes no tools.", reason="NO_TOOLS")
     if setting != AUTO:
         return setting
-    if _BEGIN in template and "<function=" not in template:
+    if BEGIN in template and "<function=" not in template:
         return HERMES
     if _MISTRAL_MARK in template and "[ARGS]" not in template:
         return MISTRAL

@@ -127,7 +127,7 @@ async def test_errors_have_anthropics_body(place: Place) -> None:
         "type": "error",
         "error": {"type": "not_found_error", "message": "There is no model 'other'; choose one of toy."},
     }
-    for wrong in ({"messages": []}, {"max_tokens": 0}, {"tools": TOOLS, "tool_choice": {"type": "any"}}):
+    for wrong in ({"messages": []}, {"max_tokens": 0}, {"tools": TOOLS, "tool_choice": {"type": "tool"}}):
         answer = await place.web.post("/v1/messages", {"messages": MESSAGES, "max_tokens": 5} | wrong)
         assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
     image = [{"role": "user", "content": [{"type": "image", "source": {}}]}]

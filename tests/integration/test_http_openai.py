@@ -272,6 +272,10 @@ async def test_a_chat_is_written_by_the_template_and_answered(served: Served) ->
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[-2].choices[0].finish_reason == "length"
     content = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(content) == served.text(20)
+    begun: Any = [*messages, {"role": "assistant", "content": "Well"}]
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    await served.openai.chat.completions.create(model="toy", messages=begun, max_tokens=2, extra_body=more)
+    assert served.prompt() == "<system>Be brief.\n<user>Hello\nthere\n<assistant>Well"
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 20 and not chunks[-1].choices
 
 

@@ -182,7 +182,7 @@ async def test_a_response_in_the_background_goes_on_without_a_client_and_is_canc
         {"n": 2},
         {"input": []},
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "name": "unknown"}},
         {"text": {"format": {"type": "json_schema"}}},
         {"text": {"format": {"type": "nonsense"}}},
         {"metadata": {"a": "x" * 20_000}},

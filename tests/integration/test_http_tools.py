@@ -124,8 +124,10 @@ async def test_a_format_that_is_not_known_is_refused_and_can_be_set(place: Place
 @pytest.mark.parametrize(
     "field",
     [
-        {"tool_choice": "required"},
-        {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        {"tool_choice": {"type": "function", "function": {"name": "unknown"}}},
+        {"tool_choice": {"type": "custom", "name": "weather"}},
+        {"tool_choice": "required", "tools": []},
+        {"tool_choice": "required", "response_format": {"type": "json_object"}},
         {"tools": [{"type": "function", "function": {"name": ""}}]},
         {"tools": [{"type": "retrieval"}]},
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
@@ -135,3 +137,25 @@ async def test_what_is_not_served_of_tools_is_refused(place: Place, field: Any) 
     web = await place.start()
     answer = await web.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS} | field)
     assert answer.status_code == 400 and not place.verifier.opens()
+
+
+async def test_a_forced_call_is_what_the_verifier_holds_the_output_to(place: Place) -> None:
+    web = await place.start(text=CALL)
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    made = await place.openai.chat.completions.create(
+        model="toy", messages=MESSAGES, tools=TOOLS, tool_choice=named, max_tokens=190
+    )
+    assert [call.function.name for call in made.choices[0].message.tool_calls or ()] == ["weather"]
+    flat = [{"type": "function", **TOOLS[0]["function"]}]
+    asked = {"input": "How warm?", "tools": flat, "max_output_tokens": 190}
+    for choice in ("required", {"type": "function", "name": "weather"}):
+        answer = await web.post("/v1/responses", asked | {"tool_choice": choice})
+        assert [item["type"] for item in answer.json()["output"]] == ["function_call"]
+    tools = [{"name": "weather", "input_schema": TOOLS[0]["function"]["parameters"]}]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+        asked = {"messages": MESSAGES, "tools": tools, "tool_choice": choice, "max_tokens": 190}
+        assert [block["type"] for block in (await web.post("/v1/messages", asked)).json()["content"]] == ["tool_use"]
+    grammars = [each.structured_output.grammar for each in place.verifier.opens()]
+    assert len(grammars) == 5 and set(grammars) == {grammars[0]} and '"weather"' in grammars[0]
+    await web.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "auto"})
+    assert not place.verifier.opens()[-1].HasField("structured_output")

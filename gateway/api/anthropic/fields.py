@@ -9,6 +9,7 @@ from pydantic import Field
 from gateway.api.openai.chat import MAX_TOOLS
 from gateway.api.openai.fields import Fields, SamplingFields, SpeculationField, Strings
 from gateway.requests.chat import MAX_MESSAGES
+from gateway.text.forced_calls import ANY
 from slipstream.errors import InvalidArgument
 
 ROLES = {"assistant": "assistant", "system": "system"}
@@ -55,6 +56,8 @@ class Tool(Fields):
 
 class ToolChoice(Fields):
     type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    """Of the tool to call."""
 
 
 class CountRequest(Fields):
@@ -70,15 +73,20 @@ class CountRequest(Fields):
         return [*first, *(data for message in self.messages for data in message.as_template_data())]
 
     def tool_data(self) -> list[dict[str, Any]]:
-        """The tools as templates know them. Raises InvalidArgument for a choice that is not served."""
-        choice = self.tool_choice.type if self.tool_choice else "auto"
-        if not self.tools or choice == "none":
+        """The tools as templates know them; none where the model is to call none."""
+        if not self.tools or (self.tool_choice and self.tool_choice.type == "none"):
             return []
-        if choice != "auto":
-            raise InvalidArgument(
-                "tool_choice is served as none and auto; a call cannot be forced.", reason="TOOL_CHOICE"
-            )
         return [{"type": "function", "function": _function(tool)} for tool in self.tools]
+
+    @property
+    def forced_name(self) -> str | None:
+        """The tool that has to be called; None where the model decides. Raises InvalidArgument for one without name."""
+        choice = self.tool_choice
+        if choice is None or choice.type in ("auto", "none"):
+            return None
+        if choice.type == "tool" and not choice.name:
+            raise InvalidArgument("tool_choice of type tool has no name.", reason="TOOL_CHOICE")
+        return choice.name if choice.type == "tool" else ANY
 
 
 class MessageRequest(CountRequest):

@@ -9,21 +9,22 @@ from fastapi import APIRouter, Request
 
 from gateway.api.anthropic.fields import CountRequest, MessageRequest
 from gateway.api.http.choices import Choice, collect_choices
+from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
-from gateway.api.http.parts import HttpParts
 from gateway.api.http.reply import Answer, Reply, trace_headers
 from gateway.api.openai.chat import call_format
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.usage import speculation_metrics
 from gateway.request_context import RequestContext
 from gateway.sessions.output_stream import Event
+from gateway.text.forced_calls import forced_call
 from gateway.text.tool_calls import Part, ToolCall, new_reader
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 PREFIX = "msg_"
 
 
-def routes(parts: HttpParts) -> APIRouter:
+def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["Anthropic"])
 
     @router.post("/v1/messages")
@@ -33,7 +34,7 @@ def routes(parts: HttpParts) -> APIRouter:
         tools = asked.tool_data()
         format = call_format(parts, tools)
         prompt = await parts.tokenizer.encode_chat(asked.template_data(), tools)
-        generate = asked.sampling().to_generate(prompt, 0)
+        generate = asked.sampling().to_generate(prompt, 0, forced_call(format, tools, asked.forced_name))
         call = _MessageCall(parts, context_of(request.scope), generate, format)
         return Answer(call.stream if asked.stream else call.whole, parts.config.http_idle_s)
 
@@ -50,7 +51,7 @@ def routes(parts: HttpParts) -> APIRouter:
 
 class _MessageCall:
     def __init__(
-        self, parts: HttpParts, context: RequestContext, request: gateway_pb2.GenerateRequest, format: str
+        self, parts: HttpDependencies, context: RequestContext, request: gateway_pb2.GenerateRequest, format: str
     ) -> None:
         self._parts = parts
         self._context = context

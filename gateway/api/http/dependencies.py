@@ -12,7 +12,7 @@ from slipstream.telemetry.metrics_collector import MetricsCollector
 
 
 @dataclass(frozen=True, slots=True)
-class HttpParts:
+class HttpDependencies:
     config: GatewayConfig
     sessions: SessionRegistry
     router: Router

@@ -10,15 +10,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
-from gateway.api.http.parts import HttpParts
 from gateway.auth.tenant import check_operator
 from slipstream.telemetry.metrics_server import metrics_page
 
 DISTRIBUTION = "slipstream-serve"
 
 
-def routes(parts: HttpParts) -> APIRouter:
+def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
     @router.get("/health")

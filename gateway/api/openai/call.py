@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from gateway.api.http.choices import Choice, StreamPosition, collect_choices, resume_choice, run_choices
-from gateway.api.http.parts import HttpParts
+from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.reply import Answer, Reply, trace_headers
 from gateway.api.openai.fields import SamplingFields
 from gateway.api.openai.rounds import round_fields
@@ -77,7 +77,7 @@ class Call(ABC):
 
     def __init__(
         self,
-        parts: HttpParts,
+        parts: HttpDependencies,
         context: RequestContext,
         asked: SamplingFields,
         requests: Sequence[gateway_pb2.GenerateRequest],

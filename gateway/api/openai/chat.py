@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 
 from gateway.api.http.choices import Choice, last_position, wants_ids
+from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
-from gateway.api.http.parts import HttpParts
 from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
 from gateway.api.openai.fields import Fields, SamplingFields, TextPart, log_unknown
 from gateway.request_context import RequestContext
 from gateway.requests.chat import MAX_MESSAGES
 from gateway.sessions.output_stream import Event
+from gateway.text.forced_calls import ANY, forced_call
 from gateway.text.tool_calls import NONE, AnswerReader, Part, ToolCall, format_of, new_reader
 from slipstream.errors import InvalidArgument
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2
 
 MAX_TOOLS = 512
@@ -65,6 +67,13 @@ class ChatFields(SamplingFields):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template, such as `enable_thinking`."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """True: the answer goes on with the last message."""
+
+    def template_variables(self) -> dict[str, Any]:
+        asked = {name: getattr(self, name) for name in ("add_generation_prompt", "continue_final_message")}
+        return {**(self.chat_template_kwargs or {}), **{name: on for name, on in asked.items() if on is not None}}
 
     def template_data(self) -> list[dict[str, Any]]:
         return [message.as_template_data() for message in self.messages]
@@ -93,18 +102,13 @@ class ChatRequest(ChatFields):
     verbosity: str | None = None
 
     def tool_data(self) -> list[dict[str, Any]]:
-        """The tools as templates know them; none where the model is to call none. Raises InvalidArgument for a choice
-        that is not served."""
+        """The tools as templates know them; none where the model is to call none."""
         if not self.tools or self.tool_choice == "none":
             return []
-        if self.tool_choice not in (None, "auto"):
-            raise InvalidArgument(
-                "tool_choice is served as none and auto; a call cannot be forced.", reason="TOOL_CHOICE"
-            )
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
 
-def routes(parts: HttpParts) -> APIRouter:
+def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
 
     @router.post("/v1/chat/completions")
@@ -117,15 +121,16 @@ def routes(parts: HttpParts) -> APIRouter:
         tools = asked.tool_data()
         format = call_format(parts, tools)
         prompt = [] if position else await chat_prompt(parts, asked, tools)
-        return ChatCall(parts, context, asked, prompt, format).answer(position, ids=ids)
+        call = forced_call(format, tools, forced_name(asked.tool_choice))
+        return ChatCall(parts, context, asked, prompt, format, call).answer(position, ids=ids)
 
     return router
 
 
-async def chat_prompt(parts: HttpParts, asked: ChatFields, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+async def chat_prompt(parts: HttpDependencies, asked: ChatFields, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
     """Token ids of the conversation, up to where the answer begins. Raises FailedPrecondition for a model without a
     chat template, InvalidArgument for messages that it refuses."""
-    return await parts.tokenizer.encode_chat(asked.template_data(), tools, asked.chat_template_kwargs)
+    return await parts.tokenizer.encode_chat(asked.template_data(), tools, asked.template_variables())
 
 
 class ChatCall(Call):
@@ -134,15 +139,17 @@ class ChatCall(Call):
 
     def __init__(
         self,
-        parts: HttpParts,
+        parts: HttpDependencies,
         context: RequestContext,
         asked: ChatRequest,
         prompt: Sequence[int],
         format: str,
+        call: StructuredOutput | None,
     ) -> None:
+        """`format`: of calls in the answer. `call`: the one that the answer is held to."""
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
-        requests = [asked.to_generate(prompt, index) for index in range(asked.choices)]
+        requests = [asked.to_generate(prompt, index, call) for index in range(asked.choices)]
         for request in requests:
             request.logprobs, request.top_logprobs = bool(asked.logprobs), asked.top_logprobs or 0
         super().__init__(parts, context, asked, requests)
@@ -217,12 +224,23 @@ class _Answer:
         return "".join(part for part in parts if isinstance(part, str)), calls
 
 
-def call_format(parts: HttpParts, tools: Sequence[Any]) -> str:
+def call_format(parts: HttpDependencies, tools: Sequence[Any]) -> str:
     """The format of calls in the answer to a request with these tools. Raises FailedPrecondition for tools whose calls
     could not be told from text."""
     if not tools:
         return NONE
     return format_of(parts.tokenizer.chat_template.source(tools=True), parts.config.tool_calls)
+
+
+def forced_name(choice: str | Mapping[str, Any] | None) -> str | None:
+    """The tool that has to be called; None where the model decides. Raises InvalidArgument for no such choice."""
+    if choice is None or isinstance(choice, str):
+        return ANY if choice == "required" else None
+    function = choice.get("function", choice)  # the Responses API has the name beside the type
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if choice.get("type") != "function" or not isinstance(name, str) or not name:
+        raise InvalidArgument("tool_choice is none, auto, required or a function with its name.", reason="TOOL_CHOICE")
+    return name
 
 
 def parsed_arguments(arguments: str) -> Any:

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from gateway.api.http.choices import MOST_CHOICES, Choice, last_position, wants_ids
+from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
-from gateway.api.http.parts import HttpParts
 from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
 from gateway.api.openai.fields import SamplingFields, Strings, TokenIds, log_unknown
@@ -44,7 +44,7 @@ class CompletionRequest(SamplingFields):
         return prompts
 
 
-def routes(parts: HttpParts) -> APIRouter:
+def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
 
     @router.post("/v1/completions")
@@ -63,7 +63,7 @@ class CompletionCall(Call):
     prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
     asked: CompletionRequest
 
-    def __init__(self, parts: HttpParts, context: RequestContext, asked: CompletionRequest) -> None:
+    def __init__(self, parts: HttpDependencies, context: RequestContext, asked: CompletionRequest) -> None:
         self._prompts = asked.prompts()
         each = [prompt for prompt in self._prompts for _ in range(asked.choices)]
         requests = [asked.to_generate(prompt, index % asked.choices) for index, prompt in enumerate(each)]

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slipstream.errors import InvalidArgument
 from slipstream.rpc import proto_conversion
+from slipstream.rpc.proto_conversion import structure_to_proto
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2
 
 log = logging.getLogger(__name__)
@@ -143,9 +145,11 @@ class SamplingFields(Fields):
     def continuous_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    def to_generate(self, prompt: str | Sequence[int], index: int) -> gateway_pb2.GenerateRequest:
-        """The request of the session for choice `index`. Raises InvalidArgument for what a message cannot hold; all
-        limits are checked where every protocol's are."""
+    def to_generate(
+        self, prompt: str | Sequence[int], index: int, call: StructuredOutput | None = None
+    ) -> gateway_pb2.GenerateRequest:
+        """The request of the session for choice `index`. `call`: the call that the output is held to. Raises
+        InvalidArgument for what a message cannot hold; all limits are checked where every protocol's are."""
         try:
             request = gateway_pb2.GenerateRequest(
                 model=self.model,
@@ -159,7 +163,7 @@ class SamplingFields(Fields):
                 workload=self.workload or "",
                 cache_salt=self.cache_salt or "",
                 priority=self.priority or 0,
-                structured_output=self._structure(),
+                structured_output=self._structure(call),
             )
             if isinstance(prompt, str):
                 request.prompt = prompt
@@ -200,10 +204,13 @@ class SamplingFields(Fields):
             rounds=asked.rounds,
         )
 
-    def _structure(self) -> types_pb2.StructuredOutput | None:
-        found = [each for each in (_format(self.response_format), _outputs(self.structured_outputs)) if each]
+    def _structure(self, call: StructuredOutput | None) -> types_pb2.StructuredOutput | None:
+        wanted = _format(self.response_format), _outputs(self.structured_outputs), call and structure_to_proto(call)
+        found = [each for each in wanted if each]
         if len(found) > 1:
-            raise InvalidArgument("response_format and structured_outputs exclude each other; send one.")
+            raise InvalidArgument(
+                "response_format, structured_outputs and a tool_choice that forces a call exclude each other; send one."
+            )
         return found[0] if found else None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.api.http.parts import HttpParts
+from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.openai.chat import ChatMessage
 from gateway.api.openai.fields import Fields, TokenIds, log_unknown
 from gateway.requests.validation import check_name
@@ -27,7 +27,7 @@ class DetokenizeRequest(Fields):
     tokens: TokenIds
 
 
-def routes(parts: HttpParts) -> APIRouter:
+def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
 
     @router.get("/v1/models")
@@ -66,7 +66,7 @@ def routes(parts: HttpParts) -> APIRouter:
     return router
 
 
-async def _tokens(parts: HttpParts, asked: TokenizeRequest) -> list[int]:
+async def _tokens(parts: HttpDependencies, asked: TokenizeRequest) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidArgument("Send prompt, or messages.")
     if asked.messages is not None:
@@ -77,7 +77,7 @@ async def _tokens(parts: HttpParts, asked: TokenizeRequest) -> list[int]:
     )
 
 
-def _served(parts: HttpParts, name: str) -> types_pb2.ModelInfo:
+def _served(parts: HttpDependencies, name: str) -> types_pb2.ModelInfo:
     check_name(name)
     return parts.router.model(name)
 

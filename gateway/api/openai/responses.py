@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
+from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
-from gateway.api.http.parts import HttpParts
 from gateway.api.http.reply import Answer, Reply, trace_headers
-from gateway.api.openai.chat import MAX_TOOLS, call_format, parsed_arguments
+from gateway.api.openai.chat import MAX_TOOLS, call_format, forced_name, parsed_arguments
 from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields, log_unknown
 from gateway.api.openai.response_events import ResponseEvents
 from gateway.api.openai.usage import speculation_metrics
@@ -27,6 +27,7 @@ from gateway.request_context import RequestContext
 from gateway.requests.chat import MAX_MESSAGES
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
+from gateway.text.forced_calls import forced_call
 from gateway.text.tool_calls import new_reader
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -111,10 +112,6 @@ class ResponseRequest(SamplingFields):
             raise InvalidArgument("previous_response_id is not served; send the whole conversation as input.")
         if self.choices != 1:
             raise InvalidArgument("A response has one choice; leave n out.")
-        if self.tools and self.tool_choice not in (None, "auto", "none"):
-            raise InvalidArgument(
-                "tool_choice is served as none and auto; a call cannot be forced.", reason="TOOL_CHOICE"
-            )
         if self.text and self.text.format:
             self.response_format = _response_format(self.text.format)
         self.max_tokens = self.max_output_tokens or self.max_tokens
@@ -133,7 +130,7 @@ class ResponseRequest(SamplingFields):
         return [{"type": "function", "function": function} for function in plain]
 
 
-def routes(parts: HttpParts) -> APIRouter:
+def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
     running: set[asyncio.Task[None]] = set()
     """Sessions in the background."""
@@ -146,7 +143,7 @@ def routes(parts: HttpParts) -> APIRouter:
         context, tools = context_of(request.scope), asked.tool_data()
         format = call_format(parts, tools)
         prompt = await parts.tokenizer.encode_chat(asked.template_data(), tools)
-        wanted = asked.to_generate(prompt, 0)
+        wanted = asked.to_generate(prompt, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
         known = {"created_at": int(time.time()), "format": format, "metadata": asked.metadata or {}}
         wanted.annotation = json.dumps(known).encode()
         call = _ResponseCall(context, known)
@@ -188,7 +185,7 @@ def routes(parts: HttpParts) -> APIRouter:
     return router
 
 
-async def _resume(parts: HttpParts, session_id: str, context: RequestContext, send: Send) -> None:
+async def _resume(parts: HttpDependencies, session_id: str, context: RequestContext, send: Send) -> None:
     """Sends the session from its beginning."""
     request = gateway_pb2.ResumeRequest(session_id=session_id, offset=0, characters=0)
     await parts.sessions.resume(request, context, send)

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from google.protobuf.json_format import MessageToDict
 from starlette.responses import Response
 
-from gateway.api.http.parts import HttpParts
+from gateway.api.http.dependencies import HttpDependencies
 from gateway.auth.tenant import check_operator
 from slipstream.v1 import gateway_pb2
 
@@ -28,7 +28,7 @@ TYPES = {
 HEADERS = {"content-security-policy": POLICY, "referrer-policy": "no-referrer"}
 
 
-def routes(parts: HttpParts) -> APIRouter:
+def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["playground"])
 
     @router.get("/playground/fleet")

@@ -54,6 +54,8 @@ SAID = [
     },
     {"role": "tool", "content": "21"},
 ]
+BEGUN = {"role": "assistant", "content": " In Ärö it is "}
+UNFINISHED = {"add_generation_prompt": False, "continue_final_message": True}
 TOOLS = [{"type": "function", "function": {"name": "warmth", "parameters": {"type": "object", "é": "<&>"}}}]
 
 
@@ -77,6 +79,9 @@ def write_config(folder: Path, **config: object) -> None:
         (CHAT_ML, SAID[:2], [], {"enable_thinking": False}),
         (WITH_TOOLS, SAID, TOOLS, {}),
         (WITH_TOOLS, SAID[:2], [], {"eos_token": "."}),
+        (CHAT_ML, SAID[:2], [], {"add_generation_prompt": False}),
+        (CHAT_ML, [*SAID[:2], BEGUN], [], UNFINISHED),
+        (WITH_TOOLS, [*SAID[:2], BEGUN], [], UNFINISHED),
     ],
 )
 async def test_the_text_and_the_tokens_are_those_of_transformers(
@@ -191,3 +196,11 @@ def test_every_rendering_has_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_empty_conversation_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="at least one message"):
         template(CHAT_ML).render([])
+
+
+@pytest.mark.parametrize("last", [{"role": "assistant", "content": " "}, SAID[2]])
+def test_a_last_message_without_a_text_cannot_be_continued(last: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="last message with a text"):
+        template(WITH_TOOLS).render([*SAID[:2], last], (), UNFINISHED)
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        template(WITH_TOOLS).render([BEGUN], (), UNFINISHED | {"add_generation_prompt": True})
