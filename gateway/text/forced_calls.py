@@ -14,6 +14,9 @@ ANY = ""
 """Name in place of a tool's: the model chooses among all."""
 _SHARED = ("$defs", "definitions")
 """Parts of a schema that its references name from the root."""
+_OPTIONS = "x-guidance"
+_SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""As `json.dumps` writes, which models are trained on. Where any space is allowed, a weak model writes nothing else."""
 
 
 def forced_call(format: str, tools: Sequence[Mapping[str, Any]], name: str | None) -> StructuredOutput | None:
@@ -30,8 +33,8 @@ def forced_call(format: str, tools: Sequence[Mapping[str, Any]], name: str | Non
         grammar = f"start: {json.dumps(BEGIN)} /\\n/ call /\\n/ {json.dumps(END)}\ncall: %json {json.dumps(schema)}\n"
         return StructuredOutput("grammar", grammar)
     if format == MISTRAL:
-        shared = {each: schema.pop(each) for each in _SHARED if each in schema}
-        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1, **shared}
+        root = {each: schema.pop(each) for each in (*_SHARED, _OPTIONS) if each in schema}
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1, **root}
     return StructuredOutput("json_schema", json.dumps(schema))
 
 
@@ -42,9 +45,12 @@ def _schema(functions: Sequence[Mapping[str, Any]], arguments: str) -> dict[str,
     for function in functions:
         parameters = dict(function.get("parameters") or {"type": "object"})
         for part in _SHARED:
-            for key, value in (parameters.pop(part, None) or {}).items():
+            found = parameters.pop(part, None) or {}
+            if not isinstance(found, dict):
+                raise InvalidArgument(f"{part} in a tool's parameters is no object.", reason="TOOL_CHOICE")
+            for key, value in found.items():
                 if shared.setdefault(part, {}).setdefault(key, value) != value:
                     raise InvalidArgument(f"Two tools define {part}/{key} differently; name one in tool_choice.")
         fields = {"name": {"const": function["name"]}, arguments: parameters}
         calls.append({"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False})
-    return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **shared}
+    return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **shared, _OPTIONS: _SPACING}

@@ -24,16 +24,17 @@ def tool(name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def drawn(format: str, tools: list[dict[str, Any]], name: str, seed: int) -> list[str | ToolCall]:
-    """What a reader makes of a text that was drawn from the masks. Spaces, which JSON may have anywhere, are left out
-    where something else may follow: else a text would be of any length."""
+    """What a reader makes of a text that was drawn from the masks, which is as `json.dumps` spaces it."""
     structure = forced_call(format, tools, name)
     assert structure is not None
     cursor, rng, tokens = place(structure), random.Random(seed), list[int]()
     while END not in tokens:
-        choice = allowed(cursor.mask(tokens))
-        tokens.append(rng.choice([token for token in choice if token == END or spelled([token]).strip()] or choice))
+        tokens.append(rng.choice(allowed(cursor.mask(tokens))))
+    text = spelled(tokens[:-1])
+    written = text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    assert written == json.dumps(json.loads(written))
     reader = new_reader(format)
-    return [*reader.push(spelled(tokens[:-1])), *reader.finish()]
+    return [*reader.push(text), *reader.finish()]
 
 
 @pytest.mark.parametrize("parameters", [WEATHER, SHARED], ids=["plain", "references"])
@@ -77,3 +78,5 @@ def test_a_choice_of_the_model_holds_it_to_nothing_and_an_impossible_one_is_refu
     other = SHARED | {"$defs": {"City": {"enum": ["Rom"]}}}
     with pytest.raises(InvalidArgument, match="City differently"):
         forced_call(HERMES, [tool("weather", SHARED), tool("wind", other)], ANY)
+    with pytest.raises(InvalidArgument, match="no object"):
+        forced_call(HERMES, [tool("weather", WEATHER | {"$defs": [1]})], ANY)
