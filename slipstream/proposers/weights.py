@@ -8,12 +8,15 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from slipstream.engine.models.checkpoint import REVISION
 from slipstream.errors import FailedPrecondition, NotFound
 from slipstream.tokenizer.vocabulary import EMULATED, is_local, model_folder, read_json, tokenizer_file
 
-OUTPUT_HEADS = ("lm_head.weight", "model.lm_head.weight", "embed_out.weight")
-EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight")
-"""A tied output head is only there as the embeddings."""
+OUTPUT_NAMES = (
+    *("lm_head.weight", "model.lm_head.weight", "embed_out.weight"),
+    *("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight"),
+)
+"""Names of a target's output head; a tied one is only there as the embeddings."""
 
 
 def unfit(sentence: str) -> FailedPrecondition:
@@ -49,23 +52,14 @@ def output_weight(target: str) -> torch.Tensor:
 
     Raises NotFound or FailedPrecondition for a target whose files do not hold it.
     """
-    return _first_tensor(target, (*OUTPUT_HEADS, *EMBEDDINGS))
-
-
-def embedding_weight(target: str) -> torch.Tensor:
-    """[vocabulary, hidden]: the target's token embeddings. Raises what `output_weight` raises."""
-    return _first_tensor(target, EMBEDDINGS)
-
-
-def _first_tensor(target: str, names: tuple[str, ...]) -> torch.Tensor:
     if target.startswith(f"{EMULATED}:"):
         raise FailedPrecondition(f"{target} has no hidden states; choose a method that reads none.")
     held = {name: file for file, names_of in _files_of(target) for name in names_of}
-    for name in names:
+    for name in OUTPUT_NAMES:
         for known, file in held.items():
             if known == name or known.endswith(f".{name}"):
                 return read_tensors([file], known.__eq__)[known]
-    raise unfit(f"the target {target} has none of the tensors {', '.join(names)}.")
+    raise unfit(f"the target {target} has none of the tensors {', '.join(OUTPUT_NAMES)}.")
 
 
 def _files_of(target: str) -> Iterator[tuple[Path, list[str]]]:
@@ -74,11 +68,11 @@ def _files_of(target: str) -> Iterator[tuple[Path, list[str]]]:
         files = checkpoint_files(model_folder(target), ("model.safetensors.index.json", "model.safetensors"))
     else:
         try:
-            index = read_json(tokenizer_file(target, "model.safetensors.index.json", "main"))
+            index = read_json(tokenizer_file(target, "model.safetensors.index.json", REVISION))
             shards = sorted(set(index["weight_map"].values()))
         except NotFound:
             shards = ["model.safetensors"]
-        files = [tokenizer_file(target, shard, "main") for shard in shards]
+        files = [tokenizer_file(target, shard, REVISION) for shard in shards]
     for file in files:
         with safe_open(file, "pt") as opened:
             yield file, list(opened.keys())

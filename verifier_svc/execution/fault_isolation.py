@@ -64,7 +64,7 @@ class FaultIsolation:
         """Passes alone that each still has to get through."""
         self.faults = Counter(dict.fromkeys(KINDS, 0))
         self._most_sessions = 0
-        """Of one pass, for the next `_narrow_steps` steps."""
+        """Most sessions of one pass in the next `_narrow_steps` steps."""
         self._narrow_steps = 0
         self._fault: BaseException | None = None
         """The last exception."""

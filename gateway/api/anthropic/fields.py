@@ -57,7 +57,7 @@ class Tool(Fields):
 class ToolChoice(Fields):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    """Of the tool to call."""
+    """Name of the tool to call."""
 
 
 class CountRequest(Fields):

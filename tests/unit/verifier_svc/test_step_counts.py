@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from types import FrameType
-
 from slipstream.engine.factory import open_engine
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
+from tests.call_counts import ROOT_FOLDER, calls_of
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.session import Session
-
-ROOT = Path(__file__).parents[3]
-OWN = (str(ROOT / "slipstream"), str(ROOT / "verifier_svc"))
 
 
 def scheduled(executor: EmbeddedExecutor, number: int, candidates: int) -> ScheduledSequence:
@@ -52,23 +46,11 @@ def scheduled(executor: EmbeddedExecutor, number: int, candidates: int) -> Sched
 def calls(executor: EmbeddedExecutor, sessions: int, candidates: int) -> int:
     """Python calls of the product's own functions in one step."""
     step = [scheduled(executor, number, candidates) for number in range(sessions)]
-    count = 0
-
-    def watch(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(OWN)
-
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        executor.execute(step)
-    finally:
-        sys.setprofile(before)
-    return count
+    return calls_of(lambda: executor.execute(step), "slipstream", "verifier_svc")
 
 
 def test_a_step_makes_few_python_calls_for_each_session_and_candidate() -> None:
-    executor = EmbeddedExecutor(open_engine(str(ROOT / "models" / "draft"), "float32", kv_tokens=8192))
+    executor = EmbeddedExecutor(open_engine(str(ROOT_FOLDER / "models" / "draft"), "float32", kv_tokens=8192))
     calls(executor, 1, 0)  # what is found out once
     alone, plain, guessed = (calls(executor, *shape) for shape in ((1, 0), (17, 0), (17, 8)))
     assert 50 < alone <= 150

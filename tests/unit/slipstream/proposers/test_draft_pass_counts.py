@@ -5,10 +5,6 @@ A pass of a small model is all overhead, so what it costs grows with these. A bo
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,9 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slipstream.proposers.base import ROOT, Proposal, Proposer, ProposerContext, ProposerSettings
 from slipstream.proposers.model_factory import open_proposer
 from slipstream.speculation.sampling_params import SamplingParams
+from tests.call_counts import ROOT_FOLDER, calls_of
 
-ROOT_FOLDER = Path(__file__).parents[4]
-OWN = str(ROOT_FOLDER / "slipstream")
 TOKENS = list(range(5, 69))
 
 
@@ -31,23 +26,6 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         return function(*args, **(kwargs or {}))
-
-
-def calls(function: Callable[[], object]) -> int:
-    """Python calls of the product's own functions."""
-    count = 0
-
-    def watch(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(OWN)
-
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +46,7 @@ def propose(proposer: Proposer, nodes: int) -> None:
 
 def test_a_pass_makes_few_python_calls(proposer: Proposer) -> None:
     propose(proposer, 0)  # reads the prompt
-    small, large = (calls(lambda count=count: propose(proposer, count)) for count in (1, 25))  # type: ignore[misc]
+    small, large = (calls_of(lambda count=count: propose(proposer, count), "slipstream") for count in (1, 25))  # type: ignore[misc]
     assert 50 < small <= 205
     assert (large - small) / 24 <= 1.2, "calls for each node"
 
