@@ -116,7 +116,7 @@ def calibrated(forest: Forest, drafters: Sequence[str], texts: Sequence[Text], m
 
     def choose(text: Text, position: int) -> Selection:
         tree = forest.tree(text, position, drafters, claimed)
-        whole = tree.select(4 * MOST)
+        whole = tree.select_likeliest(4 * MOST)
         return best(whole, halves[1 - text.prompt % 2].path_probabilities(names(whole), "", whole), MOST)
 
     return choose

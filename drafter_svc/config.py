@@ -62,7 +62,7 @@ class DrafterConfig:
     """One corpus for all sessions, whatever their salt. What one client wrote then shows to others as speed: for
     deployments where everyone may know. Otherwise sessions without a salt share nothing."""
     proposal_tokens: int = 32
-    """Support of the honest sparse q that the ratio rules are sent."""
+    """Support of the honest sparse q that the rule `rejection` is sent."""
     grace_s: float = 5.0
     """How long sessions may stay after SIGTERM until their gateways have moved them."""
     metrics_listen: str = ""

@@ -61,7 +61,7 @@ class GatewayConfig:
     discovery_s: float = 2.0
     """Seconds between two lookups of a `dns:///` name."""
     trusted_drafters: tuple[str, ...] = ()
-    """Drafters whose distribution q is trusted; the ratio rules need one."""
+    """Drafters whose distribution q is trusted; the rule `rejection` needs one."""
     store: str = "memory"
     """`memory`, or the address of a Redis: see `gateway.store.address`."""
     memory_store_bytes: int = 1 << 30

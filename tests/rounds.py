@@ -181,11 +181,11 @@ class Run:
             self._pass(crossed=now.crossing and left == 0)
         if not now.late_frames:
             self._arrive()
-        chosen = self.session.tree.select_drawn(now.budget)
+        chosen = self.session.tree.select_first_created(now.budget)
         if now.waits and max(chosen.path_log_probs, default=0.0) > HOPE:
             self._pass()
             self._arrive()
-            chosen = self.session.tree.select_drawn(now.budget)
+            chosen = self.session.tree.select_first_created(now.budget)
         self._hear()
         if now.reopens:
             self._open()

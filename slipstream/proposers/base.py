@@ -127,7 +127,7 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """One drafting method. Not thread-safe: called on the model's own thread only."""
+    """One drafting method. Not thread-safe: called on one thread only, which `ProposerMethod.needs_model` decides."""
 
     def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
         """One step for many sequences; one answer for each, in order. A typed error ends that sequence's drafting, and

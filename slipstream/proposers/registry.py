@@ -2,13 +2,17 @@
 
 How to add a drafting method:
 
-1. Write one file here: a class that has `propose` and `close_sequence` (`slipstream.proposers.base.Proposer`), and a
-   factory `open_proposer(settings: ProposerSettings) -> OpenedProposer`. Where the method looks a text up, implement
-   `slipstream.proposers.lookup.Text` instead and return a `LookupProposer`: `NgramText` at the end of `ngram.py` is
-   twenty lines. The whole of a proposer that is no lookup is `LastTokenProposer` in its test, `test_registry.py`.
-2. Add one row to METHODS below.
+1. Write one file here with a factory `open_proposer(settings: ProposerSettings) -> OpenedProposer`. A method that needs
+   nothing but the sequence's tokens implements `slipstream.proposers.lookup.Text` and returns a `LookupProposer`, which
+   brings chains, budgets, rollback and closing: `NgramText` at the end of `ngram.py` is twenty lines. Any other method
+   is a class with `propose` and `close_sequence` (`slipstream.proposers.base.Proposer`); `test_registry.py` has one in ten lines.
+2. Add one row to METHODS below. `slipstream serve --drafter NAME` and, for a process of its own, `DRAFTER_METHOD=NAME`
+   follow from it. Inside a verifier it is `VERIFIER_LOCAL_DRAFTERS=NAME`, which gateways call `verifier:NAME`; a method
+   there has about four calls before each step, so propose chains.
+3. Test it: `tests/unit/slipstream/proposers/test_NAME.py`, both places in `tests/integration/test_local_drafters.py`.
 
-That is all: `slipstream serve --drafter NAME`, `DRAFTER_METHOD=NAME` and the gateway's routing follow from the row.
+A setting of the method's own is a field of `ProposerSettings`, of `DrafterConfig`, and of
+`VerifierConfig.proposer_settings`.
 This module imports no method, so that a gateway can read it without torch.
 """
 
@@ -28,7 +32,8 @@ class ProposerMethod:
     """`module:function`, imported when the method is opened."""
     description: str
     needs_model: bool = False
-    """Whether `DRAFTER_MODEL` must name a draft model."""
+    """True for a method with a model, which `DRAFTER_MODEL` must name. Inside a verifier it then has a thread of its own;
+    one without runs on the verifier's event loop and must answer within microseconds."""
     needs_hidden_states: bool = False
     """True for a method that reads the target's hidden states, so that it can run inside a verifier only."""
     needs_prediction: bool = False

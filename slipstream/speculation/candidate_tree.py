@@ -169,7 +169,7 @@ class CandidateTree:
         if gone is not None:
             self._unname(source, gone)
 
-    def select(self, budget: int) -> Selection:
+    def select_likeliest(self, budget: int) -> Selection:
         """The likeliest nodes, as the `coupled` rule takes them."""
         return select_likeliest(self._root, budget)
 
@@ -177,11 +177,11 @@ class CandidateTree:
         """The likeliest path, for executors that verify chains only."""
         return select_likeliest_chain(self._root, budget)
 
-    def select_chain(self, budget: int) -> Selection:
+    def select_first_children(self, budget: int) -> Selection:
         """One chain, chosen without a look at its tokens: what the ratio rule takes where only chains are verified."""
         return select_first_children(self._root, budget)
 
-    def select_drawn(self, budget: int) -> Selection:
+    def select_first_created(self, budget: int) -> Selection:
         """Nodes in the order of drawing, siblings included, as the ratio rule needs them."""
         return select_first_created(self._root, budget)
 

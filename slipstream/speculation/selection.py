@@ -1,7 +1,7 @@
 """What one verifier step takes from a session's candidate tree: a connected piece of it, packed into arrays.
 
-The planner gives each session a budget of nodes, and one of the four functions at the end of this file picks them. The
-engine then computes the picked nodes in one pass, and the acceptance rule walks them from the root.
+One of the four functions at the end of this file picks nodes up to the session's draft limit, and the planner's budget
+cuts them to the first few. The engine computes these in one pass, and the acceptance rule walks them from the root.
 """
 
 from __future__ import annotations

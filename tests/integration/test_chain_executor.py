@@ -61,7 +61,7 @@ def test_the_chain_follows_the_likeliest_alternative() -> None:
         def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
             for scheduled in step:
                 if chosen := scheduled.selection:
-                    best = scheduled.session.tree.select(MAX_DRAFT_TOKENS)
+                    best = scheduled.session.tree.select_likeliest(MAX_DRAFT_TOKENS)
                     first = [best.log_probs[node] for node, parent in enumerate(best.parents) if parent == ROOT]
                     assert chosen.log_probs[0] == max(first)
                     alternatives.append(len(first))

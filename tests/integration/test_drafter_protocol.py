@@ -209,7 +209,7 @@ async def test_frames_of_a_whole_session_fit_the_verifiers_tree(speaker: Speaker
         for candidates in arrived:
             tree.graft(grafted(candidates))
         arrived.clear()
-        path = [*tree.select_chain(2).token_ids, (step * 37) % 256]
+        path = [*tree.select_first_children(2).token_ids, (step * 37) % 256]
         tree.commit(path)
         await speaker.commit(1, length, path)
         length += len(path)

@@ -136,7 +136,9 @@ class FaultIsolation:
         """Runs a session again whose pass failed alone."""
         session = scheduled.session
         self._suspects[session] = PROVEN_STEPS
-        if session.sampling.coupled:  # a ratio rule's candidates must not depend on what was drawn
+        # The pass may fail for the tokens that were drawn. To drop them for that would bias the ratio rule, which keeps
+        # them; a coupled session's text depends on no candidate.
+        if session.sampling.coupled:
             scheduled = scheduled._replace(selection=_NO_CANDIDATES)
         for _ in range(LONE_TRIES - 1):
             if not self._probe():

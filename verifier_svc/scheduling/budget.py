@@ -10,8 +10,8 @@ every node on its accepted path. Node i of session s is accepted with its path p
 
 **Why scanning n is enough.** Fix n. The denominator is then the same for every choice, so the best choice has the
 largest sum, and no n of the eligible nodes (the first `cap` of each session) have a larger sum than the n largest.
-Best-first order puts a session's probabilities in descending order; with ties given to the earlier node, the n largest
-are therefore a prefix of each session's order. Such a choice is allowed, because a parent stands before its children,
+A session's probabilities descend (`Offer` lowers one that calibration put above its predecessor); with ties given to
+the earlier node, the n largest are therefore a prefix of each session's order. Such a choice is allowed, because a parent stands before its children,
 so that every prefix is connected. The bound is met for each n: the best of the choices for n = 0 .. room is the best of
 all. Nothing was assumed of t; it may be convex, concave or have steps. The work is one sort and one pass over it,
 O(N log N) for N nodes.

@@ -169,7 +169,7 @@ class KVAdmission:
 
     def _fit(self, scheduled: ScheduledSequence, victims: list[Session]) -> ScheduledSequence | None:
         """Reserves KV for the sequence, with its candidates or without; None if no session of lower rank is left to
-        preempt."""
+        preempt. Room depends on how many candidates there are, not on their tokens, so the ratio rule stays exact."""
         plain = scheduled._replace(selection=Selection())
         while True:
             for each in (scheduled, plain):

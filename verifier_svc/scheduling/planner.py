@@ -1,8 +1,9 @@
 """Decides what the next step holds: which sessions decode, which of their candidates it verifies, how much it prefills.
 
-It divides a step's tokens by `budget`, from two measurements: the seconds that steps of every size take, and the
-acceptance probabilities that each drafter's confidences turned out to mean. `wait_policy` decides for it how long a
-step is held back for candidates that are on their way.
+Per session it takes the likeliest candidates up to the draft limit and calibrates their path probabilities, then
+`budget.allot` divides the step's tokens among all sessions. Sessions under the ratio rule (`rejection`) do not compete:
+they get a fixed share. Later a step may only lose candidates: `KVAdmission.fit` where KV runs out, fault isolation
+after a failed pass. `wait_policy` decides how long a step is held back for candidates on their way.
 """
 
 from __future__ import annotations
@@ -168,11 +169,11 @@ class Planner:
 
     def _select(self, session: Session, limit: int) -> Selection:
         """Candidates of a form that the executor can verify: the likeliest ones, or under the ratio rule the first ones
-        in order of drawing, whatever their tokens are."""
+        drawn (of a chain the first children), whatever their tokens are."""
         tree, trees = session.tree, self._limits.executor.verifies_trees
         if session.sampling.coupled:
-            return tree.select(limit) if trees else tree.select_likeliest_chain(limit)
-        return tree.select_drawn(limit) if trees else tree.select_chain(limit)
+            return tree.select_likeliest(limit) if trees else tree.select_likeliest_chain(limit)
+        return tree.select_first_created(limit) if trees else tree.select_first_children(limit)
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
         calibration = self._calibrations[session.tenant]

@@ -84,7 +84,7 @@ class ShadowDrafter:
         base = len(self.double.tokens)
         if self._walk is not None or base < self._begins:
             return
-        chosen = self.double.tree.select(limit)
+        chosen = self.double.tree.select_likeliest(limit)
         paths = calibration.path_probabilities(self._labels(chosen), self.double.workload, chosen)
         worth = next((index for index, path in enumerate(paths) if path <= price), len(paths))
         self._walk = ShadowRound(base, chosen.head(worth))

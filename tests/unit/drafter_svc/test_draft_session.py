@@ -50,7 +50,7 @@ def told_paths(session: DraftSession) -> set[tuple[int, ...]]:
 
 def held_by(tree: CandidateTree) -> set[tuple[int, ...]]:
     """The candidate paths of the receiver."""
-    chosen = tree.select(1000)
+    chosen = tree.select_likeliest(1000)
     return {chosen.path(node) for node in range(len(chosen))}
 
 
@@ -241,7 +241,7 @@ class Wire(RuleBasedStateMachine):
     @rule(inside=st.booleans(), tokens=RUNS)
     def verifier_commits(self, inside: bool, tokens: list[int]) -> None:
         if inside:
-            tokens = list(self.tree.select_chain(2).token_ids) + tokens[:1]
+            tokens = list(self.tree.select_first_children(2).token_ids) + tokens[:1]
         self.commands.append((len(self.committed), tokens, self.source))
         self.committed += tokens
         self.tree.commit(tokens)

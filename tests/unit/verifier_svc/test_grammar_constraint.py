@@ -70,7 +70,7 @@ class Constrained:
 
 
 def paths(tree: CandidateTree) -> set[Path]:
-    chosen = tree.select(10_000)
+    chosen = tree.select_likeliest(10_000)
     return {chosen.path(node) for node in range(len(chosen))}
 
 

@@ -76,17 +76,17 @@ class LastTokenProposer:
         """It keeps nothing."""
 
 
-def open_last_token(settings: ProposerSettings) -> OpenedProposer:
-    return OpenedProposer(any_vocabulary("last_token"), LastTokenProposer())
+def open_example(settings: ProposerSettings) -> OpenedProposer:
+    return OpenedProposer(any_vocabulary("example"), LastTokenProposer())
 
 
 async def test_one_row_adds_a_method_and_a_drafter_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = ProposerMethod("last_token", f"{__name__}:open_last_token", "the last token again")
-    monkeypatch.setitem(registry.METHODS, "last_token", row)
-    config = DrafterConfig(method="last_token", listen="127.0.0.1:0", grace_s=0.0)
+    row = ProposerMethod("example", f"{__name__}:open_example", "the last token again")
+    monkeypatch.setitem(registry.METHODS, "example", row)
+    config = DrafterConfig(method="example", listen="127.0.0.1:0", grace_s=0.0)
     async with running(config) as drafter, channel(drafter.address) as line:
         served = await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())
-        assert (served.method, served.model.name) == ("last_token", "last_token")
+        assert (served.method, served.model.name) == ("example", "example")
         call = drafter_pb2_grpc.DrafterServiceStub(line).Draft()
         opened = drafter_pb2.DraftOpen(
             prefix=types_pb2.Prefix(token_ids=[3, 9], prompt_length=2),

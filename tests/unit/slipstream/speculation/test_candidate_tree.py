@@ -21,7 +21,7 @@ def chain(base: int, *tokens: int, generation: int = 0, first_node: int = 1, sou
 
 
 def paths(tree: CandidateTree) -> set[Path]:
-    selection = tree.select(10_000)
+    selection = tree.select_likeliest(10_000)
     return {selection.path(index) for index in range(len(selection))}
 
 
@@ -29,7 +29,7 @@ def test_a_chain_needs_no_parents_and_grows_by_frames() -> None:
     tree = CandidateTree(PROMPT)
     assert tree.graft(chain(3, 1, 2)).added == 2
     assert tree.graft(chain(3, 3, first_node=3)).added == 1
-    assert tree.select(9).token_ids == (1, 2, 3)
+    assert tree.select_likeliest(9).token_ids == (1, 2, 3)
     assert (tree.node_count, tree.depth, tree.empty) == (3, 3, False)
 
 
@@ -94,7 +94,7 @@ def test_two_drafters_share_a_node_and_the_surer_one_counts() -> None:
     tree.graft(Frame(3, 0, 1, (1,), (-2.0,)))
     grafted = tree.graft(Frame(3, 0, 1, (1, 2), (-1.0, -3.0), source=1))
     assert (grafted.added, grafted.merged) == (1, 1)
-    assert tree.select(2).log_probs == (-1.0, -3.0)
+    assert tree.select_likeliest(2).log_probs == (-1.0, -3.0)
 
 
 def test_memory_stays_bounded_however_long_a_generation_lives() -> None:
@@ -125,39 +125,39 @@ def test_nodes_beyond_the_limits_are_dropped_and_counted() -> None:
 def test_a_selection_prefers_likely_paths_and_a_chain_only_the_first_born() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(Frame(3, 0, 1, (1, 2, 3, 4), (-3.0, -0.5, -0.5, -0.1), (0, 0, 1, 2)))
-    assert tree.select(2).token_ids == (2, 4)
-    assert tree.select(9).head(2) == tree.select(2)
-    assert tree.select_chain(9).token_ids == (1, 3)
-    assert tree.select_chain(1).token_ids == (1,)
-    assert tree.select(0) == Selection() == tree.select_chain(0) == tree.select_drawn(0)
+    assert tree.select_likeliest(2).token_ids == (2, 4)
+    assert tree.select_likeliest(9).head(2) == tree.select_likeliest(2)
+    assert tree.select_first_children(9).token_ids == (1, 3)
+    assert tree.select_first_children(1).token_ids == (1,)
+    assert tree.select_likeliest(0) == Selection() == tree.select_first_children(0) == tree.select_first_created(0)
 
 
 def test_a_drawn_selection_takes_the_first_created_whatever_they_are() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(Frame(3, 0, 1, (5, 4, 3, 2, 6), (-3.0, -0.5, -9.0, -0.1, -0.2), (0, 0, 1, 2, 1)))
-    assert tree.select_drawn(9).token_ids == (5, 4, 3, 2, 6)
+    assert tree.select_first_created(9).token_ids == (5, 4, 3, 2, 6)
     for budget in range(6):
-        selection = tree.select_drawn(budget)
-        assert selection == tree.select_drawn(9).head(budget)
+        selection = tree.select_first_created(budget)
+        assert selection == tree.select_first_created(9).head(budget)
         assert all(parent < index for index, parent in enumerate(selection.parents))
-    assert tree.select_drawn(9).path_log_probs == pytest.approx((-3.0, -0.5, -12.0, -0.6, -3.2))
+    assert tree.select_first_created(9).path_log_probs == pytest.approx((-3.0, -0.5, -12.0, -0.6, -3.2))
     tree.commit([5])
-    assert tree.select_drawn(1).token_ids == (3,)
+    assert tree.select_first_created(1).token_ids == (3,)
     tree.graft(Frame(3, 0, 6, (1,), (0.0,), (1,)))
-    assert tree.select_drawn(9).token_ids == (3, 6, 1)
+    assert tree.select_first_created(9).token_ids == (3, 6, 1)
 
 
 def test_a_selection_carries_the_distributions() -> None:
     tree, proposal = CandidateTree(PROMPT), DraftDistribution((1, 2), (3, 4))
     tree.graft(chain(3, 1, 2)._replace(distributions=(proposal, None)))
-    assert tree.select(2).distributions == (proposal, None)
+    assert tree.select_likeliest(2).distributions == (proposal, None)
 
 
 def test_a_chain_survives_being_accepted_token_by_token() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(chain(3, *range(6)))
     for token in range(6):
-        assert tree.select_drawn(1).token_ids == (token,)
+        assert tree.select_first_created(1).token_ids == (token,)
         tree.commit([token])
     assert tree.empty
 
@@ -203,11 +203,11 @@ def test_a_selection_tells_who_sent_each_node() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(chain(3, 1, 2, source=7))
     tree.graft(chain(3, 1, 5, source=8))
-    selection = tree.select(9)
+    selection = tree.select_likeliest(9)
     senders = {selection.path(index): set(selection.sources[index]) for index in range(len(selection))}
     assert senders == {(1,): {7, 8}, (1, 2): {7}, (1, 5): {8}}
     tree.forget(8)
-    assert tree.select(9).sources == ((7,), (7,))
+    assert tree.select_likeliest(9).sources == ((7,), (7,))
 
 
 def test_a_tree_says_how_many_candidates_it_holds_at_least() -> None:
@@ -250,7 +250,7 @@ def test_every_change_of_a_tree_has_a_version_of_its_own() -> None:
 def test_the_head_of_a_selection_is_the_selection_where_it_is_no_longer() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(chain(3, 1, 2))
-    selection = tree.select(9)
+    selection = tree.select_likeliest(9)
     assert selection.head(2) is selection.head(3) is selection
     assert selection.head(1).token_ids == (1,)
 

@@ -179,7 +179,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         assert tree.empty == (not model.scores)
         assert tree.depth == max((len(path) - size for path in model.scores), default=0) <= self.limits.depth
         for budget in (10, 3):
-            selection = tree.select(budget)
+            selection = tree.select_likeliest(budget)
             rows = zip(range(len(selection)), selection.path_log_probs, strict=True)
             assert [(selection.path(index), score) for index, score in rows] == model.select(budget)
             assert_well_formed(selection)

@@ -129,5 +129,5 @@ def test_siblings_must_not_be_dropped_for_what_they_are() -> None:
 def test_a_selection_must_not_prefer_the_likely() -> None:
     cut = world("rejection", Round(passes=1, budget=1), Round(passes=0, budget=1), tokens=2)
     assert bias(cut) < 1e-12
-    with mock.patch.object(CandidateTree, "select_drawn", CandidateTree.select):
+    with mock.patch.object(CandidateTree, "select_first_created", CandidateTree.select_likeliest):
         assert bias(cut) > 1e-3

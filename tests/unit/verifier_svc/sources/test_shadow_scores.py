@@ -66,7 +66,7 @@ def grown(shadow: ShadowDrafter, nodes: list[tuple[int, int, float]], generation
 
 def longest(tree: CandidateTree, limit: int, text: list[int]) -> int:
     """Of the text's beginning, as far as the likeliest candidates have it."""
-    chosen, node = tree.select(limit), ROOT
+    chosen, node = tree.select_likeliest(limit), ROOT
     for depth, token in enumerate(text):
         child = chosen.child(node, token)
         if child is None:
@@ -91,7 +91,7 @@ def test_scores_are_those_of_the_whole_text_however_it_is_committed(
         if at >= begins:
             tree = shadow.double.tree
             accepted = longest(tree, LIMIT, text[at:])
-            expected.append((len(tree.select(LIMIT)), accepted))
+            expected.append((len(tree.select_likeliest(LIMIT)), accepted))
             begins = at + accepted + 1
         shadow.look(LIMIT, 0.0, calibration)
         at += len(tokens)
