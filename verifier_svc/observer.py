@@ -1,7 +1,8 @@
 """The interface by which tracing, metrics and shadow drafters watch the verifier, which imports none of them.
 
 The scheduler, the service and the drafters' links call an observer at the moments below. An observer changes nothing
-that a step depends on; where a moment comes with a message, it may add to it what it measured.
+that a step depends on; where a moment comes with a message, it may add to it what it measured. `RoundResult` is what a
+step decided for one session, and writes the `Round` that its gateway is sent.
 """
 
 from __future__ import annotations

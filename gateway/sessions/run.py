@@ -1,7 +1,7 @@
 """One session while this gateway runs it, as one coroutine: open it on a verifier, receive rounds, append their tokens
 to the session log, append them to the clients' stream, end. It alone decides when a session is opened again on another
-verifier and when it fails. `_commit_and_show` is the way of every token: SessionLog.append (`gateway.store`) first,
-OutputStream.append_tokens (`gateway.sessions.output_stream`) after it.
+verifier and when it fails. Rounds come from `VerifierWorker.receive`. `_commit_and_show` is the way of every token:
+SessionLog.append first, OutputStream.append_tokens after it, from where `registry` sends events to clients.
 """
 
 from __future__ import annotations

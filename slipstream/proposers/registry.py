@@ -5,7 +5,7 @@ How to add a drafting method:
 1. Write one file here with a factory `open_proposer(settings: ProposerSettings) -> OpenedProposer`. A method that needs
    nothing but the sequence's tokens implements `slipstream.proposers.lookup.Text` and returns a `LookupProposer`, which
    brings chains, budgets, rollback and closing: `NgramText` at the end of `ngram.py` is twenty lines. Any other method
-   is a class with `propose` and `close_sequence` (`slipstream.proposers.base.Proposer`); `test_registry.py` has one in ten lines.
+   is a class with `propose` and `close_sequence` (`slipstream.proposers.base.Proposer`), as in `test_registry.py`.
 2. Add one row to METHODS below. `slipstream serve --drafter NAME` and, for a process of its own, `DRAFTER_METHOD=NAME`
    follow from it. Inside a verifier it is `VERIFIER_LOCAL_DRAFTERS=NAME`, which gateways call `verifier:NAME`; a method
    there has about four calls before each step, so propose chains.
@@ -32,8 +32,8 @@ class ProposerMethod:
     """`module:function`, imported when the method is opened."""
     description: str
     needs_model: bool = False
-    """True for a method with a model, which `DRAFTER_MODEL` must name. Inside a verifier it then has a thread of its own;
-    one without runs on the verifier's event loop and must answer within microseconds."""
+    """True for a method with a model, which `DRAFTER_MODEL` must name. In a verifier it has a thread of its own; one
+    without a model runs on the event loop there and must answer within microseconds."""
     needs_hidden_states: bool = False
     """True for a method that reads the target's hidden states, so that it can run inside a verifier only."""
     needs_prediction: bool = False

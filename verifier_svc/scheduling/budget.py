@@ -11,10 +11,10 @@ every node on its accepted path. Node i of session s is accepted with its path p
 **Why scanning n is enough.** Fix n. The denominator is then the same for every choice, so the best choice has the
 largest sum, and no n of the eligible nodes (the first `cap` of each session) have a larger sum than the n largest.
 A session's probabilities descend (`Offer` lowers one that calibration put above its predecessor); with ties given to
-the earlier node, the n largest are therefore a prefix of each session's order. Such a choice is allowed, because a parent stands before its children,
-so that every prefix is connected. The bound is met for each n: the best of the choices for n = 0 .. room is the best of
-all. Nothing was assumed of t; it may be convex, concave or have steps. The work is one sort and one pass over it,
-O(N log N) for N nodes.
+the earlier node, the n largest are therefore a prefix of each session's order. Such a choice is allowed, because a
+parent stands before its children, so that every prefix is connected. The bound is met for each n: the best of the
+choices for n = 0 .. room is the best of all. Nothing was assumed of t; it may be convex, concave or have steps. The
+work is one sort and one pass over it, O(N log N) for N nodes.
 
 **What follows.** Adaptive draft length: a sure session gets many nodes, an unsure one few. Speculation off under load:
 where one more node costs more than it brings, n = 0 wins, and ties go to the smaller n. Fairness: nodes of equal

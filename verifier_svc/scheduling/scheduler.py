@@ -55,7 +55,7 @@ class Scheduler:
         self._waiting_since: float | None = None
         self._unreported_step: tuple[StepPlan, StepTiming, list[StepOutcome]] | None = None
         self._unreported_rounds: list[RoundResult] = []
-        """Both are empty whenever the loop waits."""
+        """Empty whenever the loop waits, as is `_unreported_step`."""
         self.steps = 0
         self.tokens = 0
         """Committed tokens of all sessions."""
@@ -192,7 +192,7 @@ class Scheduler:
         self._sources.root_moved(session)
         self.tokens += len(token_ids)
         if reason is not None or result.dishonest:
-            self._report()
+            self._report()  # the last Round goes out before the session's end does
         if result.dishonest:
             self._sources.quarantine_session(
                 session, InvalidArgument("a draft token lay outside its own distribution.")
