@@ -48,7 +48,7 @@ class Forest:
 
     def chooser(self, drafters: Sequence[str], scoring: Scoring) -> Chooser:
         """The system's own choice."""
-        return lambda text, position: self.tree(text, position, drafters, scoring).select(MOST)
+        return lambda text, position: self.tree(text, position, drafters, scoring).select_likeliest(MOST)
 
 
 def claimed(tree: Grown) -> Grown:
