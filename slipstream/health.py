@@ -1,8 +1,6 @@
-"""`python -m slipstream.health HOST:PORT`: whether the role there may be sent work, for an image's HEALTHCHECK."""
+"""Whether a role may be sent work, by its plaintext health port. In images `docker/healthcheck` asks the same."""
 
 from __future__ import annotations
-
-import sys
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,9 +17,3 @@ def healthy(address: str, service: str = "") -> bool:
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        sys.exit("usage: python -m slipstream.health HOST:PORT [SERVICE]")
-    sys.exit(0 if healthy(*sys.argv[1:]) else 1)

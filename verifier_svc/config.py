@@ -19,7 +19,7 @@ ENGINES = ("embedded", "vllm")
 @dataclass(frozen=True, slots=True)
 class VerifierConfig:
     model: str
-    """A local folder, a hub id, or `emulated:` with its settings (`slipstream.engine.factory`)."""
+    """A local folder, a hub id (`owner/name@REVISION`), or `emulated:` with settings (`slipstream.engine.factory`)."""
     engine: str = "embedded"
     """What runs the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
     vllm_args: str = ""

@@ -50,7 +50,7 @@ Ca = Annotated[
     str,
     typer.Option(
         envvar="SLIPSTREAM_CA",
-        help="PEM file of the CA that signed the gateway's certificate.",
+        help="PEM file of the CA that signed the gateway's certificate, for the name in SLIPSTREAM_SERVER_NAME if set.",
         rich_help_panel=CONNECTION,
     ),
 ]

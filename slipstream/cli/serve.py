@@ -353,10 +353,16 @@ def _placed(kinds: Sequence[str], draft_in_verifier: bool | None, threads: int, 
 
 def serve(
     target: Annotated[
-        str, typer.Option(help="Target model: a folder or a hub id. Default: the shipped one.", rich_help_panel=MODELS)
+        str,
+        typer.Option(
+            help="Target model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=MODELS
+        ),
     ] = "",
     draft: Annotated[
-        str, typer.Option(help="Draft model: a folder or a hub id. Default: the shipped one.", rich_help_panel=DRAFTING)
+        str,
+        typer.Option(
+            help="Draft model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=DRAFTING
+        ),
     ] = "",
     drafter: Annotated[
         list[str] | None,

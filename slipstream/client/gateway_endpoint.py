@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
 import re
 import secrets
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from slipstream.rpc.channel import CHANNEL_OPTIONS
 PREFIX = "slipstream-"
 """Lets scanners for secrets recognise a key in repositories and logs."""
 KEY_BYTES = 32
+SERVER_NAME = "SLIPSTREAM_SERVER_NAME"
+"""The variable with the default of `GatewayEndpoint.server_name`."""
 KEY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Valid names of a key and its tenant."""
 
@@ -32,6 +35,9 @@ class GatewayEndpoint:
     tls: bool = False
     ca: str = ""
     """PEM file of the CA of the gateway's certificate; empty: the system's CAs. Implies TLS."""
+    server_name: str = field(default_factory=lambda: os.environ.get(SERVER_NAME, ""))
+    """The name in the gateway's certificate where the address has another: a forwarded port, a balancer's IP address.
+    Empty: the address's own."""
     traceparent: str = ""
     """W3C trace context of the span that requests belong to; empty for none."""
 
@@ -44,7 +50,9 @@ class GatewayEndpoint:
         interceptors = _adding(tuple((name, value) for name, value in metadata.items() if value))
         if self.tls or self.ca:
             credentials = grpc.ssl_channel_credentials(self._authorities())
-            return grpc.aio.secure_channel(self.address, credentials, CHANNEL_OPTIONS, interceptors=interceptors)
+            named = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+            options = [*CHANNEL_OPTIONS, *named]
+            return grpc.aio.secure_channel(self.address, credentials, options, interceptors=interceptors)
         if self.key and not _is_local(self.address):
             raise FailedPrecondition(f"an API key is not sent to {self.address} in plaintext; use --tls or --ca FILE.")
         return grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS, interceptors=interceptors)

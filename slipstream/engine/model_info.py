@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     name: str
-    """The folder's name or the hub id."""
+    """The folder's name or the hub id, without a revision."""
     revision: str
     """The hub commit, or `local-` and a digest over configuration and weight files' names and sizes."""
     vocabulary_size: int

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from slipstream.engine.models.checkpoint import REVISION
 from slipstream.errors import FailedPrecondition, NotFound
 from slipstream.tokenizer.vocabulary import EMULATED, is_local, model_folder, read_json, tokenizer_file
 
@@ -68,11 +67,11 @@ def _files_of(target: str) -> Iterator[tuple[Path, list[str]]]:
         files = checkpoint_files(model_folder(target), ("model.safetensors.index.json", "model.safetensors"))
     else:
         try:
-            index = read_json(tokenizer_file(target, "model.safetensors.index.json", REVISION))
+            index = read_json(tokenizer_file(target, "model.safetensors.index.json"))
             shards = sorted(set(index["weight_map"].values()))
         except NotFound:
             shards = ["model.safetensors"]
-        files = [tokenizer_file(target, shard, REVISION) for shard in shards]
+        files = [tokenizer_file(target, shard) for shard in shards]
     for file in files:
         with safe_open(file, "pt") as opened:
             yield file, list(opened.keys())

@@ -42,31 +42,31 @@ class ChatTemplateSource:
         return hashlib.sha256(json.dumps(dict(self.templates), sort_keys=True).encode()).hexdigest()
 
 
-def load_chat_template(name: str, revision: str = "main", file: str = "") -> ChatTemplateSource | None:
+def load_chat_template(name: str, file: str = "") -> ChatTemplateSource | None:
     """The template in `file`, or else in the model's folder or hub repository: chat_template.jinja, else the one in
     tokenizer_config.json. None for a model without one. Raises NotFound for a `file` that cannot be read,
     FailedPrecondition for a broken configuration."""
     try:
-        config = read_json(tokenizer_file(name, "tokenizer_config.json", revision))
+        config = read_json(tokenizer_file(name, "tokenizer_config.json"))
     except NotFound:
         config = {}
-    templates = {"default": _text(Path(file))} if file else _own_templates(name, revision, config)
+    templates = {"default": _text(Path(file))} if file else _own_templates(name, config)
     return ChatTemplateSource(templates, _special_tokens(config)) if templates else None
 
 
-def chat_template_fingerprint(name: str, revision: str = "main") -> str:
+def chat_template_fingerprint(name: str) -> str:
     """Fingerprint of a model's own template; empty for a model without one, or with a broken configuration: such a
     model serves, but no conversations."""
     try:
-        source = load_chat_template(name, revision)
+        source = load_chat_template(name)
     except FailedPrecondition:
         return ""
     return "" if source is None else source.fingerprint
 
 
-def _own_templates(name: str, revision: str, config: Mapping[str, Any]) -> Mapping[str, str]:
+def _own_templates(name: str, config: Mapping[str, Any]) -> Mapping[str, str]:
     try:
-        return {"default": _text(tokenizer_file(name, "chat_template.jinja", revision))}
+        return {"default": _text(tokenizer_file(name, "chat_template.jinja"))}
     except NotFound:
         pass
     found = config.get("chat_template") or {}

@@ -18,13 +18,25 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).resolve().parents[1] / "models"
 """The small trained pair that comes with the package; in a checkout a link to the folder `models`."""
+NEWEST = "main"
+"""The revision of a hub id that names none: other weights tomorrow, perhaps."""
 EMULATED = "emulated"
 """Prefix of the fingerprint of a model without a tokenizer."""
 
 
 def is_local(name: str) -> bool:
-    """Whether a model's name is a folder rather than a hub id (`owner/name` or `name`)."""
-    return Path(name).is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
+    """Whether a model's name is a folder rather than a hub id (`owner/name`, `name`, or one with `@REVISION`)."""
+    return Path(name).is_dir() or name.startswith((".", "/", "~")) or name.partition("@")[0].count("/") > 1
+
+
+def source_and_revision(name: str) -> tuple[str, str]:
+    """What Hugging Face's libraries load a model by: its folder, or its hub id, and the revision that stands after an
+    `@` of a hub id: a commit, branch or tag; `main` where none does. Raises NotFound for a missing
+    folder."""
+    if is_local(name):
+        return str(model_folder(name)), NEWEST
+    source, _, revision = name.partition("@")
+    return source, revision or NEWEST
 
 
 def model_folder(name: str) -> Path:
@@ -57,14 +69,14 @@ def shipped_model(role: str) -> str:
     return str(folder)
 
 
-def load_tokenizer(name: str, revision: str = "main") -> Tokenizer:
+def load_tokenizer(name: str) -> Tokenizer:
     """Loads tokenizer.json from a folder or the hub, without the truncation and padding that some files set. Raises
     NotFound if it is missing, FailedPrecondition if it is broken."""
     # Imported here: a command that only compares models does without.
     from tokenizers import Tokenizer
 
     try:
-        file = tokenizer_file(name, "tokenizer.json", revision)
+        file = tokenizer_file(name, "tokenizer.json")
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -111,12 +123,12 @@ def common_prefix(first: list[int], second: list[int]) -> int:
     return low
 
 
-def eos_token_ids(name: str, revision: str = "main") -> tuple[int, ...]:
+def eos_token_ids(name: str) -> tuple[int, ...]:
     """End-of-sequence ids from generation_config.json, else config.json; may be empty. Raises NotFound without
     config.json."""
     for wanted in ("generation_config.json", "config.json"):
         try:
-            content = read_json(tokenizer_file(name, wanted, revision))
+            content = read_json(tokenizer_file(name, wanted))
         except NotFound:
             if wanted == "config.json":
                 raise
@@ -134,7 +146,7 @@ def as_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def tokenizer_file(name: str, wanted: str, revision: str) -> Path:
+def tokenizer_file(name: str, wanted: str) -> Path:
     """A file of a model's folder or hub repository. Raises NotFound when it is missing."""
     if is_local(name):
         file = model_folder(name) / wanted
@@ -144,8 +156,9 @@ def tokenizer_file(name: str, wanted: str, revision: str) -> Path:
     # Imported here: only hub ids need it.
     from huggingface_hub import hf_hub_download
 
+    source, revision = source_and_revision(name)
     try:
-        return Path(hf_hub_download(name, wanted, revision=revision))
+        return Path(hf_hub_download(source, wanted, revision=revision))
     except (OSError, ValueError) as error:
         raise NotFound(f"{wanted} of {name} cannot be had from the hub: {error}", reason="FILE_MISSING") from error
 

@@ -60,7 +60,7 @@ class Container:
 
     def healthy(self) -> bool:
         """By the command of the image's HEALTHCHECK, inside the container."""
-        asked = [COMMAND, "exec", self.name, "python", "-m", "slipstream.health", f"127.0.0.1:{self.health}"]
+        asked = [COMMAND, "exec", self.name, "healthcheck", f"127.0.0.1:{self.health}"]
         return subprocess.run(asked, capture_output=True, check=False, timeout=60).returncode == 0
 
     def started(self) -> Container:

@@ -376,6 +376,11 @@ async def test_clients_come_in_by_tls_and_a_key_never_travels_in_plaintext(place
     place.address = place.address.replace("127.0.0.1", "localhost")
     stub = await place.stub(ALICE, ca=str(tmp_path / "ca.pem"))
     assert (await stub.ListModels(gateway_pb2.ListModelsRequest())).models
+    forwarded = place.address.replace("localhost", "127.0.0.1")
+    for name, reached in (("localhost", True), ("", False), ("gateway.example", False)):
+        async with GatewayEndpoint(forwarded, ALICE, ca=str(tmp_path / "ca.pem"), server_name=name).channel() as line:
+            asked = gateway_pb2_grpc.GatewayServiceStub(line).ListModels(gateway_pb2.ListModelsRequest())
+            assert (await asked).models if reached else (await failure(asked)).reason == "HANDSHAKE"
     async with channel(place.address) as line:
         plain = gateway_pb2_grpc.GatewayServiceStub(line)
         assert (await failure(plain.ListModels(gateway_pb2.ListModelsRequest()))).reason == "HANDSHAKE"

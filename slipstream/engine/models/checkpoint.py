@@ -22,10 +22,15 @@ from slipstream.engine.models.lean_selection import fits, lean_forward
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
-from slipstream.tokenizer.vocabulary import as_ids, fingerprint, is_local, load_tokenizer, model_folder
+from slipstream.tokenizer.vocabulary import (
+    as_ids,
+    fingerprint,
+    is_local,
+    load_tokenizer,
+    source_and_revision,
+    tokenizer_file,
+)
 
-REVISION = "main"
-"""The revision of a model on the hub."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -46,8 +51,9 @@ def load_checkpoint(
     quantisation: str = "",
     lean: bool = True,
 ) -> Checkpoint:
-    """From a folder (never the network) or a hub id. Safetensors only, no remote code. `lean`: without the
-    library's modelling code where `slipstream.engine.models.lean_selection` can do without it.
+    """From a folder (never the network) or a hub id, with `@REVISION` behind it or its newest. Safetensors only, no
+    remote code. `lean`: without the library's modelling code where `slipstream.engine.models.lean_selection` can do
+    without it.
 
     Raises NotFound for a missing folder, FailedPrecondition for a family that cannot be packed, broken files
     or a package that is not installed, InvalidArgument for an unknown dtype or quantisation.
@@ -56,9 +62,8 @@ def load_checkpoint(
         raise InvalidArgument(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
     register()
     library_logging.disable_progress_bar()
-    local = is_local(name)
-    source = str(model_folder(name)) if local else name
-    options: dict[str, Any] = {"local_files_only": local, "revision": REVISION, "trust_remote_code": False}
+    source, revision = source_and_revision(name)
+    options: dict[str, Any] = {"local_files_only": is_local(name), "revision": revision, "trust_remote_code": False}
     config = _load_config(source, options)
     quantised = quantisation or quantisation_method(config)
     own = getattr(config.get_text_config(decoder=True), "dtype", None)
@@ -84,9 +89,8 @@ def load_checkpoint(
 def describe_checkpoint(name: str) -> ModelInfo:
     """What `load_checkpoint` says of a model, without its weights; `dtype` is empty. Raises NotFound for a missing
     model, FailedPrecondition for one that is no causal language model."""
-    local = is_local(name)
-    source = str(model_folder(name)) if local else name
-    options: dict[str, Any] = {"local_files_only": local, "revision": REVISION}
+    source, revision = source_and_revision(name)
+    options: dict[str, Any] = {"local_files_only": is_local(name), "revision": revision}
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
         with torch.device("meta"):
@@ -155,25 +159,27 @@ def _layers(model: Any, config: Any, device: torch.device, quantised: str) -> li
 
 
 def _info(name: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
+    source, _ = source_and_revision(name)
     config = model.config.get_text_config(decoder=True)
     vocabulary_size = model.get_output_embeddings().out_features
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     return ModelInfo(
-        name=Path(name).name if is_local(name) else name,
-        revision=_digest(model_folder(name)) if is_local(name) else str(model.config._commit_hash or REVISION),
+        name=Path(source).name if is_local(name) else source,
+        # A file of the hub lies in a folder that is named after its commit.
+        revision=_digest(Path(source)) if is_local(name) else tokenizer_file(name, "config.json").parent.name,
         vocabulary_size=vocabulary_size,
         fingerprint=_fingerprint(name, vocabulary_size),
         max_length=_max_length(config),
         dtype=dtype,
         parameters=parameters,
         eos_token_ids=as_ids(eos if eos is not None else config.eos_token_id),
-        chat_template=chat_template_fingerprint(name, REVISION),
+        chat_template=chat_template_fingerprint(name),
     )
 
 
 def _fingerprint(name: str, vocabulary_size: int) -> str:
     try:
-        return fingerprint(load_tokenizer(name, REVISION))
+        return fingerprint(load_tokenizer(name))
     except NotFound:
         # A bare checkpoint: token ids of equally many tokens are the best that can be promised.
         return f"size-{vocabulary_size}"

@@ -68,8 +68,21 @@ def test_a_role_runs_without_root_and_hears_signals_itself(role: str) -> None:
     found = stages(DOCKERFILE)
     assert "USER 10001:10001" in found["role"] and "USER" not in found[role]
     assert re.search(r'^ENTRYPOINT \["python", "-m", "\w+"\]$', found[role], re.MULTILINE)
-    assert re.search(r'^HEALTHCHECK .*CMD \["python", "-m", "slipstream.health",', found[role], re.MULTILINE)
-    assert "apt-get" not in found["role"] + found[role]  # no compiler, no more than the base has
+    assert re.search(r'^HEALTHCHECK .*CMD \["healthcheck",', found[role], re.MULTILINE)
+    assert "apt-get" not in found["role"] + found[role]  # no more than the base has
+
+
+def test_images_for_gpus_alone_have_a_compiler() -> None:
+    """Triton needs one at the first kernel that it launches."""
+    found = stages(DOCKERFILE)
+    assert [name for name in found if "apt-get" in found[name]] == ["worker"]
+    (command,) = re.findall(r"^RUN (case .*? esac)$", found["worker"], re.MULTILINE | re.DOTALL)
+    for index, installs in (("whl/cpu", False), ("whl/cu130", True)):
+        script = f"apt-get() {{ echo $*; }}; rm() {{ :; }}\n{command}"
+        asked = subprocess.run(
+            ["bash", "-c", script], env={"TORCH_INDEX": index}, capture_output=True, text=True, check=True
+        )
+        assert ("gcc" in asked.stdout) is installs
 
 
 def test_the_gateways_image_is_made_without_torch() -> None:

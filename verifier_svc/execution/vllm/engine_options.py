@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.tokenizer.vocabulary import is_local, model_folder
+from slipstream.tokenizer.vocabulary import is_local, source_and_revision
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.vllm.messages import EXTRA
 
@@ -24,6 +24,8 @@ MAX_SEQUENCES = 256
 """Sequences of one step, unless the arguments say otherwise: vLLM reserves memory for each."""
 FIXED = {
     "--model": "it is VERIFIER_MODEL",
+    "--revision": "it stands after the @ of VERIFIER_MODEL",
+    "--tokenizer-revision": "it stands after the @ of VERIFIER_MODEL",
     "--dtype": "it is VERIFIER_DTYPE",
     "--max-num-batched-tokens": "it is VERIFIER_STEP_TOKENS",
     "--speculative-config": "candidates come from Slipstream's drafters",
@@ -90,8 +92,9 @@ def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any
         def error(self, message: str) -> None:
             raise InvalidArgument(f"VERIFIER_VLLM_ARGS cannot be read: {message}.")
 
-    source = str(model_folder(config.model)) if is_local(config.model) else config.model
+    source, revision = source_and_revision(config.model)
     fixed = ["--model", source, "--max-model-len", str(min(model.max_length, config.kv_tokens))]
+    fixed += [] if is_local(config.model) else ["--revision", revision, "--tokenizer-revision", revision]
     fixed += ["--block-size", str(BLOCK_SIZE), "--dtype", config.dtype]
     fixed += ["--max-num-batched-tokens", str(config.step_tokens)]
     fixed += ["--max-num-seqs", str(min(config.step_tokens, MAX_SEQUENCES))]

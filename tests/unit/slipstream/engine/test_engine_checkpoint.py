@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import load_checkpoint
@@ -53,6 +58,42 @@ def test_a_folder_is_described_without_the_network(llama: Path, monkeypatch: pyt
 def test_the_revision_follows_the_files(llama: Path, tmp_path: Path) -> None:
     other = save_checkpoint("llama", tmp_path, rms_norm_eps=1e-5)
     assert load_checkpoint(str(other)).info.revision != load_checkpoint(str(llama)).info.revision
+
+
+COMMITS = ("a" * 40, "b" * 40)
+LOADING = """
+import sys
+from slipstream.engine.models.checkpoint import describe_checkpoint, load_checkpoint
+for name in sys.argv[1:]:
+    loaded = load_checkpoint(name, lean=False)
+    norm = next(p for n, p in loaded.forward.model.named_parameters() if n.endswith("norm.weight"))
+    assert describe_checkpoint(name).name == loaded.info.name
+    print(loaded.info.name, loaded.info.revision, float(norm[0]))
+"""
+
+
+def test_a_hub_id_with_a_revision_is_that_commit_and_without_one_the_newest(llama: Path, tmp_path: Path) -> None:
+    """Out of a cache as the hub's own tool leaves it, without the network."""
+    cache = tmp_path / "hub" / "models--owner--name"
+    for number, commit in enumerate(COMMITS):
+        folder = cache / "snapshots" / commit
+        shutil.copytree(llama, folder)
+        weights = load_file(folder / "model.safetensors")
+        norms = {name: torch.full_like(weights[name], number + 2.0) for name in weights if name.endswith("norm.weight")}
+        save_file(weights | norms, folder / "model.safetensors", {"format": "pt"})
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(COMMITS[1])
+    names = [f"owner/name@{COMMITS[0]}", f"owner/name@{COMMITS[1]}", "owner/name"]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING, *names],
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = [line.split() for line in done.stdout.splitlines()]
+    expected = [["owner/name", COMMITS[number], f"{number + 2.0}"] for number in (0, 1, 1)]
+    assert told == expected, done.stderr
 
 
 def test_a_model_is_described_with_its_chat_template(tmp_path: Path) -> None:

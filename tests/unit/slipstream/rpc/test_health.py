@@ -1,16 +1,23 @@
-"""What an image's HEALTHCHECK hears."""
+"""What an image's HEALTHCHECK, and `slipstream.health`, say of a role."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from slipstream.health import healthy
 from slipstream.rpc.server import Server
+
+HEALTHCHECK = Path(__file__).resolve().parents[4] / "docker" / "healthcheck"
+
+
+def asked_by_bash(address: str) -> bool:
+    done = subprocess.run(["bash", HEALTHCHECK, address], stderr=subprocess.DEVNULL, check=False, timeout=60)
+    return done.returncode == 0
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -19,7 +26,8 @@ async def test_a_role_is_healthy_while_it_says_so(ready: bool) -> None:
     try:
         await server.start("127.0.0.1:0", "127.0.0.1:0")
         await server.set_serving(ready)
-        assert await asyncio.to_thread(healthy, server.health_address) is ready
+        for ask in (healthy, asked_by_bash):
+            assert await asyncio.to_thread(ask, server.health_address) is ready
     finally:
         await server.stop(0)
 
@@ -34,9 +42,12 @@ async def test_a_service_that_nobody_offers_is_not_healthy() -> None:
         await server.stop(0)
 
 
-def test_nobody_there_is_exit_status_1() -> None:
+def test_nobody_there_is_not_healthy() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{reserved.getsockname()[1]}"
-        command = [sys.executable, "-m", "slipstream.health", address]
-        assert subprocess.run(command, check=False, timeout=60).returncode == 1
+        assert not asked_by_bash(f"127.0.0.1:{reserved.getsockname()[1]}")
+
+
+def test_whoever_accepts_and_says_nothing_is_not_healthy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        assert not asked_by_bash(f"127.0.0.1:{frozen.getsockname()[1]}")
