@@ -17,6 +17,7 @@ from slipstream.errors import SERVING_ENDED, Aborted, OutOfRange, SlipstreamErro
 from slipstream.v1 import gateway_pb2, types_pb2
 
 Event = gateway_pb2.Started | gateway_pb2.Delta | gateway_pb2.Finished
+"""One Started, then Deltas, each with all text that became final since the client took the last one, then Finished."""
 MOST_TOKENS = 4096
 """Most tokens of one Delta: a client that is far behind catches up in pieces."""
 

@@ -134,7 +134,7 @@ class SessionRun:
             raise
         except (Unavailable, ResourceExhausted) as error:  # another gateway may go on with it
             outcome = outcome_of(error)
-            await self._suspend()
+            await self._suspend(error)
             self._stream.fail(error)
         except SlipstreamError as error:
             outcome = outcome_of(error)
@@ -320,11 +320,13 @@ class SessionRun:
                 observer.verifier_left(complete=bool(self._completed()))
         self._verifier_session = self._verifier = None
 
-    async def _suspend(self) -> None:
+    async def _suspend(self, error: SlipstreamError | None = None) -> None:
         """Leave nothing of the session but its record, which any gateway may take up."""
         self.ending = True
         self._leave_verifier()
         self._drafters.release_all()
+        if error is not None and self._log.gave_up:  # clients need not wait for a store that does not answer
+            self._stream.fail(error)
         with contextlib.suppress(SlipstreamError):
             await self._log.release()
 

@@ -47,7 +47,7 @@ class SessionLog:
         """Writes that were left to the queue so far."""
         self._one_at_a_time = asyncio.Lock()
         self._fenced: SlipstreamError | None = None
-        self._gave_up = False
+        self.gave_up = False
         """Whether the store was away for longer than `grace_s`: further writes do not wait for it again."""
         self.epoch = record.epoch
         self.length = len(record.tokens)
@@ -103,7 +103,7 @@ class SessionLog:
         """Keep the lease without writing. Raises Aborted when another owner has the session, Unavailable when the store
         is away."""
         async with self._one_at_a_time:
-            if self._behind or self._gave_up:  # a write is tried again and again: that renews it too
+            if self._behind or self.gave_up:  # a write is tried again and again: that renews it too
                 return
             await self._execute(_Write(partial(self._store.renew, *self._last(), len(self._tokens))))
 
@@ -131,7 +131,7 @@ class SessionLog:
             self._write_behind.add_log(self)
             return
         async with self._one_at_a_time:
-            if self._gave_up:
+            if self.gave_up:
                 await self._execute(write)
             else:
                 await self._retry(write)
@@ -142,7 +142,7 @@ class SessionLog:
                 while not await self._executed(write):
                     await asyncio.sleep(RETRY_S)
         except TimeoutError as error:
-            self._gave_up = True
+            self.gave_up = True
             raise store_away() from error
 
     async def _executed(self, write: _Write) -> bool:

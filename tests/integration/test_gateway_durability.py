@@ -46,6 +46,23 @@ async def test_strict_sessions_show_nothing_that_is_not_in_the_log(setting: Sett
     assert counted.emitted == len(answer.tokens) == 3 * counted.rounds  # nor is it counted
 
 
+class Frozen(Flaky):
+    """A store that goes away and never answers a release."""
+
+    async def release(self, *arguments: Any) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_client_hears_of_a_store_that_is_away_before_its_record_is_released(setting: Setting) -> None:
+    store = Frozen(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
+    front = await setting.front(setting.verifier(), store=store, store_grace_s=0.3)
+    async with asyncio.timeout(60):
+        with pytest.raises(grpc.RpcError) as caught:
+            async for _ in front.call():
+                pass
+    assert error_of(caught.value).reason == "STORE_UNAVAILABLE"
+
+
 async def test_relaxed_sessions_go_on_and_the_log_catches_up_in_order(setting: Setting) -> None:
     store = Flaky(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(), store=store, durability="relaxed")
