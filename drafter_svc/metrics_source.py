@@ -9,7 +9,7 @@ from drafter_svc.scheduler import DraftRequest, DraftScheduler, StepObserver
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.metrics_collector import MetricsCollector, spans_of
+from slipstream.telemetry.metrics_collector import MetricsCollector, build_info, spans_of
 from slipstream.telemetry.tracing import Tracing
 
 
@@ -60,6 +60,7 @@ def collect_metrics(
     return MetricsCollector(
         "drafter",
         {
+            metrics.BUILD: build_info("drafter"),
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
             metrics.LINK_BYTES: lambda: verifiers.by_label("verifier"),

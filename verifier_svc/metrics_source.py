@@ -7,7 +7,7 @@ from collections import Counter
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.metrics_collector import MetricsCollector, Values, spans_of
+from slipstream.telemetry.metrics_collector import MetricsCollector, Values, build_info, spans_of
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import verifier_pb2
 from verifier_svc.observer import RoundResult, StepObserver, StepReport
@@ -68,12 +68,14 @@ def metrics_collector(
     return MetricsCollector(
         "verifier",
         {
+            metrics.BUILD: build_info("verifier"),
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
             metrics.LINK_BYTES: lambda: gateway_bytes.by_label("gateway") | sources.traffic.by_label("drafter"),
             metrics.VERIFIER_SESSIONS: lambda: len(scheduler),
             metrics.VERIFIER_WAITING: lambda: admission.waiting,
             metrics.KV_TOTAL: lambda: kv.blocks_total,
+            metrics.KV_TOTAL_OLD: lambda: kv.blocks_total,
             metrics.KV_USED: lambda: kv.blocks_total - kv.blocks_free,
             metrics.PREEMPTIONS: lambda: admission.preemptions,
             metrics.PREFIX_SOUGHT: lambda: admission.prefix_tokens_sought,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,6 +21,7 @@ from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
 from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
 from slipstream.rpc.tls import Certificates
+from slipstream.version import running_version
 
 BODY_FACTOR = 6
 """Bytes of JSON for a byte of text, at most: `\\u0000`."""
@@ -51,7 +51,7 @@ def http_server(parts: HttpDependencies, keys: ApiKeys | None, certificates: Cer
 def application(parts: HttpDependencies, keys: ApiKeys | None) -> Application:
     app = FastAPI(
         title="Slipstream",
-        version=version(operations.DISTRIBUTION),
+        version=running_version(),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

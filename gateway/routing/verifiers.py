@@ -92,6 +92,12 @@ class VerifierWorker:
         return self._watch.load.waiting > 0
 
     @property
+    def kv_usage(self) -> float:
+        """Share of its KV blocks that sessions hold, from 0 to 1."""
+        load = self._watch.load
+        return 1 - load.kv_blocks_free / load.kv_blocks_total if load.kv_blocks_total else 0.0
+
+    @property
     def steps(self) -> int:
         """The verifier's step counter, which grows while it works."""
         return self._watch.load.steps

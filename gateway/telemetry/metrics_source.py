@@ -10,11 +10,11 @@ from gateway.routing.breaker import BreakerState
 from gateway.routing.router import Router
 from gateway.store.measured import MeasuredStore
 from gateway.store.write_behind import WriteBehindQueue
-from gateway.telemetry.request_metrics import RequestMetrics, RequestSeries
+from gateway.telemetry.request_metrics import MEASURED_OUTCOMES, RequestMetrics, RequestSeries
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
-from slipstream.telemetry import metrics
-from slipstream.telemetry.metrics_collector import MetricsCollector, Source, Values, spans_of
+from slipstream.telemetry import metrics, spans
+from slipstream.telemetry.metrics_collector import MetricsCollector, Renamed, Source, Values, build_info, spans_of
 from slipstream.telemetry.tracing import Tracing
 
 STATES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
@@ -43,11 +43,14 @@ def metrics_collector(parts: MetricsParts) -> MetricsCollector:
         **_requests(parts),
         **_workers(parts),
         **_store(parts),
+        **_load(parts),
         **_vllm(parts.requests),
+        **_renamed(parts.requests),
     }
     sources[metrics.CANDIDATES_VERIFIED] = lambda: _shares(parts, "drafted")
     sources[metrics.CANDIDATES_ACCEPTED] = lambda: _shares(parts, "accepted")
     sources[metrics.CANDIDATE_ROUNDS] = lambda: _shares(parts, "rounds")
+    sources[metrics.BUILD] = build_info("gateway")
     sources[metrics.RPC_ERRORS] = lambda: parts.server.errors
     sources[metrics.SPANS] = spans_of(parts.tracing)
     return MetricsCollector("gateway", sources)
@@ -76,6 +79,7 @@ def _rounds(requests: RequestMetrics) -> dict[metrics.Metric, Source]:
         metrics.ROUNDS_WITH_DRAFTS: each(lambda series: series.sums.rounds_with_drafts),
         metrics.DRAFTED: each(lambda series: series.sums.drafted),
         metrics.ACCEPTED: each(lambda series: series.sums.accepted),
+        metrics.PROMPT: each(lambda series: series.prompt_tokens),
         metrics.EMITTED: each(lambda series: series.sums.emitted),
         metrics.ACCEPTED_BY_DEPTH: depths,
         metrics.HITS: each(lambda series: series.sums.hits),
@@ -165,6 +169,38 @@ def _store(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     }
 
 
+def _load(parts: MetricsParts) -> Mapping[metrics.Metric, Source]:
+    """What load balancers choose a gateway by."""
+    requests, router = parts.requests, parts.router
+
+    def now(number: Callable[[RequestSeries], float]) -> Callable[[], Values]:
+        """A gauge that models have before their first request too: load balancers take a missing one for a fault."""
+
+        def read() -> Values:
+            sums: dict[tuple[str, ...], float] = {(model, ENGINE): 0 for model in usages()}
+            for (model, _), series in requests.series.items():
+                sums[model, ENGINE] = sums.get((model, ENGINE), 0) + number(series)
+            return sums
+
+        return read
+
+    def usages() -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for verifier in router.verifiers:
+            if verifier.model is not None and verifier.present:
+                found.setdefault(requests.model_label(verifier.model.name), []).append(verifier.kv_usage)
+        return found
+
+    def kv_usage() -> Values:
+        return {(model, ENGINE): sum(shares) / len(shares) for model, shares in usages().items()}
+
+    return {
+        metrics.VLLM_RUNNING: now(lambda series: series.sessions - series.waiting),
+        metrics.VLLM_WAITING: now(lambda series: series.waiting),
+        metrics.VLLM_KV: kv_usage,
+    }
+
+
 def _vllm(requests: RequestMetrics) -> Mapping[metrics.Metric, Source]:
     def over_workloads(
         counts: Callable[[RequestSeries], Iterator[tuple[tuple[str, ...], float]]],
@@ -183,8 +219,31 @@ def _vllm(requests: RequestMetrics) -> Mapping[metrics.Metric, Source]:
             yield (str(depth - 1),), count
 
     return {
+        metrics.VLLM_PROMPT: over_workloads(lambda series: iter([((), series.prompt_tokens)])),
+        metrics.VLLM_GENERATED: over_workloads(lambda series: iter([((), series.sums.emitted)])),
+        metrics.VLLM_SUCCESS: over_workloads(
+            lambda series: (((outcome,), series.outcomes[outcome]) for outcome in MEASURED_OUTCOMES)
+        ),
         metrics.VLLM_DRAFTS: over_workloads(lambda series: iter([((), series.sums.rounds_with_drafts)])),
         metrics.VLLM_DRAFTED: over_workloads(lambda series: iter([((), series.sums.drafted)])),
         metrics.VLLM_ACCEPTED: over_workloads(lambda series: iter([((), series.sums.accepted)])),
         metrics.VLLM_POSITIONS: over_workloads(positions),
+    }
+
+
+def _renamed(requests: RequestMetrics) -> Mapping[metrics.Metric, Source]:
+    def vllm(labels: Mapping[str, str]) -> tuple[str, ...]:
+        return labels["model"], ENGINE
+
+    def gen_ai(labels: Mapping[str, str]) -> tuple[str, ...]:
+        return spans.TEXT_COMPLETION, spans.PROVIDER_NAME, labels["model"]
+
+    return {
+        metrics.VLLM_TTFT: Renamed(requests.ttft, vllm),
+        metrics.VLLM_ITL: Renamed(requests.gap, vllm),
+        metrics.VLLM_TPOT: Renamed(requests.tpot, vllm),
+        metrics.VLLM_E2E: Renamed(requests.e2e, vllm),
+        metrics.GEN_AI_TTFT: Renamed(requests.ttft, gen_ai),
+        metrics.GEN_AI_TPOT: Renamed(requests.tpot, gen_ai),
+        metrics.GEN_AI_E2E: Renamed(requests.e2e, gen_ai),
     }

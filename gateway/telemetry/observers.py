@@ -31,7 +31,7 @@ class GatewayObservers(Observers):
     def watch_session(
         self, session_id: str, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool
     ) -> Sequence[SessionObserver]:
-        counting = SessionMetrics(self.metrics, resolved, stats)
+        counting = SessionMetrics(self.metrics, resolved, stats, from_beginning=from_beginning)
         trace = session_trace(resolved.arm)
         sample = self.trial.sample(resolved.arm, session_id) if self.trial and resolved.arm and from_beginning else None
         return [each for each in (counting, trace, sample) if each is not None]

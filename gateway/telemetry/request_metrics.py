@@ -48,6 +48,11 @@ class RequestSeries:
     tpot: Histogram
     gap: Histogram
     e2e: Histogram
+    sessions: int = 0
+    """Sessions running now."""
+    waiting: int = 0
+    """Those of them that wait for a verifier."""
+    prompt_tokens: int = 0
     sums: RoundCounters = field(default_factory=RoundCounters)
     outcomes: Counter[str] = field(default_factory=Counter)
     good: int = 0
@@ -73,7 +78,7 @@ class RequestMetrics:
         self.series: dict[tuple[str, ...], RequestSeries] = {}
         """By (model, workload)."""
         self.refused = 0
-        self.sessions = self.waiting = self.rehomings = 0
+        self.rehomings = 0
         self.failures: Counter[tuple[str, ...]] = Counter()
         """Failures of drafters, by (name, reason)."""
         self.methods = BoundedLabels(MOST_METHODS)
@@ -81,8 +86,21 @@ class RequestMetrics:
         self._models, self._workloads = BoundedLabels(MOST_MODELS), BoundedLabels(MOST_WORKLOADS, workloads)
         self._drafters, self._reasons = BoundedLabels(MOST_DRAFTERS), BoundedLabels(MOST_REASONS)
 
+    @property
+    def sessions(self) -> int:
+        """Sessions running now."""
+        return sum(each.sessions for each in self.series.values())
+
+    @property
+    def waiting(self) -> int:
+        """Sessions that wait for a verifier."""
+        return sum(each.waiting for each in self.series.values())
+
+    def model_label(self, model: str) -> str:
+        return self._models(model)
+
     def series_of(self, resolved: ResolvedRequest) -> RequestSeries:
-        labels = self._models(resolved.model.name), self._workloads(resolved.workload)
+        labels = self.model_label(resolved.model.name), self._workloads(resolved.workload)
         series = self.series.get(labels)
         if series is None:
             ttft, tpot, gap, e2e = (each.labels(*labels) for each in (self.ttft, self.tpot, self.gap, self.e2e))
@@ -106,20 +124,25 @@ class RequestMetrics:
 class SessionMetrics(SessionObserver):
     """Counts one session into the series of its kind."""
 
-    def __init__(self, metrics: RequestMetrics, resolved: ResolvedRequest, stats: RequestStats) -> None:
+    def __init__(
+        self, metrics: RequestMetrics, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool = True
+    ) -> None:
+        """`from_beginning`: the session's prompt was not counted before."""
         self._metrics = metrics
+        self._prompt_tokens = stats.prompt_tokens if from_beginning else 0
         self._series = metrics.series_of(resolved)
         self._stats = stats
         self._last_token_at: float | None = None
 
     def run_began(self) -> None:
-        self._metrics.sessions += 1
+        self._series.sessions += 1
+        self._series.prompt_tokens += self._prompt_tokens
 
     def verifier_wait_began(self) -> None:
-        self._metrics.waiting += 1
+        self._series.waiting += 1
 
     def verifier_wait_ended(self) -> None:
-        self._metrics.waiting -= 1
+        self._series.waiting -= 1
 
     def reopening(self) -> None:
         self._metrics.rehomings += 1
@@ -135,7 +158,7 @@ class SessionMetrics(SessionObserver):
         self._series.sums.add_round(done, speculates=stats.speculates)
 
     def run_ended(self, outcome: str) -> None:
-        self._metrics.sessions -= 1
+        self._series.sessions -= 1
         self._series.outcomes[outcome] += 1
         if outcome in MEASURED_OUTCOMES:
             self._series.observe_times(self._stats, self._metrics.objectives)

@@ -71,8 +71,8 @@ class RequestTrace(RequestObserver):
         self._error = self._ended = False
         self._events: list[Event] = []
         self._attributes: dict[str, Value] = {
-            spans.OPERATION: "text_completion",
-            spans.PROVIDER: "slipstream",
+            spans.OPERATION: spans.TEXT_COMPLETION,
+            spans.PROVIDER: spans.PROVIDER_NAME,
             spans.METHOD: f"slipstream.v1.GatewayService/{name.capitalize()}",
             spans.STATUS: "OK",
             spans.ASKED: trace.asked or None,

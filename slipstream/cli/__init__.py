@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from slipstream.cli.operations import doctor, key
 from slipstream.cli.serve import serve
 from slipstream.cli.status import status
 from slipstream.cli.trace import trace
+from slipstream.version import running_version
 
 ABOUT = "Distributed speculative decoding: cheap GPUs guess, one expensive GPU decides."
 
@@ -35,7 +35,7 @@ app.command("plan", context_settings=PLAN_SETTINGS)(plan)
 
 def _print_version(requested: bool) -> None:
     if requested:
-        typer.echo(metadata.version("slipstream-serve"))
+        typer.echo(running_version())
         raise typer.Exit
 
 

@@ -19,6 +19,9 @@ REQUEST = ("model", "workload")
 CANDIDATES = ("model", "drafter", "method", "workload")
 """Labels of candidates."""
 
+DEPRECATED = ("slipstream_kv_blocks_total",)
+"""Old names that break the rules for names; they go in the next release."""
+
 # Buckets, in seconds unless they count something.
 _STEPS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -62,11 +65,14 @@ def _histogram(name: str, help: str, role: Role, buckets: tuple[float, ...], lab
 
 
 def _kind(name: str) -> Literal["counter", "gauge"]:
-    return "counter" if name.endswith("_total") and name != "slipstream_kv_blocks_total" else "gauge"
+    return "counter" if name.endswith("_total") and name not in DEPRECATED else "gauge"
 
 
 # All roles.
 
+BUILD = Metric(
+    "slipstream_build_info", "gauge", "Version of the process; always 1.", ROLES, ("role", "version", "python")
+)
 RPC_ERRORS = Metric(
     "slipstream_rpc_errors_total",
     "counter",
@@ -98,6 +104,7 @@ ROUNDS_WITH_DRAFTS = _gateway(
 )
 DRAFTED = _gateway("slipstream_drafted_tokens_total", "Candidates verified.", *REQUEST)
 ACCEPTED = _gateway("slipstream_accepted_tokens_total", "Candidates accepted.", *REQUEST)
+PROMPT = _gateway("slipstream_prompt_tokens_total", "Tokens of the prompts of new sessions.", *REQUEST)
 EMITTED = _gateway("slipstream_emitted_tokens_total", "Output tokens committed.", *REQUEST)
 ACCEPTED_BY_DEPTH = _gateway(
     "slipstream_accepted_by_depth_total",
@@ -215,9 +222,18 @@ STORE_ERRORS = _gateway(
 )
 STORE_LAG = _gateway("slipstream_store_lag_seconds", "Age of the oldest write that is not stored yet; 0 for none.")
 
-# Gateway: vLLM's names of the same numbers, for dashboards and load tools that use those.
+# Gateway: the same numbers under vLLM's names, for load balancers, dashboards and load tools that use those, and under
+# OpenTelemetry's (`gen_ai.server.*`, as Prometheus spells them). No histogram here is observed: `Renamed`.
 
 _VLLM = ("model_name", "engine")
+VLLM_RUNNING = _gateway("vllm:num_requests_running", "Sessions on a verifier.", *_VLLM)
+VLLM_WAITING = _gateway("vllm:num_requests_waiting", "Sessions that wait for a verifier.", *_VLLM)
+VLLM_KV = _gateway("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1: mean of the verifiers.", *_VLLM)
+VLLM_PROMPT = _gateway("vllm:prompt_tokens_total", "Same as slipstream_prompt_tokens_total.", *_VLLM)
+VLLM_GENERATED = _gateway("vllm:generation_tokens_total", "Same as slipstream_emitted_tokens_total.", *_VLLM)
+VLLM_SUCCESS = _gateway(
+    "vllm:request_success_total", "Requests that ended with stop or length.", *_VLLM, "finished_reason"
+)
 VLLM_DRAFTS = _gateway("vllm:spec_decode_num_drafts_total", "Same as slipstream_rounds_with_drafts_total.", *_VLLM)
 VLLM_DRAFTED = _gateway("vllm:spec_decode_num_draft_tokens_total", "Same as slipstream_drafted_tokens_total.", *_VLLM)
 VLLM_ACCEPTED = _gateway(
@@ -230,11 +246,27 @@ VLLM_POSITIONS = _gateway(
     "position",
 )
 
+
+def _same(name: str, other: Metric, labels: tuple[str, ...]) -> Metric:
+    return _histogram(name, f"Same as {other.name}.", "gateway", other.buckets, labels)
+
+
+VLLM_TTFT = _same("vllm:time_to_first_token_seconds", TTFT, _VLLM)
+VLLM_ITL = _same("vllm:inter_token_latency_seconds", GAP, _VLLM)
+VLLM_TPOT = _same("vllm:request_time_per_output_token_seconds", TPOT, _VLLM)
+VLLM_E2E = _same("vllm:e2e_request_latency_seconds", E2E, _VLLM)
+
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+GEN_AI_TTFT = _same("gen_ai_server_time_to_first_token_seconds", TTFT, _GEN_AI)
+GEN_AI_TPOT = _same("gen_ai_server_time_per_output_token_seconds", TPOT, _GEN_AI)
+GEN_AI_E2E = _same("gen_ai_server_request_duration_seconds", E2E, _GEN_AI)
+
 # Verifier.
 
 VERIFIER_SESSIONS = _verifier("slipstream_verifier_sessions", "Open sessions, including those that wait for KV blocks.")
 VERIFIER_WAITING = _verifier("slipstream_verifier_waiting_sessions", "Sessions that wait for KV blocks.")
-KV_TOTAL = _verifier("slipstream_kv_blocks_total", "KV blocks in total; a gauge in spite of its name.")
+KV_TOTAL = _verifier("slipstream_kv_blocks", "KV blocks in total.")
+KV_TOTAL_OLD = _verifier("slipstream_kv_blocks_total", "Old name of slipstream_kv_blocks; it goes in the next release.")
 KV_USED = _verifier("slipstream_kv_blocks_used", "KV blocks held by sessions.")
 PREEMPTIONS = _verifier("slipstream_preemptions_total", "Preemptions: a session gave up its KV blocks to another one.")
 PREFIX_SOUGHT = _verifier(

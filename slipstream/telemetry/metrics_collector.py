@@ -7,6 +7,8 @@ scrape comes. Histograms are prometheus_client's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from platform import python_version
 
 from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -14,15 +16,32 @@ from prometheus_client.registry import Collector
 
 from slipstream.telemetry import metrics
 from slipstream.telemetry.tracing import Tracing
+from slipstream.version import running_version
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused series for each counter
 
 Values = Mapping[tuple[str, ...], float]
 """Keyed by the values of the labels."""
-Source = Callable[[], float | Values] | Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A histogram that is scraped under another name as well: nothing more is observed for it."""
+
+    histogram: Histogram
+    labels: Callable[[Mapping[str, str]], tuple[str, ...]]
+    """Converts the histogram's labels to values of the other name's; series that get equal ones are added up."""
+
+
+Source = Callable[[], float | Values] | Histogram | Renamed
 OTHER = "other"
 """The label of all values beyond the bound."""
 MAX_LABEL_CHARACTERS = 64
+
+
+def build_info(role: metrics.Role) -> Callable[[], Values]:
+    """Source of BUILD."""
+    return lambda: {(role, running_version(), python_version()): 1}
 
 
 def spans_of(tracing: Tracing | None) -> Source:
@@ -48,7 +67,7 @@ class MetricsCollector(Collector):
 
     def read(self) -> None:
         for metric, source in self._sources.items():
-            if not isinstance(source, Histogram):
+            if not isinstance(source, Histogram | Renamed):
                 value = source()
                 self._values[metric] = dict(value) if isinstance(value, Mapping) else {(): value}
 
@@ -57,6 +76,8 @@ class MetricsCollector(Collector):
         for metric, source in self._sources.items():
             if isinstance(source, Histogram):
                 yield from source.collect()
+            elif isinstance(source, Renamed):
+                yield _renamed(metric, source)
             else:
                 yield _family(metric, values.get(metric, {}))
 
@@ -67,6 +88,21 @@ def _family(metric: metrics.Metric, values: Values) -> Metric:
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family
+
+
+def _renamed(metric: metrics.Metric, source: Renamed) -> Metric:
+    summed: dict[tuple[str, ...], dict[tuple[str, str], float]] = {}
+    for family in source.histogram.collect():
+        for sample in family.samples:
+            series = summed.setdefault(source.labels(sample.labels), {})
+            place = sample.name.removeprefix(family.name), sample.labels.get("le", "")
+            series[place] = series.get(place, 0.0) + sample.value
+    renamed = Metric(metric.name, metric.help, "histogram")
+    for values, series in summed.items():
+        labels = dict(zip(metric.labels, values, strict=True))
+        for (ending, bound), value in series.items():
+            renamed.add_sample(metric.name + ending, labels | ({"le": bound} if bound else {}), value)
+    return renamed
 
 
 class BoundedLabels:

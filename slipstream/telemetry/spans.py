@@ -20,6 +20,9 @@ COMMIT = "commit"
 # A verifier's pass over many sessions: a trace of its own.
 STEP = "step"
 
+TEXT_COMPLETION = "text_completion"
+PROVIDER_NAME = "slipstream"
+
 OPERATION = "gen_ai.operation.name"
 PROVIDER = "gen_ai.provider.name"
 CONVERSATION = "gen_ai.conversation.id"

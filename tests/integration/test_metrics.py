@@ -23,10 +23,12 @@ from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument, ResourceExhausted
 from slipstream.rpc.channel import channel
-from slipstream.telemetry.metrics import DECLARED, ROLES
+from slipstream.telemetry.metrics import DECLARED, DEPRECATED, ROLES
 from slipstream.v1 import gateway_pb2
+from slipstream.version import running_version
 from tests.fleet import verifier
-from tests.scraping import Page, scrape
+from tests.prometheus import problems_of_metrics
+from tests.scraping import Page, fetch, scrape
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
 TOKENS = 48
@@ -100,6 +102,17 @@ async def test_every_role_tells_what_is_declared_for_it_and_nothing_else() -> No
             assert page.names == declared
 
 
+async def test_names_follow_prometheus_rules() -> None:
+    async with system() as running:
+        await running.generate()
+        pages = [await asyncio.to_thread(fetch, address, "text/plain") for address in running.addresses.values()]
+    problems = {problem for page in pages for problem in problems_of_metrics(page)}
+    assert {name for name, _ in problems if not name.startswith("vllm:")} == set(DEPRECATED)
+    assert {problem for name, problem in problems if name.startswith("vllm:")} == {
+        "metric names should not contain ':'"
+    }, "vLLM's own choice"
+
+
 async def test_the_numbers_are_those_that_clients_were_told() -> None:
     async with system(verifier_price=3.0, drafter_prices=("model=0.5",), slo_ttft_s=30.0) as running:
         said = [await running.generate(first, workload=kind) for first, kind in enumerate(["chat", "code", "chat"], 7)]
@@ -148,6 +161,8 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     assert deciding.value("slipstream_rolled_back_tokens_total") == drafted - accepted
     assert deciding.value("slipstream_verifier_committed_tokens_total") == 3 * TOKENS
 
+    check_other_names(gateway, said[0].started.model)
+
     # Steps and passes.
     steps = deciding.value("slipstream_verifier_step_seconds_count")
     assert steps >= sum(each.rounds for each in told)
@@ -174,7 +189,9 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     # Nobody is there any more; every block is free.
     for name in ("slipstream_verifier_sessions", "slipstream_verifier_waiting_sessions", "slipstream_kv_blocks_used"):
         assert deciding.value(name) == 0, name
-    assert deciding.value("slipstream_kv_blocks_total") > 0
+    assert deciding.value("slipstream_kv_blocks_total") == deciding.value("slipstream_kv_blocks") > 0
+    builds = [page.value("slipstream_build_info", role=role, version=running_version()) for role, page in pages.items()]
+    assert builds == [1, 1, 1]
     for name in ("slipstream_gateway_sessions", "slipstream_gateway_waiting_sessions", "slipstream_store_lag_seconds"):
         assert gateway.value(name) == 0, name
 
@@ -200,14 +217,49 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     assert gateway.value("slipstream_inter_token_seconds_count") == sum(each.rounds - 1 for each in told)
 
 
+def check_other_names(gateway: Page, model: str) -> None:
+    """After three requests of three prompt tokens each: vLLM's names and OpenTelemetry's say what ours say."""
+    vllm = {"model_name": model, "engine": "0"}
+    assert gateway.value("slipstream_prompt_tokens_total", workload="chat") == 2 * 3
+    for name, expected in {
+        "prompt_tokens_total": 3 * 3,
+        "generation_tokens_total": 3 * TOKENS,
+        "request_success_total": 3,
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+    }.items():
+        assert gateway.samples(f"vllm:{name}", **vllm) and gateway.value(f"vllm:{name}", **vllm) == expected, name
+    assert gateway.value("vllm:request_success_total", finished_reason="length") == 3
+    gen_ai = {"gen_ai_operation_name": "text_completion", "gen_ai_request_model": vllm["model_name"]}
+    for name, other, labels in (
+        ("vllm:time_to_first_token_seconds", "time_to_first_token_seconds", vllm),
+        ("vllm:inter_token_latency_seconds", "inter_token_seconds", vllm),
+        ("vllm:request_time_per_output_token_seconds", "time_per_output_token_seconds", vllm),
+        ("vllm:e2e_request_latency_seconds", "request_seconds", vllm),
+        ("gen_ai_server_time_to_first_token_seconds", "time_to_first_token_seconds", gen_ai),
+        ("gen_ai_server_time_per_output_token_seconds", "time_per_output_token_seconds", gen_ai),
+        ("gen_ai_server_request_duration_seconds", "request_seconds", gen_ai),
+    ):
+        for ending in ("_count", "_sum"):
+            ours = gateway.value(f"slipstream_{other}{ending}")
+            assert ours > 0 and gateway.value(name + ending, **labels) == pytest.approx(ours), name
+        assert gateway.value(f"{name}_bucket", le="+Inf") == gateway.value(f"{name}_count")
+        bounds = [sample.value for sample in gateway.samples(f"{name}_bucket")]
+        assert bounds == sorted(bounds), "one series over both workloads, its buckets in order"
+
+
 async def test_what_callers_are_told_is_counted_and_whose_fault_it_was() -> None:
     async with system(max_sessions=1) as running:
         with pytest.raises(InvalidArgument):
             await running.generate(workload="x" * 65)
+        idle = await scrape(running.addresses["gateway"])
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert len(idle.samples(f"vllm:{name}")) == 1, "a load balancer reads it before the first request"
         first = asyncio.create_task(running.generate(max_tokens=200))
         page = await scrape(running.addresses["gateway"])
-        while not page.value("slipstream_gateway_sessions"):
+        while not page.value("vllm:kv_cache_usage_perc"):
             page = await scrape(running.addresses["gateway"])
+        assert page.value("slipstream_gateway_sessions") == page.value("vllm:num_requests_running") == 1
         with pytest.raises(ResourceExhausted):
             await running.generate()
         await first

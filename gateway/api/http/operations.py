@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,8 +13,7 @@ from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.auth.tenant import check_operator
 from slipstream.telemetry.metrics_server import metrics_page
-
-DISTRIBUTION = "slipstream-serve"
+from slipstream.version import running_version
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
@@ -32,9 +30,9 @@ def routes(parts: HttpDependencies) -> APIRouter:
         return JSONResponse({"ready": parts.router.ready}, 200 if parts.router.ready else 503)
 
     @router.get("/version")
-    async def running_version() -> dict[str, str]:
+    async def version() -> dict[str, str]:
         """The version of this gateway."""
-        return {"version": version(DISTRIBUTION)}
+        return {"version": running_version()}
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:

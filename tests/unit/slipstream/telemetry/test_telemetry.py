@@ -63,9 +63,9 @@ def test_every_metric_is_declared_once_and_well() -> None:
     names = [metric.name for metric in metrics.DECLARED]
     assert len(names) == len(set(names)) > 50
     for metric in metrics.DECLARED:
-        assert re.fullmatch(r"(slipstream_|vllm:)[a-z_]+", metric.name)
+        assert re.fullmatch(r"(slipstream_|vllm:|gen_ai_)[a-z_0-9]+", metric.name)
         assert metric.help.endswith(".") and metric.roles
-        assert (metric.kind == "counter") == metric.name.endswith("_total") or metric is metrics.KV_TOTAL
+        assert (metric.kind == "counter") == metric.name.endswith("_total") or metric.name in metrics.DEPRECATED
         assert bool(metric.buckets) == (metric.kind == "histogram")
         assert list(metric.buckets) == sorted(set(metric.buckets))
 
