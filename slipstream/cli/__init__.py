@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
 from slipstream.cli.generate import cancel_session, generate, resume_session, roll_back_session
-from slipstream.cli.measurements import PLAN_SETTINGS, bench, compare_arms, plan
+from slipstream.cli.measurements import PLAN_SETTINGS, compare_arms, plan
 from slipstream.cli.models import inflate, train
 from slipstream.cli.operations import doctor, key
 from slipstream.cli.serve import serve

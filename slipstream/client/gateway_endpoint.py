@@ -53,7 +53,7 @@ class GatewayEndpoint:
             named = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
             options = [*CHANNEL_OPTIONS, *named]
             return grpc.aio.secure_channel(self.address, credentials, options, interceptors=interceptors)
-        if self.key and not _is_local(self.address):
+        if self.key and not is_local(self.address):
             raise FailedPrecondition(f"an API key is not sent to {self.address} in plaintext; use --tls or --ca FILE.")
         return grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS, interceptors=interceptors)
 
@@ -64,7 +64,7 @@ class GatewayEndpoint:
             raise InvalidArgument(f"the CA file {self.ca} cannot be read: {error.strerror}.") from error
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
     """Whether the address is written as this machine's own; any other host name could point anywhere."""
     host = address.rpartition(":")[0].strip("[]")
     try:

@@ -1,0 +1,87 @@
+"""Requests of a load over HTTP: streams of OpenAI's completions, from this gateway or any other server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from slipstream.client.gateway_endpoint import is_local
+from slipstream.client.load.runner import Answered, Heard, Send
+from slipstream.errors import FailedPrecondition, Unavailable
+
+EVENT, END = "data:", "[DONE]"
+
+
+@asynccontextmanager
+async def sending_http(
+    url: str, bodies: Sequence[Mapping[str, Any]], key: str = "", ca: str = ""
+) -> AsyncIterator[Send]:
+    """Sends these bodies by their index to URL/v1/completions, each as a stream that tells its usage. Raises
+    FailedPrecondition where the key would be sent in plaintext to another machine."""
+    if key and urlsplit(url).scheme != "https" and not is_local(urlsplit(url).netloc):
+        raise FailedPrecondition(f"an API key is not sent to {url} in plaintext; use an https address.")
+    asked = {"stream": True, "stream_options": {"include_usage": True}}
+    # As many connections as requests: a pool with a bound would hold requests back until the server answered others.
+    bounds = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    verify: Any = httpx.create_ssl_context(verify=ca) if ca else True
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, limits=bounds, timeout=None, trust_env=False, verify=verify
+    ) as client:
+
+        async def send(index: int, heard: Heard) -> Answered:
+            try:
+                async with client.stream("POST", "/v1/completions", json={**bodies[index], **asked}) as response:
+                    if response.status_code != 200:
+                        text = (await response.aread()).decode(errors="replace")
+                        raise Unavailable(f"HTTP {response.status_code}: {text[:200]}", reason="HTTP_STATUS")
+                    return await _read(response, heard)
+            except httpx.HTTPError as error:
+                raise Unavailable(f"{url}: {error or type(error).__name__}", reason="HTTP_FAILED") from error
+
+        yield send
+
+
+async def _read(response: httpx.Response, heard: Heard) -> Answered:
+    answered, done = None, False
+    async for line in response.aiter_lines():
+        if not line.startswith(EVENT):
+            continue
+        if (data := line[len(EVENT) :].strip()) == END:
+            done = True
+            continue
+        event = _parsed(data)
+        if "error" in event:
+            raise Unavailable(f"the stream broke off: {str(event['error'])[:200]}", reason="STREAM_LOST")
+        if any(choice.get("text") for choice in event.get("choices") or ()):
+            heard()
+        if event.get("usage"):
+            answered = _answered(event)
+    if answered is None or not done:
+        raise Unavailable("the stream ended without its usage.", reason="STREAM_LOST")
+    return answered
+
+
+def _parsed(data: str) -> Mapping[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise Unavailable(f"an event of the stream is no JSON: {data[:80]}", reason="GARBLED") from error
+    if not isinstance(event, dict):
+        raise Unavailable(f"an event of the stream is no object: {data[:80]}", reason="GARBLED")
+    return event
+
+
+def _answered(event: Mapping[str, Any]) -> Answered:
+    seen = (event.get("metrics") or {}).get("speculative_decoding") or {}
+    return Answered(
+        tokens=int(event["usage"]["completion_tokens"]),
+        rounds_with_drafts=int(seen.get("num_spec_steps", 0)),
+        drafted=int(seen.get("num_draft_tokens", 0)),
+        accepted=int(seen.get("num_accepted_draft_tokens", 0)),
+    )
