@@ -40,7 +40,8 @@ LATENCY = Dashboard(
             Panel(
                 "Error budget burn",
                 tuple(
-                    Query(f"slipstream:bad_requests:ratio_rate{window} / 0.01", window) for window in ("5m", "1h", "6h")
+                    Query(f"slipstream:bad_requests:ratio_rate{window} / 0.01", f"{window} {{{{namespace}}}}")
+                    for window in ("5m", "1h", "6h")
                 ),
                 "1: what the budget of 1 % bears for ever; 14.4 for an hour pages.",
             ),

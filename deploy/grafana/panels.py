@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 WIDTH, HEIGHT = 24, 8
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 Json = dict[str, Any]
+SERIES = re.compile(r"\b((?:slipstream|vllm)[:_][a-zA-Z0-9_:]+)(\{)?")
+SYSTEM = 'cluster=~"$cluster", namespace=~"$namespace"'
+"""Selects the series of the chosen systems; a Prometheus of one system may have neither label."""
+
+
+def of_system(expr: str) -> str:
+    """The query, every series of it restricted to the chosen systems."""
+    return SERIES.sub(lambda found: f"{found[1]}{{{SYSTEM}{', ' if found[2] else '}'}", expr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +65,18 @@ class Variable:
 
     name: str
     metric: str
+    scoped: bool = True
+    """Whether only values of the chosen systems are offered."""
 
     def json(self) -> Json:
         return {
             "name": self.name,
             "type": "query",
             "datasource": SOURCE,
-            "query": {"query": f"label_values({self.metric}, {self.name})", "refId": self.name},
+            "query": {
+                "query": f"label_values({of_system(self.metric) if self.scoped else self.metric}, {self.name})",
+                "refId": self.name,
+            },
             "includeAll": True,
             "multi": True,
             "allValue": ".*",  # an empty label too
@@ -70,6 +84,24 @@ class Variable:
             "refresh": 2,
             "sort": 1,
         }
+
+
+CLUSTER = Variable("cluster", "slipstream_build_info", scoped=False)
+NAMESPACE = Variable("namespace", 'slipstream_build_info{cluster=~"$cluster"}', scoped=False)
+ROLLOUTS = {
+    "name": "Rollouts",
+    "datasource": SOURCE,
+    "enable": True,
+    "iconColor": "blue",
+    "expr": of_system(
+        "group by (namespace, role, version) (slipstream_build_info)"
+        " unless group by (namespace, role, version) (slipstream_build_info offset 2m)"
+    ),
+    "titleFormat": "{{role}} {{version}}",
+    "textFormat": "first seen in {{namespace}}",
+    "step": "60s",
+}
+"""Marks when a version of a role appeared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +129,8 @@ class Dashboard:
             "editable": True,
             "refresh": "30s",
             "time": {"from": "now-1h", "to": "now"},
-            "templating": {"list": [source, *(variable.json() for variable in self.variables)]},
+            "templating": {"list": [source, *(variable.json() for variable in (CLUSTER, NAMESPACE, *self.variables))]},
+            "annotations": {"list": [ROLLOUTS]},
             "links": [{"type": "dashboards", "title": "Slipstream", "tags": ["slipstream"], "asDropdown": True}],
             "panels": panels,
         }
@@ -107,7 +140,12 @@ class Dashboard:
 
 
 def _target(query: Query, name: str, instant: bool, kind: str) -> Json:
-    target: Json = {"refId": name, "datasource": SOURCE, "expr": query.expr, "legendFormat": query.legend or "__auto"}
+    target: Json = {
+        "refId": name,
+        "datasource": SOURCE,
+        "expr": of_system(query.expr),
+        "legendFormat": query.legend or "__auto",
+    }
     if instant:
         target |= {"instant": True, "range": False}
     if kind == "heatmap":
