@@ -1,0 +1,243 @@
+"""The systems that are compared: how each is started, and asked for greedy tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from benchmarks.peers import environments
+from slipstream.cli.serve import Fleet, place, vllm_python
+from slipstream.client.load_generator import run_load
+from slipstream.engine.cpu_cores import available_cores
+from slipstream.errors import FailedPrecondition
+from slipstream.v1 import gateway_pb2
+
+Tokens = list[list[int]]
+CONTEXT = 256
+"""Tokens of a sequence in llama.cpp's cache, for each of its slots."""
+SLOTS = 16
+START_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    seconds: float
+    outputs: Tokens
+    """Empty where the system does not tell."""
+
+
+System = Callable[[Tokens, int], Awaitable[Answer]]
+"""Continues these prompts, all at once, by so many tokens each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    target: str
+    """`shipped` or `inflated`."""
+    dtype: str
+    """`float32` or `bfloat16`."""
+    threads: int
+
+    @property
+    def gguf(self) -> str:
+        return environments.GGUF_TYPES[self.dtype]
+
+
+Start = Callable[[AsyncExitStack, Setting], Awaitable[System]]
+
+
+class Worker:
+    """A process that reads lines of prompts; see `benchmarks.peers.worker` and `benchmarks.vllm_alone`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, stack: AsyncExitStack, threads: int, *command: str) -> Worker:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        pipe = asyncio.subprocess.PIPE
+        worker = cls(
+            await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, env=environment, limit=1 << 24
+            )
+        )
+        stack.push_async_callback(worker.end)
+        async with asyncio.timeout(START_S):
+            await worker.hear("ready")
+        return worker
+
+    async def hear(self, word: str) -> str:
+        """The next line that begins with this. Raises FailedPrecondition where the process ends."""
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            if line.startswith(word.encode()):
+                return line.decode()
+        raise FailedPrecondition(f"the process ended: status {await self._process.wait()}.")
+
+    async def ask(self, prompts: Tokens, count: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": count}).encode() + b"\n")
+        await self._process.stdin.drain()
+
+    async def end(self) -> None:
+        if self._process.returncode is None:
+            self._process.terminate()
+        await self._process.wait()
+
+
+async def in_worker(library: str, method: str, stack: AsyncExitStack, setting: Setting) -> System:
+    if library == "openvino":
+        python = await asyncio.to_thread(environments.openvino_python)
+        models = [environments.gguf(model, "f16") for model in (setting.target, "draft")]
+    else:
+        python, models = sys.executable, [environments.checkpoint(model) for model in (setting.target, "draft")]
+    script = str(Path(__file__).with_name("worker.py"))
+    words = [library, method, *map(str, models), str(setting.threads), setting.dtype]
+    worker = await Worker.start(stack, setting.threads, python, script, *words)
+
+    async def ask(prompts: Tokens, count: int) -> Answer:
+        await worker.ask(prompts, count)
+        told = json.loads(await worker.hear("{"))
+        return Answer(told["seconds"], told["outputs"])
+
+    return ask
+
+
+async def vllm(method: str, stack: AsyncExitStack, setting: Setting) -> System:
+    if setting.dtype != "float32":
+        raise FailedPrecondition("benchmarks.vllm_alone runs in float32.")
+    target = str(environments.checkpoint(setting.target))
+    worker = await Worker.start(stack, setting.threads, vllm_python(), "-m", "benchmarks.vllm_alone", method, target)
+
+    async def ask(prompts: Tokens, count: int) -> Answer:
+        await worker.ask(prompts, count)
+        return Answer(float((await worker.hear("took")).split()[1]), [])
+
+    return ask
+
+
+async def llama_cpp(options: tuple[str, ...], stack: AsyncExitStack, setting: Setting) -> System:
+    program = await asyncio.to_thread(environments.llama_server)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = str(setting.threads)
+    drafting = ["-md", str(environments.gguf("draft", setting.gguf)), *options] if options else []
+    command = [
+        *(program, "-m", str(environments.gguf(setting.target, setting.gguf)), "--host", "127.0.0.1"),
+        *(
+            "--port",
+            str(port),
+            "-t",
+            threads,
+            "-tb",
+            threads,
+            "-c",
+            str(CONTEXT * SLOTS),
+            "-np",
+            str(SLOTS),
+            "-cram",
+            "0",
+        ),
+        *drafting,
+    ]
+    quiet = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
+    stack.push_async_callback(_end, process)
+    limits = httpx.Limits(max_connections=None)
+    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits, trust_env=False)
+    await stack.enter_async_context(client)
+    async with asyncio.timeout(START_S):
+        while not await _is_healthy(client):
+            if process.returncode is not None:
+                raise FailedPrecondition(f"{' '.join(command)} ended: status {process.returncode}.")
+            await asyncio.sleep(0.2)
+
+    async def one(prompt: list[int], count: int) -> list[int]:
+        wanted = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True}
+        answer = await client.post("/completion", json=wanted | {"cache_prompt": False, "return_tokens": True})
+        answer.raise_for_status()
+        tokens: list[int] = answer.json()["tokens"]
+        return tokens
+
+    async def ask(prompts: Tokens, count: int) -> Answer:
+        began = time.perf_counter()
+        outputs = await asyncio.gather(*(one(prompt, count) for prompt in prompts))
+        return Answer(time.perf_counter() - began, list(outputs))
+
+    return ask
+
+
+async def slipstream(speculate: bool, stack: AsyncExitStack, setting: Setting) -> System:
+    """As `slipstream serve` places it on these cores, asked over gRPC through its gateway."""
+    placed = place(available_cores(), True, None, setting.threads, True)
+    fleet = Fleet(
+        str(environments.checkpoint(setting.target)),
+        str(environments.checkpoint("draft")),
+        ("model",),
+        setting.dtype,
+        placed.threads,
+        draft_in_verifier=placed.draft_in_verifier,
+    )
+    stack.push_async_callback(fleet.stop)
+    address = await fleet.start("127.0.0.1:0", "memory")
+
+    async def ask(prompts: Tokens, count: int) -> Answer:
+        requests = [
+            gateway_pb2.GenerateRequest(
+                prompt_token_ids=gateway_pb2.TokenIds(token_ids=prompt),
+                max_tokens=count,
+                ignore_eos=True,
+                sampling=gateway_pb2.SamplingOptions(temperature=0.0),
+                speculation=gateway_pb2.SpeculationOptions(disabled=not speculate),
+                cache_salt=os.urandom(8).hex(),
+            )
+            for prompt in prompts
+        ]
+        load = await run_load(address, requests, len(requests))
+        return Answer(load.wall_s, [completion.token_ids for completion in load.completions])
+
+    return ask
+
+
+async def _is_healthy(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+    await process.wait()
+
+
+DRAFT_DEFAULT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "3")
+DRAFT_TUNED = ("--spec-type", "draft-simple", "--spec-draft-n-max", "8", "--spec-draft-p-min", "0.3")
+SYSTEMS: dict[str, Start] = {
+    "llama.cpp": partial(llama_cpp, ()),
+    "llama.cpp, draft, k = 3": partial(llama_cpp, DRAFT_DEFAULT),
+    "llama.cpp, draft, k = 8": partial(llama_cpp, DRAFT_TUNED),
+    "transformers": partial(in_worker, "transformers", "plain"),
+    "transformers, assisted": partial(in_worker, "transformers", "assisted"),
+    "transformers, assisted, k = 4": partial(in_worker, "transformers", "tuned"),
+    "transformers, prompt lookup": partial(in_worker, "transformers", "lookup"),
+    "OpenVINO GenAI": partial(in_worker, "openvino", "plain"),
+    "OpenVINO GenAI, draft": partial(in_worker, "openvino", "draft"),
+    "vLLM": partial(vllm, "plain"),
+    "vLLM, n-gram": partial(vllm, "ngram"),
+    "Slipstream, plain": partial(slipstream, False),
+    "Slipstream": partial(slipstream, True),
+}
