@@ -242,8 +242,8 @@ class SessionRun:
         return self._verifier.steps if self._verifier else 0
 
     async def _commit_and_show(self, rounds: list[verifier_pb2.Round]) -> None:
-        """Log first, then show: no fault takes back what a client saw. Only what is shown is counted: tokens whose
-        write was interrupted are in no counter, rather than in two."""
+        """Log first (`relaxed`: enqueue), then show: no fault takes back what a client saw. Only what is shown is
+        counted: tokens whose write was interrupted are in no counter, rather than in two."""
         tokens = [token for done in rounds for token in done.token_ids]
         if tokens:
             for observer in self._observers:

@@ -9,10 +9,12 @@ How to add a drafting method:
 2. Add one row to METHODS below. `slipstream serve --drafter NAME` and, for a process of its own, `DRAFTER_METHOD=NAME`
    follow from it. Inside a verifier it is `VERIFIER_LOCAL_DRAFTERS=NAME`, which gateways call `verifier:NAME`; a method
    there has about four calls before each step, so propose chains.
-3. Test it: `tests/unit/slipstream/proposers/test_NAME.py`, both places in `tests/integration/test_local_drafters.py`.
+3. Test it: `tests/unit/slipstream/proposers/test_NAME.py`, and the lists of methods in
+   `tests/integration/test_local_drafters.py`, for both places.
 
 A setting of the method's own is a field of `ProposerSettings`, of `DrafterConfig`, and of
 `VerifierConfig.proposer_settings`.
+
 This module imports no method, so that a gateway can read it without torch.
 """
 

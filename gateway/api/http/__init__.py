@@ -1,8 +1,25 @@
 """What HTTP protocols share: server, entry (keys, limits), errors, answers, event streams. Imports no protocol.
 
-To add a route: write `routes(parts: HttpDependencies) -> APIRouter` in a module of `gateway.api` and list it in
-`gateway.api.http_front`. Its function returns an `Answer` (`reply`) of a coroutine function, which calls
-`parts.sessions.generate` with `context_of(request.scope)` and writes each event to the `Reply`. Keys, body limits,
-clients that leave and errors are done. `gateway/api/openai/call.py` is the fullest example, `tests/web.py` the client
-of tests.
+To add a route, list a module's `routes` in `gateway.api.http_front._ROUTES`:
+
+    def routes(parts: HttpDependencies) -> APIRouter:
+        router = APIRouter()
+
+        @router.post("/v1/lines")
+        async def lines(asked: CompletionRequest, request: Request) -> Answer:
+            async def work(reply: Reply) -> None:
+                async def send(event: Event) -> None:
+                    if isinstance(event, gateway_pb2.Delta):
+                        await reply.send_event(json.dumps(event.text))
+
+                generate = asked.to_generate(asked.prompts()[0], 0)
+                await parts.sessions.generate(generate, context_of(request.scope), send)
+                await reply.end_events()
+
+            return Answer(work, parts.config.http_idle_s)
+
+        return router
+
+Keys, body limits, clients that leave and errors are done by then. `gateway/api/openai/call.py` is the fullest example,
+`tests/web.py` the client of tests.
 """
