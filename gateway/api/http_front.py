@@ -102,5 +102,5 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _response(request: Request, error: Exception, param: str | None = None) -> Response:
-    answer = http_error(error, request.url.path, param)
+    answer = http_error(error, request.scope, param)
     return JSONResponse(answer.body, answer.status, answer.headers)

@@ -24,6 +24,8 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 log = logging.getLogger(__name__)
 
 MAX_ANNOTATION_BYTES = 16_384
+ANNOTATION_BYTES_A_TOKEN = 4
+"""An annotation may be as long as the prompt beside it, which a record keeps in 4 bytes for each token."""
 MAX_NAMES = 64
 MAX_NAME_CHARACTERS = 256
 
@@ -63,6 +65,7 @@ class RequestValidator:
         structure = await self._structure(request, model, stop_token_ids)
         prompt = _checked_prompt(await self._encode_prompt(request) if prompt is None else prompt, model)
         prediction = await self._prediction(request.prediction, model)
+        _check_annotation(request.annotation, len(prompt))
         tenant.check_prompt(max(len(prompt), len(prediction)))
         max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
         rule = choose(
@@ -274,9 +277,16 @@ def _min_tokens(request: Asked, most: int) -> int:
     return request.min_tokens
 
 
+def _check_annotation(annotation: bytes, prompt: int) -> None:
+    """`prompt`: tokens."""
+    most = MAX_ANNOTATION_BYTES + ANNOTATION_BYTES_A_TOKEN * prompt
+    if len(annotation) > most:
+        raise InvalidArgument(
+            f"annotation has {len(annotation)} bytes and this prompt allows {most}; send less.", reason="LABEL_TOO_LONG"
+        )
+
+
 def _check_labels(request: Asked) -> None:
-    if len(request.annotation) > MAX_ANNOTATION_BYTES:
-        raise InvalidArgument(f"annotation is above {MAX_ANNOTATION_BYTES} bytes; send less.", reason="LABEL_TOO_LONG")
     for name in ("workload", "cache_salt"):
         size = len(getattr(request, name).encode())
         if size > proto_conversion.MAX_LABEL_BYTES:

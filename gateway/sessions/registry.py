@@ -212,10 +212,7 @@ class SessionRegistry:
             record = await self.read_record(session_id)
             stored = self._check_vocabulary(stored_request(record))
             if record.outcome:
-                stream = self._new_stream(record)
-                stream.append_tokens(record.tokens[record.prompt_length :])
-                _finish_stream(stream, record)
-                return stream
+                return self._ended_stream(record)
             prompt = record.tokens[: record.prompt_length]
             resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
         again = self._ownership.may_take(record) and _charged_by_resume(record.epoch)
@@ -307,6 +304,15 @@ class SessionRegistry:
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
             annotation=stored.annotation,
         )
+
+    async def read_events(self, session_id: str) -> list[Event]:
+        """All events of a session that ended. Raises FailedPrecondition for one that goes on, or has a text of another
+        vocabulary, and what `read_record` raises."""
+        record = await self.read_record(session_id)
+        self._check_vocabulary(stored_request(record))
+        if not record.outcome:
+            raise FailedPrecondition("The session goes on; wait for its end, or cancel it.", reason="SESSION_RUNNING")
+        return [event async for event in self._ended_stream(record).follow()]
 
     async def read_record(self, session_id: str) -> SessionRecord:
         """The record, with everything that clients here received. Raises NotFound for a session that never was, has
@@ -412,6 +418,12 @@ class SessionRegistry:
                 reason="VOCABULARY_MISMATCH",
             )
         return stored
+
+    def _ended_stream(self, record: SessionRecord) -> OutputStream:
+        stream = self._new_stream(record)
+        stream.append_tokens(record.tokens[record.prompt_length :])
+        _finish_stream(stream, record)
+        return stream
 
     def _new_stream(self, record: SessionRecord) -> OutputStream:
         stored = stored_request(record)

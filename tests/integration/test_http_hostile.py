@@ -17,7 +17,7 @@ import pytest
 from slipstream.client.gateway_endpoint import digest, new_key
 from tests.certificates import Authority
 from tests.front import Setting
-from tests.web import Web, events_of, web
+from tests.web import CHAT_TEMPLATE, Web, events_of, web
 
 ALICE, BOB = new_key(), new_key()
 BODY = {"prompt": "Tell me.", "max_tokens": 5}
@@ -65,6 +65,30 @@ async def test_without_a_key_every_route_but_health_is_closed(
     assert (await served.client.get("/health")).status_code == (await served.client.get("/ready")).status_code == 200
     assert (await served.post("/v1/completions", BODY, **bearer(ALICE))).status_code == 200
     assert len(verifier.opens()) == 1
+
+
+async def test_a_response_is_gone_on_from_by_its_own_tenant_alone(
+    setting: Setting, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    setting.model.max_length = 1000
+    (tmp_path / "chat.jinja").write_text(CHAT_TEMPLATE)
+    served = await web(
+        setting,
+        stack,
+        setting.verifier(),
+        api_keys=keys(tmp_path, alice="", bob=""),
+        chat_template=str(tmp_path / "chat.jinja"),
+    )
+    asked = {"input": "Hi", "max_output_tokens": 5}
+    made = (await served.post("/v1/responses", asked, **bearer(ALICE))).json()
+    more = asked | {"previous_response_id": made["id"]}
+    assert (await served.post("/v1/responses", more, **bearer(ALICE))).status_code == 200
+    answers = [
+        await served.post("/v1/responses", more | {"previous_response_id": name}, **bearer(BOB))
+        for name in (made["id"], "resp_never")
+    ]
+    assert [answer.status_code for answer in answers] == [404, 404]
+    assert answers[0].json() == answers[1].json()  # not even that it is there
 
 
 async def test_a_session_is_its_tenants_and_a_limit_is_its_own(

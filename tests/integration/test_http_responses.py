@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -32,8 +33,9 @@ class Pair:
         self._stack = stack
         self._backend = MemoryBackend()
 
-    async def start(self, text: str = TEXT, **options: Any) -> tuple[Web, Web]:
-        self.setting.model.max_length = 1000
+    async def start(self, text: str = TEXT, longest: int = 1000, **options: Any) -> tuple[Web, Web]:
+        """`longest`: tokens that the model holds."""
+        self.setting.model.max_length = longest
         script = [*self.setting.tokenizer.encode(text).ids, self.setting.eos]
         self.verifier = self.setting.verifier(script, **options)
         stores = [MemoryStore(self._backend, owner=owner, ttl_s=60, lease_s=60) for owner in ("first", "second")]
@@ -178,14 +180,15 @@ async def test_a_response_in_the_background_goes_on_without_a_client_and_is_canc
 @pytest.mark.parametrize(
     "field",
     [
-        {"previous_response_id": "resp_1"},
+        {"background": True, "store": False},
         {"n": 2},
         {"input": []},
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         {"tools": TOOLS, "tool_choice": {"type": "function", "name": "unknown"}},
         {"text": {"format": {"type": "json_schema"}}},
         {"text": {"format": {"type": "nonsense"}}},
-        {"metadata": {"a": "x" * 20_000}},
+        {"metadata": {"a": "x" * 513}},
+        {"metadata": {str(number): "x" for number in range(17)}},
     ],
 )
 async def test_what_is_not_served_is_refused(pair: Pair, field: Any) -> None:
@@ -203,3 +206,61 @@ async def test_sessions_that_are_no_responses_are_not_found(pair: Pair) -> None:
             found = await first.client.request(method, f"/v1/responses/resp_{name}{path}")
             assert found.status_code == 404, found.text
     assert (await first.client.get("/v1/responses/nonsense")).status_code == 400
+
+
+async def test_a_conversation_goes_on_from_a_response_on_any_gateway(pair: Pair) -> None:
+    first, second = await pair.start("Hello there")
+    made = await pair.openai.responses.create(
+        model="toy", input="Hi", instructions="Be brief.", max_output_tokens=50, metadata={"a": "b"}
+    )
+    asked = {"input": "And on Windows?", "previous_response_id": made.id, "max_output_tokens": 5}
+    again = await second.post("/v1/responses", asked)
+    # The former instructions do not hold any more.
+    assert pair.prompt() == "<user>Hi\n<assistant>Hello there\n<user>And on Windows?\n<assistant>"
+    assert again.json()["previous_response_id"] == made.id and again.json()["metadata"] == {}
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "Thanks"}]}]
+    third = await first.post("/v1/responses", {"input": items, "previous_response_id": again.json()["id"]})
+    assert third.status_code == 200
+    expected = "<user>Hi\n<assistant>Hello there\n<user>And on Windows?\n<assistant>Hello\n<user>Thanks\n<assistant>"
+    assert pair.prompt() == expected
+    read = (await second.client.get(f"/v1/responses/{third.json()['id']}")).json()
+    assert read == third.json()
+
+
+async def test_calls_of_tools_are_part_of_the_conversation(pair: Pair) -> None:
+    first, _ = await pair.start()
+    made = await pair.openai.responses.create(model="toy", input="Hi", tools=TOOLS, max_output_tokens=300)
+    call = next(item for item in made.output if item.type == "function_call")
+    assert call.type == "function_call"
+    result = [{"type": "function_call_output", "call_id": call.call_id, "output": "21"}]
+    again = await first.post("/v1/responses", {"input": result, "previous_response_id": made.id})
+    assert again.status_code == 200
+    said = f"<user>Hi\n<assistant>{made.output_text}"
+    assert pair.prompt().startswith(said) and pair.prompt().endswith("\n<tool>21\n<assistant>")
+
+
+async def test_only_a_response_that_is_stored_and_ended_is_gone_on_from(pair: Pair) -> None:
+    first, second = await pair.start("Hello there, you", limit=5, per_round=1)
+    running = await pair.openai.responses.create(model="toy", input="Hi", background=True, max_output_tokens=100)
+    session = await first.front.generate(max_tokens=2)
+    unstored = await pair.openai.responses.create(model="toy", input="Hi", store=False, max_output_tokens=3)
+    assert (await second.client.get(f"/v1/responses/{unstored.id}")).status_code == 404
+    for name in ("resp_missing", "nonsense", f"resp_{session.started.session_id}", unstored.id, "resp_" + "x" * 2000):
+        found = await second.post("/v1/responses", {"input": "More", "previous_response_id": name})
+        error = found.json()["error"]
+        assert found.status_code == 404 and error["param"] == "previous_response_id"
+        assert error["code"] == "previous_response_not_found" and error["type"] == "not_found_error"
+    going = await second.post("/v1/responses", {"input": "More", "previous_response_id": running.id})
+    assert going.status_code == 400 and going.json()["error"]["code"] == "session_running"
+
+
+async def test_a_long_conversation_is_kept_in_little_more_than_its_tokens(pair: Pair) -> None:
+    first, _ = await pair.start("Hello there", longest=100_000)
+    letters = random.Random(7)
+    text = "".join(chr(97 + letters.randrange(26)) for _ in range(40_000))
+    made = await first.post("/v1/responses", {"input": text, "max_output_tokens": 5})
+    assert made.status_code == 200, made.text
+    record = await first.front.store.read(made.json()["id"].removeprefix("resp_"))
+    assert len(record.params) < 16_384 + 4 * record.prompt_length
+    again = await first.post("/v1/responses", {"input": "More", "previous_response_id": made.json()["id"]})
+    assert again.status_code == 200 and text in pair.prompt()

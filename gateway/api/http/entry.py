@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.api.http.errors import ANTHROPIC_PATHS, RequestTimeout, RequestTooLarge, http_error
+from gateway.api.http.errors import RequestTimeout, RequestTooLarge, http_error, is_anthropic
 from gateway.auth.api_keys import ApiKeys
 from gateway.request_context import RequestContext
 from slipstream.errors import InvalidArgument
@@ -74,7 +74,7 @@ class Entry:
         except Exception as error:
             if answer.started:  # what failed was logged there, and nothing more can be said
                 return
-            await _send_error(error, scope["path"], answer.send)
+            await _send_error(error, scope, answer.send)
 
     async def _read(self, context: RequestContext, receive: Receive) -> bytes:
         """The whole body. Raises RequestTooLarge before more than the limit is held, RequestTimeout, and Left."""
@@ -137,8 +137,8 @@ class _Answering:
         await self._send(message)
 
 
-async def _send_error(error: Exception, path: str, send: SendMessage) -> None:
-    answer = http_error(error, path)
+async def _send_error(error: Exception, scope: Scope, send: SendMessage) -> None:
+    answer = http_error(error, scope)
     content = json.dumps(answer.body).encode()
     headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
@@ -151,7 +151,7 @@ async def _send_error(error: Exception, path: str, send: SendMessage) -> None:
 def _request_context(scope: Scope) -> RequestContext:
     headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
     names = [name for name, _ in headers]
-    if scope["path"].startswith(ANTHROPIC_PATHS) and "authorization" not in names:
+    if is_anthropic(scope) and "authorization" not in names:
         # Anthropic's clients send their key in a header of its own.
         headers = [
             ("authorization", f"Bearer {value}") if name == "x-api-key" else (name, value) for name, value in headers

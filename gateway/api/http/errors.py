@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.errors import Aborted, InvalidArgument, SlipstreamError, message_to_send, retry_delay_s, typed_error
+from slipstream.errors import (
+    Aborted,
+    InvalidArgument,
+    NotFound,
+    SlipstreamError,
+    message_to_send,
+    retry_delay_s,
+    typed_error,
+)
 
+ANTHROPIC = "Anthropic"
+"""Tag of the routes whose errors have Anthropic's shape; those of all others have OpenAI's."""
 ANTHROPIC_PATHS = "/v1/messages"
-"""Paths that begin so have errors in Anthropic's shape; all others in OpenAI's."""
+"""Paths that begin so belong to such a route, if to any."""
 _OPENAI_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -36,6 +47,14 @@ class MethodNotAllowed(InvalidArgument):
     http_status = 405
 
 
+class FieldNotFound(NotFound):
+    """What a field of the request names is not there."""
+
+    def __init__(self, field: str, message: str, *, reason: str) -> None:
+        super().__init__(message, reason=reason)
+        self.field = field
+
+
 @dataclass(frozen=True, slots=True)
 class HttpError:
     """An error that is ready to be sent."""
@@ -45,10 +64,20 @@ class HttpError:
     body: dict[str, Any]
 
 
-def http_error(exception: Exception, path: str, param: str | None = None) -> HttpError:
-    """`param`: the field of the request that is wrong, where one is."""
+def http_error(exception: Exception, scope: Mapping[str, Any], param: str | None = None) -> HttpError:
+    """The error in the shape of the request's protocol. `scope`: the request's, in ASGI. `param`: the field that is
+    wrong, where one is."""
     error = typed_error(exception)
-    return HttpError(error.http_status, _headers(error), _body(error, path, param))
+    if isinstance(error, FieldNotFound):
+        param = error.field
+    body = _anthropic_body(error) if is_anthropic(scope) else _openai_body(error, param)
+    return HttpError(error.http_status, _headers(error), body)
+
+
+def is_anthropic(scope: Mapping[str, Any]) -> bool:
+    """What the route says; where there is none, or it is not known yet, the path decides."""
+    route = scope.get("route")
+    return scope["path"].startswith(ANTHROPIC_PATHS) if route is None else ANTHROPIC in route.tags
 
 
 def _headers(error: SlipstreamError) -> dict[str, str]:
@@ -60,9 +89,11 @@ def _headers(error: SlipstreamError) -> dict[str, str]:
     return {"x-should-retry": "false"} if final else {}
 
 
-def _body(error: SlipstreamError, path: str, param: str | None) -> dict[str, Any]:
-    message, status = message_to_send(error), error.http_status
-    if path.startswith(ANTHROPIC_PATHS):
-        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": message}}
-    kind = _OPENAI_TYPES.get(status, "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": error.reason.lower()}}
+def _anthropic_body(error: SlipstreamError) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message_to_send(error)}}
+
+
+def _openai_body(error: SlipstreamError, param: str | None) -> dict[str, Any]:
+    kind = _OPENAI_TYPES.get(error.http_status, "server_error")
+    return {"error": {"message": message_to_send(error), "type": kind, "param": param, "code": error.reason.lower()}}

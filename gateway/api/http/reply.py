@@ -29,8 +29,8 @@ _EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-a
 class Reply:
     """Sends one answer. The first of `send_json` and `send_event` decides its kind; an error before is a status."""
 
-    def __init__(self, path: str, send: SendMessage) -> None:
-        self._path = path
+    def __init__(self, scope: Scope, send: SendMessage) -> None:
+        self._scope = scope
         self._send = send
         self.started = self.streaming = False
         self.wrote_at = time.monotonic()
@@ -61,7 +61,7 @@ class Reply:
 
     async def fail(self, error: Exception) -> None:
         """Send the error: as a status, or as the last event."""
-        answer = http_error(error, self._path)
+        answer = http_error(error, self._scope)
         if not self.started:
             await self.send_json(answer.body, answer.headers, answer.status)
             return
@@ -93,7 +93,7 @@ class Answer(Response):
         self._idle_s = idle_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: SendMessage) -> None:
-        reply = Reply(scope["path"], send)
+        reply = Reply(scope, send)
         working = asyncio.create_task(self._guarded(reply))
         watching = asyncio.create_task(self._watch(reply))
         leaving = asyncio.create_task(_disconnected(receive))

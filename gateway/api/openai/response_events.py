@@ -37,6 +37,11 @@ class ResponseEvents:
         self._fresh, self._fresh_number = "", 0
         """Text that is not sent yet, and the number that its event has."""
         self._made: list[dict[str, Any]] = []
+        self._response: dict[str, Any] = {}
+
+    def whole(self) -> dict[str, Any]:
+        """The response, once its session has ended."""
+        return self._response
 
     def read(self, event: Event) -> list[dict[str, Any]]:
         """The events that an event of the session causes."""
@@ -78,7 +83,7 @@ class ResponseEvents:
         if self._text is None and not self._output:
             self._open_message()
         self._close_message()
-        response = self._record(self._started, self._output, finished)
+        self._response = response = self._record(self._started, self._output, finished)
         names = {"completed": "completed", "failed": "failed"}
         self._emit(f"response.{names.get(response['status'], 'incomplete')}", response=response)
 

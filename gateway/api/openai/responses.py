@@ -1,4 +1,5 @@
-"""`/v1/responses`: one answer as a record that can be read again, streamed from any event on, and cancelled.
+"""`/v1/responses`: one answer as a record that can be read again, streamed from any event on, gone on from, and
+cancelled.
 
 A response is a session: `resp_` and the session's id. Its events are numbered by the characters of the text that they
 stand behind, so that every gateway numbers them alike, however the text came.
@@ -7,127 +8,37 @@ stand behind, so that every gateway numbers them alike, however the text came.
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
+from gateway.api.http import named_events
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
-from gateway.api.http.reply import Answer, Reply, trace_headers
-from gateway.api.openai.chat import MAX_TOOLS, call_format, forced_name, parsed_arguments
-from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields, log_unknown
+from gateway.api.http.errors import FieldNotFound
+from gateway.api.http.named_events import Follow
+from gateway.api.http.reply import Answer, Reply
+from gateway.api.openai.chat import call_format, forced_name
+from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.response_events import ResponseEvents
-from gateway.api.openai.usage import speculation_metrics
+from gateway.api.openai.response_fields import InputItem, ResponseRequest, messages_of
+from gateway.api.openai.stored_response import StoredResponse, unpack
+from gateway.api.openai.usage import accepted_and_rejected, speculation_metrics
 from gateway.request_context import RequestContext
 from gateway.requests.chat import MAX_MESSAGES
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
 from gateway.text.forced_calls import forced_call
-from gateway.text.tool_calls import new_reader
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 PREFIX = "resp_"
-Follow = Callable[[Send], Awaitable[None]]
-"""Sends the events of a session."""
 RESPONSE_ID = r"^resp_[!-~]{1,64}$"
-
-
-class ContentPart(Fields):
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-class InputItem(Fields):
-    """A message, a call that the model made, or what the call gave."""
-
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
-    role: str | None = None
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: str | None = None
-
-    def as_template_data(self) -> dict[str, Any] | None:
-        """The item as a message of a chat; None for one that templates do not know."""
-        if self.type == "reasoning":
-            return None
-        if self.type == "function_call":
-            function = {"name": self.name or "", "arguments": parsed_arguments(self.arguments or "")}
-            call = {"id": self.call_id, "type": "function", "function": function}
-            return {"role": "assistant", "content": None, "tool_calls": [call]}
-        if self.type == "function_call_output":
-            return {"role": "tool", "content": self.output or "", "tool_call_id": self.call_id}
-        content = (
-            self.content if isinstance(self.content, str | None) else "\n".join(part.text for part in self.content)
-        )
-        return {"role": self.role or "user", "content": content or ""}
-
-
-class FunctionTool(Fields):
-    type: Literal["function"]
-    name: str = Field(min_length=1, max_length=256)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class TextFormat(Fields):
-    """As `response_format`, but the schema's fields stand beside the type."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-
-class TextField(Fields):
-    format: TextFormat | None = None
-    verbosity: str | None = None
-
-
-class ResponseRequest(SamplingFields):
-    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=2**32 - 1)
-    background: bool | None = None
-    """Answer at once, and generate without a client."""
-    previous_response_id: str | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    text: TextField | None = None
-    truncation: str | None = None
-    reasoning: dict[str, Any] | None = None
-    include: list[str] | None = None
-    parallel_tool_calls: bool | None = None
-
-    def check(self) -> None:
-        """Raises InvalidArgument for what this server does not do."""
-        if self.previous_response_id:
-            raise InvalidArgument("previous_response_id is not served; send the whole conversation as input.")
-        if self.choices != 1:
-            raise InvalidArgument("A response has one choice; leave n out.")
-        if self.text and self.text.format:
-            self.response_format = _response_format(self.text.format)
-        self.max_tokens = self.max_output_tokens or self.max_tokens
-
-    def template_data(self) -> list[dict[str, Any]]:
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        if isinstance(self.input, str):
-            return [*system, {"role": "user", "content": self.input}]
-        return [*system, *(data for item in self.input if (data := item.as_template_data()))]
-
-    def tool_data(self) -> list[dict[str, Any]]:
-        if not self.tools or self.tool_choice == "none":
-            return []
-        fields = ("name", "description", "parameters")
-        plain = [{name: value for name in fields if (value := getattr(tool, name)) is not None} for tool in self.tools]
-        return [{"type": "function", "function": function} for function in plain]
+Name = Annotated[str, Field(pattern=RESPONSE_ID)]
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
@@ -142,47 +53,72 @@ def routes(parts: HttpDependencies) -> APIRouter:
         asked.check()
         context, tools = context_of(request.scope), asked.tool_data()
         format = call_format(parts, tools)
-        prompt = await parts.tokenizer.encode_chat(asked.template_data(), tools)
+        before = await _conversation(parts, asked.previous_response_id) if asked.previous_response_id else []
+        messages = [*before, *asked.template_data()]
+        if len(messages) > MAX_MESSAGES:
+            raise InvalidArgument(f"The conversation is above {MAX_MESSAGES} messages; begin another one.")
+        prompt = await parts.tokenizer.encode_chat([*asked.system_data(), *messages], tools)
         wanted = asked.to_generate(prompt, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
-        known = {"created_at": int(time.time()), "format": format, "metadata": asked.metadata or {}}
-        wanted.annotation = json.dumps(known).encode()
-        call = _ResponseCall(context, known)
+        stored = StoredResponse(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id)
+        if asked.store is not False:
+            wanted.annotation = await asyncio.to_thread(stored.pack)
 
-        generate = partial(parts.sessions.generate, wanted, context)
+        generate, idle_s = partial(parts.sessions.generate, wanted, context), parts.config.http_idle_s
         if asked.background and not asked.stream:
-            return Answer(lambda reply: call.begin(reply, generate, running), parts.config.http_idle_s)
-        work = call.stream if asked.stream else call.whole
-        return Answer(lambda reply: work(reply, generate), parts.config.http_idle_s)
+            return Answer(lambda reply: _begin(reply, stored, generate, running), idle_s)
+        return named_events.answer(_events(stored), generate, context, idle_s, stream=bool(asked.stream))
 
     @router.get("/v1/responses/{name}")
     async def read(
-        name: Annotated[str, Field(pattern=RESPONSE_ID)],
+        name: Name,
         request: Request,
         stream: bool = False,
         starting_after: Annotated[int, Query(ge=-1, lt=2**40)] = -1,
     ) -> Answer:
         """The response as it is, or its events behind a number."""
-        session_id, context = name.removeprefix(PREFIX), context_of(request.scope)
-        record = await parts.sessions.describe(session_id)
-        call = _ResponseCall(context, _kept(record.annotation), starting_after)
-
-        resume = partial(_resume, parts, session_id, context)
-        if stream:
-            return Answer(lambda reply: call.stream(reply, resume), parts.config.http_idle_s)
-        if record.finish_reason:
-            return Answer(lambda reply: call.whole(reply, resume), parts.config.http_idle_s)
-        started = gateway_pb2.Started(session_id=session_id, model=record.model)
-        return Answer(lambda reply: reply.send_json(call.unfinished(started)), parts.config.http_idle_s)
+        session, stored = await _stored(parts, name)
+        context, idle_s = context_of(request.scope), parts.config.http_idle_s
+        if stream or session.finish_reason:
+            resume = partial(_resume, parts, session.key.id, context)
+            return named_events.answer(_events(stored, starting_after), resume, context, idle_s, stream=stream)
+        started = gateway_pb2.Started(session_id=session.key.id, model=session.model)
+        return Answer(lambda reply: reply.send_json(_response(stored, started, [], None)), idle_s)
 
     @router.post("/v1/responses/{name}/cancel")
-    async def cancel(name: Annotated[str, Field(pattern=RESPONSE_ID)]) -> dict[str, Any]:
+    async def cancel(name: Name) -> dict[str, Any]:
         """Ends the response, wherever it runs."""
-        session_id = name.removeprefix(PREFIX)
-        _kept((await parts.sessions.describe(session_id)).annotation)
-        await parts.sessions.cancel(session_id)
+        session, _ = await _stored(parts, name)
+        await parts.sessions.cancel(session.key.id)
         return {"id": name, "object": "response", "status": "cancelled"}
 
     return router
+
+
+async def _stored(parts: HttpDependencies, name: str) -> tuple[gateway_pb2.GetSessionResponse, StoredResponse]:
+    """A response's session and what it keeps. Raises NotFound for one that is not stored, and another tenant's."""
+    session = await parts.sessions.describe(name.removeprefix(PREFIX))
+    return session, await asyncio.to_thread(unpack, session.annotation)
+
+
+async def _conversation(parts: HttpDependencies, name: str) -> list[dict[str, Any]]:
+    """The messages of a response's conversation, its output the last of them. Raises FieldNotFound for a response that
+    is not stored or another tenant's, FailedPrecondition for one that goes on."""
+    try:
+        if not re.fullmatch(RESPONSE_ID, name):
+            raise NotFound("This is no response's id.")
+        session, stored = await _stored(parts, name)
+        events = await parts.sessions.read_events(session.key.id)
+    except NotFound as error:
+        raise FieldNotFound(
+            "previous_response_id",
+            "There is no such response: it was not stored, or expired. Send the whole conversation as input.",
+            reason="PREVIOUS_RESPONSE_NOT_FOUND",
+        ) from error
+    made = _events(stored)
+    for event in events:
+        made.read(event)
+    output = [InputItem.model_validate(item) for item in made.whole()["output"]]
+    return [*stored.messages, *messages_of(output)]
 
 
 async def _resume(parts: HttpDependencies, session_id: str, context: RequestContext, send: Send) -> None:
@@ -191,75 +127,56 @@ async def _resume(parts: HttpDependencies, session_id: str, context: RequestCont
     await parts.sessions.resume(request, context, send)
 
 
-class _ResponseCall:
-    def __init__(self, context: RequestContext, known: Mapping[str, Any], starting_after: int = -1) -> None:
-        """`known`: what the session's annotation holds."""
-        self._context = context
-        self._known = known
-        self._events = ResponseEvents(known["format"], self._record, starting_after)
+async def _begin(reply: Reply, stored: StoredResponse, follow: Follow, running: set[asyncio.Task[None]]) -> None:
+    """Answer when the session has begun; it goes on without the client."""
+    began: asyncio.Future[gateway_pb2.Started] = asyncio.get_running_loop().create_future()
 
-    async def stream(self, reply: Reply, follow: Follow) -> None:
-        async def send(event: Event) -> None:
-            for made in self._events.read(event):
-                await reply.send_event(json.dumps(made), name=made["type"])
+    async def drop(event: Event) -> None:
+        if isinstance(event, gateway_pb2.Started):
+            began.set_result(event)
 
-        await follow(send)
-        await reply.end_events()
+    task = asyncio.ensure_future(follow(drop))
+    running.add(task)
+    task.add_done_callback(running.discard)
+    either: list[asyncio.Future[Any]] = [task, began]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if not began.done():
+        task.result()
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await reply.send_json(_response(stored, began.result(), [], None))
 
-    async def whole(self, reply: Reply, follow: Follow) -> None:
-        last: dict[str, Any] = {}
 
-        async def send(event: Event) -> None:
-            for made in self._events.read(event):
-                last.update(made)
+def _response(
+    stored: StoredResponse,
+    started: gateway_pb2.Started,
+    output: list[dict[str, Any]],
+    finished: gateway_pb2.Finished | None,
+) -> dict[str, Any]:
+    status, incomplete = _status(finished)
+    record = {
+        "id": PREFIX + started.session_id,
+        "object": "response",
+        "created_at": stored.created_at,
+        "status": status,
+        "model": started.model,
+        "output": output,
+        "error": None,
+        "incomplete_details": incomplete,
+        "instructions": None,
+        "metadata": stored.metadata,
+        "parallel_tool_calls": True,
+        "previous_response_id": stored.previous_response_id,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": None if finished is None else _usage(started, finished),
+    }
+    if finished is not None and (metrics := speculation_metrics(finished.statistics)):
+        record["metrics"] = metrics
+    return record
 
-        await follow(send)
-        await reply.send_json(last["response"], trace_headers(self._context.trailers))
 
-    async def begin(self, reply: Reply, follow: Follow, running: set[asyncio.Task[None]]) -> None:
-        """Answer when the session has begun; it goes on without the client."""
-        began: asyncio.Future[gateway_pb2.Started] = asyncio.get_running_loop().create_future()
-
-        async def drop(event: Event) -> None:
-            if isinstance(event, gateway_pb2.Started):
-                began.set_result(event)
-
-        task = asyncio.ensure_future(follow(drop))
-        running.add(task)
-        task.add_done_callback(running.discard)
-        either: list[asyncio.Future[Any]] = [task, began]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not began.done():
-            task.result()
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await reply.send_json(self.unfinished(began.result()))
-
-    def unfinished(self, started: gateway_pb2.Started) -> dict[str, Any]:
-        return self._record(started, [], None)
-
-    def _record(
-        self, started: gateway_pb2.Started, output: list[dict[str, Any]], finished: gateway_pb2.Finished | None
-    ) -> dict[str, Any]:
-        status, incomplete = _status(finished)
-        record = {
-            "id": PREFIX + started.session_id,
-            "object": "response",
-            "created_at": self._known["created_at"],
-            "status": status,
-            "model": started.model,
-            "output": output,
-            "error": None,
-            "incomplete_details": incomplete,
-            "instructions": None,
-            "metadata": self._known["metadata"],
-            "parallel_tool_calls": True,
-            "tool_choice": "auto",
-            "tools": [],
-            "usage": None if finished is None else _usage(started, finished),
-        }
-        if finished is not None and (metrics := speculation_metrics(finished.statistics)):
-            record["metrics"] = metrics
-        return record
+def _events(stored: StoredResponse, after: int = -1) -> ResponseEvents:
+    return ResponseEvents(stored.format, partial(_response, stored), after)
 
 
 def _status(finished: gateway_pb2.Finished | None) -> tuple[str, dict[str, str] | None]:
@@ -277,24 +194,6 @@ def _usage(started: gateway_pb2.Started, finished: gateway_pb2.Finished) -> dict
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": finished.statistics.cached_prompt_tokens},
         "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 0} | accepted_and_rejected([finished.statistics]),
         "total_tokens": prompt + output,
     }
-
-
-def _kept(annotation: bytes) -> dict[str, Any]:
-    """What a response's session keeps. Raises NotFound for a session that is no response."""
-    try:
-        known = json.loads(annotation)
-        new_reader(known["format"])
-        return {"created_at": int(known["created_at"]), "metadata": dict(known["metadata"]), "format": known["format"]}
-    except (ValueError, KeyError, TypeError) as error:  # a client of gRPC may keep anything
-        raise NotFound("There is no such response.", reason="NO_RESPONSE") from error
-
-
-def _response_format(format: TextFormat) -> ResponseFormat:
-    if format.type != "json_schema":
-        return ResponseFormat(type=format.type)
-    if format.schema_ is None:
-        raise InvalidArgument("text.format json_schema has no schema.")
-    return ResponseFormat(type=format.type, json_schema=JsonSchemaField(schema=format.schema_))

@@ -11,21 +11,22 @@ from slipstream.v1 import gateway_pb2
 def usage(
     prompt_tokens: int, completion_tokens: int, statistics: Iterable[gateway_pb2.Statistics] = ()
 ) -> dict[str, Any]:
-    """`completion_tokens_details` counts draft tokens of every drafter: those that became output, and those that were
-    verified and did not."""
+    """The root field `usage`."""
     sums = list(statistics)
-    drafted, accepted = sum(each.drafted for each in sums), sum(each.accepted for each in sums)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(each.cached_prompt_tokens for each in sums)},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": max(0, drafted - accepted),
-            "reasoning_tokens": 0,
-        },
+        "completion_tokens_details": accepted_and_rejected(sums) | {"reasoning_tokens": 0},
     }
+
+
+def accepted_and_rejected(statistics: Iterable[gateway_pb2.Statistics]) -> dict[str, int]:
+    """Draft tokens of every drafter: those that became output, and those that were verified and did not."""
+    sums = list(statistics)
+    drafted, accepted = sum(each.drafted for each in sums), sum(each.accepted for each in sums)
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": max(0, drafted - accepted)}
 
 
 def speculation_metrics(statistics: gateway_pb2.Statistics) -> dict[str, Any]:

@@ -116,6 +116,7 @@ async def test_only_a_prompt_begins_as_the_tokenizer_begins_a_text() -> None:
         ({"prediction": {"text": "x" * 1001}}, "TEXT_TOO_LONG"),
         ({"workload": "é" * 33}, "LABEL_TOO_LONG"),
         ({"cache_salt": "x" * 65}, "LABEL_TOO_LONG"),
+        ({"annotation": b"x" * (16_384 + 4 * 3 + 1)}, "LABEL_TOO_LONG"),
     ],
 )
 @pytest.mark.parametrize("disabled", [False, True])
