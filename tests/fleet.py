@@ -140,6 +140,7 @@ def opening(
     top_logprobs: int | None = None,
     min_length: int = 0,
     cache_salt: str = "",
+    details: bool = False,
 ) -> verifier_pb2.DecodeOpen:
     """An Open of a session, whose prefix is the prompt and what is known of the output."""
     addresses = [
@@ -154,6 +155,7 @@ def opening(
         policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),
         drafters=addresses,
         credit=credit,
+        round_details=details,
         structured_output=proto_conversion.structure_to_proto(structure),
         top_logprobs=top_logprobs,
         min_length=min_length,

@@ -126,3 +126,6 @@ class StepObserver:
 
     def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
         """A drafter's candidates were added to the session's tree."""
+
+    def local_pass_ended(self, session: Session, source: int, candidates: int, began: float, ended: float) -> None:
+        """A drafter inside the verifier proposed so many candidates, between these monotonic seconds."""

@@ -36,8 +36,8 @@ class DraftTimes:
     def begin(self, source: int, now: float) -> None:
         """The drafter is told a new root, which ends what it said about the former one."""
         before = self._running.pop(source, None)
-        if before is not None and before.candidates and len(self._done) < MOST_SPANS:
-            self._done.append(before)
+        if before is not None:
+            self.add(before)
         if len(self._running) < MOST_SPANS:
             self._running[source] = DraftTime(source, now, now)
 
@@ -46,9 +46,15 @@ class DraftTimes:
             running.ended = now
             running.candidates += candidates
 
-    def take(self) -> Iterator[DraftTime]:
-        """What ended; it is forgotten."""
-        done, self._done = self._done, []
+    def add(self, time: DraftTime) -> None:
+        """What a drafter did that is over."""
+        if time.candidates and len(self._done) < MOST_SPANS:
+            self._done.append(time)
+
+    def take(self, until: float) -> Iterator[DraftTime]:
+        """What ended by then; it is forgotten. The rest belongs to a later round."""
+        done = [time for time in self._done if time.ended <= until]
+        self._done = [time for time in self._done if time.ended > until]
         yield from done
 
 
@@ -73,13 +79,17 @@ class RoundDetailObserver(StepObserver):
         if times := self._times.get(session):
             times.receive(source, len(candidates.token_ids), now)
 
+    def local_pass_ended(self, session: Session, source: int, candidates: int, began: float, ended: float) -> None:
+        if times := self._times.get(session):
+            times.add(DraftTime(source, began, ended, candidates))
+
     def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         times = self._times.get(result.scheduled.session)
         if times is None:
             return
         session, ended = result.scheduled.session, result.timing.ended
         add_origins(result, message)
-        for time in times.take():
+        for time in times.take(ended):
             message.drafts.add(
                 drafter="+".join(session.drafters_of((time.source,))),
                 began_us=microseconds(ended - time.began),

@@ -110,6 +110,18 @@ async def test_a_lookup_inside_the_verifier_accepts_about_as_much_as_the_same_on
     assert accepted[NGRAM] >= 0.8 * accepted[remote.address]
 
 
+@pytest.mark.parametrize("drafter", [NGRAM, MODEL])
+async def test_rounds_tell_when_a_drafter_in_the_verifier_worked(drafter: str) -> None:
+    async with shipped_verifier("ngram", f"model={shipped_model('draft')}") as client:
+        decoded = await client.decode(prompt(), tokens=TOKENS, drafters=[drafter], details=True)
+        untold = await client.decode(prompt(), tokens=TOKENS, drafters=[drafter])
+    spans = [span for done in decoded.rounds for span in done.drafts]
+    assert {span.drafter for span in spans} == {"model"}  # the name that `tests.fleet.opening` gives
+    assert all(span.began_us >= span.ended_us and span.candidates > 0 for span in spans)
+    assert sum(span.candidates for span in spans) >= decoded.accepted > 0
+    assert not any(done.drafts for done in untold.rounds)
+
+
 async def test_rounds_name_the_drafter_as_the_gateway_does() -> None:
     async with shipped_verifier("ngram") as client:
         decoded = await client.decode(prompt(), tokens=TOKENS, drafters=[NGRAM])

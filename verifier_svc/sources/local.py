@@ -170,8 +170,9 @@ class LocalSource:
             if not requests and not closing:
                 self._work.clear()
                 continue
+            began = self._context.clock()
             answers = await self._thread.run(self._propose, requests, closing)
-            arrived = [self._deliver(request, answer) for request, answer in zip(requests, answers, strict=True)]
+            arrived = [self._deliver(request, answer, began) for request, answer in zip(requests, answers, strict=True)]
             if any(arrived):
                 self._context.candidates_arrived()
 
@@ -226,7 +227,9 @@ class LocalSource:
         self._propose([], self._take_closing())
         for _ in range(LOOKUP_PASSES if self._pending else 0):
             for request in self._schedule():  # one call for each: what it raises costs one session its source
-                self._deliver(request, *self._propose([request], []))
+                began = self._context.clock()
+                [answer] = self._propose([request], [])
+                self._deliver(request, answer, began)
 
     def awaited(self, session: Session) -> Attachment | None:
         attachment = self._sessions.get(session)
@@ -349,8 +352,8 @@ class LocalSource:
             log.error("the local drafter %s failed", self._method.name, exc_info=error)
             return [Internal("the local drafter failed in this session's pass.") for _ in requests]
 
-    def _deliver(self, request: LocalRequest, answer: Proposal | SlipstreamError) -> bool:
-        """Whether a step may take candidates that were not there before."""
+    def _deliver(self, request: LocalRequest, answer: Proposal | SlipstreamError, began: float) -> bool:
+        """Whether a step may take candidates that were not there before. `began`: when the pass did."""
         attachment, session = request.attachment, request.attachment.session
         attachment.in_pass = False
         if self._sessions.get(session) is not attachment:
@@ -363,14 +366,23 @@ class LocalSource:
         if answer.read_tokens < request.context.length:
             for node in request.context.expand:
                 attachment.tree.reopen(request.places[1 + node])
-        if session.sampling.coupled:
+        sent, ended = attachment.tree.sent_count, self._context.clock()
+        self._join(request, answer)
+        arrived = self._graft(attachment)
+        for observer in self._context.observers:
+            observer.local_pass_ended(session, attachment.number, attachment.tree.sent_count - sent, began, ended)
+        return arrived
+
+    def _join(self, request: LocalRequest, answer: Proposal) -> None:
+        """Adds what was proposed to the proposed tree."""
+        attachment = request.attachment
+        if attachment.session.sampling.coupled:
             joined = _join_ranked(attachment.tree, request.places, answer.nodes)
             if self._need is not None:  # it proposed the whole tree
                 for proposed in joined:
                     proposed.expanded = True
         else:
-            _join_drawn(attachment.tree, request.places, answer.nodes, self._most_nodes(session))
-        return self._graft(attachment)
+            _join_drawn(attachment.tree, request.places, answer.nodes, self._most_nodes(attachment.session))
 
     def _graft(self, attachment: LocalSession) -> bool:
         """Adds proposed nodes that pay to the session's tree. Whether a step may take any that were not there."""

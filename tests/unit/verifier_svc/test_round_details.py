@@ -72,12 +72,13 @@ def test_a_drafters_time_is_from_the_new_root_to_its_last_candidates() -> None:
     times.begin(1, 1.0)
     times.receive(1, 3, 1.5)
     times.receive(1, 2, 1.75)
-    assert not list(times.take())  # it may go on
+    assert not list(times.take(9.0))  # it may go on
     times.begin(1, 1.8)
-    [done] = times.take()
+    assert not list(times.take(1.7))  # its candidates came after that step
+    [done] = times.take(9.0)
     assert (done.began, done.ended, done.candidates) == (1.0, 1.75, 5)
     times.begin(1, 1.9)  # nothing came for the root before
-    assert not list(times.take())
+    assert not list(times.take(9.0))
 
 
 def test_times_are_bounded() -> None:
@@ -86,8 +87,8 @@ def test_times_are_bounded() -> None:
         times.begin(source, 0.0)
         times.receive(source, 1, 1.0)
         times.begin(source, 2.0)
-    assert len(list(times.take())) == MOST_SPANS
-    assert not list(times.take())
+    assert len(list(times.take(9.0))) == MOST_SPANS
+    assert not list(times.take(9.0))
 
 
 def test_only_sessions_that_ask_have_details() -> None:
