@@ -39,7 +39,7 @@ async def running_executor(
 async def _running_vllm(config: VerifierConfig, thread: ModelThread) -> AsyncIterator[StepExecutor]:
     executor = await thread.run(_open_vllm, config)
     loop, lost = asyncio.get_running_loop(), asyncio.Event()
-    executor.core.on_lost = partial(loop.call_soon_threadsafe, lost.set)
+    executor.core.call_when_lost(partial(loop.call_soon_threadsafe, lost.set))
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(_raise_when(lost))

@@ -1,12 +1,13 @@
-"""vLLM's engine core in the verifier's process, with its workers as processes of their own.
+"""vLLM's engine core in the verifier's process, with its workers as processes of their own, here and on other nodes.
 
 The core loads the model and allocates the KV cache; its scheduler is not used. Errors of workers come back as
-sentences, and workers that are gone or hang as `EngineLost`.
+sentences, and workers or nodes that are gone or hang as `EngineLost`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import multiprocessing.connection
 import tempfile
 import threading
@@ -16,21 +17,15 @@ from typing import Any
 
 from slipstream.engine.engine import EngineLost
 from slipstream.engine.model_info import ModelInfo
-from slipstream.errors import FailedPrecondition, SlipstreamError
+from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from verifier_svc.config import VerifierConfig
-from verifier_svc.execution.vllm.engine_options import (
-    check_settings,
-    check_version,
-    engine_args,
-    kv_bytes,
-    prepare_environment,
-)
+from verifier_svc.execution.vllm.engine_options import engine_config, nodes_of, prepare_vllm, refusal, unsupported
 from verifier_svc.execution.vllm.messages import Masks
+from verifier_svc.execution.vllm.node_link import LeaderLink
 
 FIRST_STEP_S = 300.0
 """Least seconds that the first step may take: kernels and communication are set up in it."""
-SHOWN = 400
-"""Characters of vLLM's own sentence in ours."""
+KILL_AGAIN_S = 0.2
 
 
 class EngineCore:
@@ -38,32 +33,32 @@ class EngineCore:
 
     def __init__(self, config: VerifierConfig, model: ModelInfo) -> None:
         """Raises InvalidArgument for settings, FailedPrecondition for a model or a machine that vLLM cannot serve."""
-        check_settings(config)
-        prepare_environment(config)
-        try:
-            import vllm
-        except ImportError as error:
-            raise FailedPrecondition(
-                f"vLLM is not installed for this interpreter ({error}); run `make setup-vllm`, or set "
-                "SLIPSTREAM_VLLM_PYTHON.",
-                reason="VLLM_MISSING",
-            ) from error
-        check_version(vllm.__version__)
+        prepare_vllm(config)
         self._step_timeout_s = config.vllm_step_timeout_s
         self._timeout_s = max(FIRST_STEP_S, config.vllm_step_timeout_s)
+        self._lost = ""
+        """Why the workers are lost; empty while they are there."""
+        self._link: LeaderLink | None = None
+        """To the other nodes, where there are any."""
+        self._others = set(multiprocessing.active_children())
+        """Processes that are no workers of this core."""
+        self._opened = threading.Event()
+        self._on_lost: Callable[[], object] = lambda: None
         with tempfile.TemporaryDirectory(prefix="slipstream-vllm-") as folder:
             failures = Path(folder) / "failure"
             try:
-                self._core = _open_core(config, model, failures)
+                self._core = self._open(config, model, failures)
             except SlipstreamError:
+                self._hang_up()
                 raise
             except Exception as error:
-                raise _refusal(error, failures) from error
+                self._hang_up()
+                if self._lost:  # of the other node's end, not of what it did to ours
+                    raise FailedPrecondition(f"{self._lost}.", reason="NODE_LOST") from error
+                raise refusal(error, failures) from error
+            finally:
+                self._opened.set()
         self._executor = self._core.model_executor
-        self._lost = ""
-        """Why the workers are lost; empty while they are there."""
-        self.on_lost: Callable[[], object] = lambda: None
-        """Called once, on another thread, when a worker is gone."""
         threading.Thread(target=self._watch, name="vllm-worker-watch", daemon=True).start()
         try:
             self.dtype = str(self._core.vllm_config.model_config.dtype).removeprefix("torch.")
@@ -90,6 +85,12 @@ class EngineCore:
     def worker_pids(self) -> list[int]:
         return [worker.proc.pid for worker in self._executor.workers]
 
+    def call_when_lost(self, call: Callable[[], object]) -> None:
+        """Calls once, on any thread, when a worker or a node is gone, or now if one is."""
+        self._on_lost = call
+        if self._lost:
+            call()
+
     def run(self, output: Any, masks: Callable[[], Masks]) -> Any:
         """Runs one step: the model, meanwhile `masks`, then the sampling. Returns vLLM's output. Raises EngineLost;
         RuntimeError for a step that failed in a worker that lives."""
@@ -109,9 +110,26 @@ class EngineCore:
         return result
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the workers, and the other nodes."""
         self._lost = self._lost or "vLLM is closed"
+        self._hang_up()
         self._core.shutdown()
+
+    def _open(self, config: VerifierConfig, model: ModelInfo, failures: Path) -> Any:
+        """vLLM's core, once all nodes are there."""
+        vllm_config, shared = engine_config(config, model, failures)
+        nodes = nodes_of(vllm_config)
+        if nodes.rank:
+            raise InvalidArgument(
+                f"VERIFIER_VLLM_ARGS holds --node-rank {nodes.rank}: run `python -m verifier_svc.vllm_follower` there."
+            )
+        if nodes.size > 1:
+            self._link = LeaderLink(nodes, shared, self._lose_workers)
+            self._link.wait()
+        from vllm.v1.engine.core import EngineCore as Core
+        from vllm.v1.executor.abstract import Executor
+
+        return Core(vllm_config, Executor.get_class(vllm_config), log_stats=False)
 
     def _run(self, output: Any, masks: Callable[[], Masks]) -> Any:
         """Takes every answer that it asked for, also when one of them is an error."""
@@ -142,38 +160,30 @@ class EngineCore:
     def _watch(self) -> None:
         workers = [worker.proc for worker in self._executor.workers]
         multiprocessing.connection.wait([worker.sentinel for worker in workers])
-        if not self._lost:
-            self._lose("a vLLM worker ended")
-            self.on_lost()
+        self._lose_workers("a vLLM worker ended")
+
+    def _lose_workers(self, why: str) -> None:
+        if self._lost:
+            return
+        self._lose(why)
+        self._on_lost()
+        while not self._opened.wait(KILL_AGAIN_S):  # workers that start now wait for that node
+            self._kill_workers()
 
     def _lose(self, why: str) -> None:
-        """Ends the workers that are left, so that no wait for them lasts."""
+        """Ends the workers that are left, here and elsewhere, so that no wait for them lasts."""
         self._lost = self._lost or why
-        for worker in list(self._executor.workers):
+        self._kill_workers()
+        self._hang_up()
+
+    def _kill_workers(self) -> None:
+        for worker in set(multiprocessing.active_children()) - self._others:
             with contextlib.suppress(ValueError, OSError):
-                worker.proc.kill()
+                worker.kill()
 
-
-def _open_core(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any:
-    from vllm.v1.engine.core import EngineCore as Core
-    from vllm.v1.executor.abstract import Executor
-
-    args = engine_args(config, model, failures)
-    vllm_config = args.create_engine_config()
-    if vllm_config.model_config.get_sliding_window() is not None:  # known before the weights are loaded
-        raise _unsupported("a sliding window")
-    cache = vllm_config.cache_config
-    if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None:
-        cache.kv_cache_memory_bytes = kv_bytes(vllm_config, config.kv_tokens)
-    return Core(vllm_config, Executor.get_class(vllm_config), log_stats=False)
-
-
-def _refusal(error: Exception, failures: Path) -> FailedPrecondition:
-    """vLLM's own sentence, from the worker that failed if there is one."""
-    why = failures.read_text() if failures.exists() else f"{type(error).__name__}: {error}"
-    lines = [line.strip() for line in why.splitlines() if line.strip()]
-    shown = " ".join(lines).partition(" [type=")[0][:SHOWN].rstrip(". ")  # what pydantic adds is of no use
-    return FailedPrecondition(f"vLLM cannot serve this target: {shown}.", reason="VLLM_REFUSED")
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
 
 
 def _check_cache(kv_cache: Any) -> None:
@@ -181,13 +191,6 @@ def _check_cache(kv_cache: Any) -> None:
     specs = [group.kv_cache_spec for group in kv_cache.kv_cache_groups]
     kinds = sorted({type(spec).__name__ for spec in specs})
     if len(specs) != 1 or kinds != ["FullAttentionSpec"]:
-        raise _unsupported(f"{len(specs)} kinds of KV cache ({', '.join(kinds)})")
+        raise unsupported(f"{len(specs)} kinds of KV cache ({', '.join(kinds)})")
     if specs[0].sliding_window is not None or specs[0].attention_chunk_size is not None:
-        raise _unsupported("a window")
-
-
-def _unsupported(what: str) -> FailedPrecondition:
-    return FailedPrecondition(
-        f"this target has {what}, and with vLLM only full attention is served. Use VERIFIER_ENGINE=embedded.",
-        reason="MODEL_UNSUPPORTED",
-    )
+        raise unsupported("a window")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.vocabulary import is_local, source_and_revision
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.vllm.messages import EXTRA
+from verifier_svc.execution.vllm.node_link import Nodes
 
 SUPPORTED = "0.32"
 """The minor version of vLLM whose internals `tests/vllm/test_contract.py` checks."""
@@ -31,7 +33,7 @@ FIXED = {
     "--speculative-config": "candidates come from Slipstream's drafters",
     "--worker-cls": "sampling is Slipstream's",
     "--scheduler-cls": "scheduling is Slipstream's",
-    "--distributed-executor-backend": "workers are processes of this machine",
+    "--distributed-executor-backend": "workers are vLLM's own processes, on each node",
     "--additional-config": "it carries Slipstream's own settings",
     "--pipeline-parallel-size": "pipelines of steps are not supported; use --tensor-parallel-size",
     "-pp": "pipelines of steps are not supported; use --tensor-parallel-size",
@@ -44,6 +46,26 @@ FIXED = {
     "--async-scheduling": "scheduling is Slipstream's",
 }
 """Options that VERIFIER_VLLM_ARGS may not hold, and why."""
+OF_ONE_NODE = ("node_rank", "additional_config")
+"""vLLM's engine arguments that differ between the nodes of a group."""
+SHOWN = 400
+"""Characters of vLLM's own sentence in ours."""
+
+
+def prepare_vllm(config: VerifierConfig) -> None:
+    """Makes vLLM ready to be used in this process. Raises InvalidArgument for settings, FailedPrecondition for a vLLM
+    that is missing or another version."""
+    check_settings(config)
+    prepare_environment(config)
+    try:
+        import vllm
+    except ImportError as error:
+        raise FailedPrecondition(
+            f"vLLM is not installed for this interpreter ({error}); run `make setup-vllm`, or set "
+            "SLIPSTREAM_VLLM_PYTHON.",
+            reason="VLLM_MISSING",
+        ) from error
+    check_version(vllm.__version__)
 
 
 def prepare_environment(config: VerifierConfig) -> None:
@@ -115,6 +137,46 @@ def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any
         "num_speculative_tokens": max(1, config.max_draft_tokens),
     }
     return parsed
+
+
+def engine_config(config: VerifierConfig, model: ModelInfo, failures: Path) -> tuple[Any, dict[str, str]]:
+    """vLLM's VllmConfig, and the settings that all nodes of a group must share, by name.
+
+    Raises InvalidArgument for options, FailedPrecondition for a model that is not served, else vLLM's own errors.
+    """
+    args = engine_args(config, model, failures)
+    shared = {"vllm": SUPPORTED, "kv_tokens": str(config.kv_tokens)} | {
+        each.name: str(value)
+        for each in fields(args)
+        if each.name not in OF_ONE_NODE and isinstance(value := getattr(args, each.name), str | int | float)
+    }
+    vllm_config = args.create_engine_config()
+    if vllm_config.model_config.get_sliding_window() is not None:  # known before the weights are loaded
+        raise unsupported("a sliding window")
+    cache = vllm_config.cache_config
+    if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None:
+        cache.kv_cache_memory_bytes = kv_bytes(vllm_config, config.kv_tokens)
+    return vllm_config, shared
+
+
+def nodes_of(vllm_config: Any) -> Nodes:
+    parallel = vllm_config.parallel_config
+    return Nodes(parallel.nnodes, parallel.node_rank, parallel.master_addr, parallel.master_port)
+
+
+def refusal(error: Exception, failures: Path) -> FailedPrecondition:
+    """vLLM's own sentence, from the worker that failed if there is one."""
+    why = failures.read_text() if failures.exists() else f"{type(error).__name__}: {error}"
+    lines = [line.strip() for line in why.splitlines() if line.strip()]
+    shown = " ".join(lines).partition(" [type=")[0][:SHOWN].rstrip(". ")  # what pydantic adds is of no use
+    return FailedPrecondition(f"vLLM cannot serve this target: {shown}.", reason="VLLM_REFUSED")
+
+
+def unsupported(what: str) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"this target has {what}, and with vLLM only full attention is served. Use VERIFIER_ENGINE=embedded.",
+        reason="MODEL_UNSUPPORTED",
+    )
 
 
 def kv_bytes(vllm_config: Any, tokens: int) -> int:
