@@ -2,10 +2,10 @@
 
 usage: python -m benchmarks.vllm_engine [shipped|inflated] [REPEATS]
 
-Greedy, in fp32, one torch thread a process: 1, 6 and 16 requests at once. Our systems are asked through a gateway over
-gRPC; vLLM by itself is called in its own process, without any server. `steal` and `load` are the machine's while a row
-was measured. The second table parts a step of our executor on vLLM: building vLLM's scheduler output, the workers'
-time, the sampler's share of it, and what the calls between the processes add.
+Greedy, in fp32, one torch thread a process: 1, 6 and 16 requests at once, whose plain text does not loop. Our systems
+are asked through a gateway over gRPC; vLLM by itself is called in its own process, without any server. `steal` and
+`load` are the machine's while a row was measured. The second table parts a step of our executor on vLLM: building
+vLLM's scheduler output, the workers' time, the sampler's share of it, and what the calls between the processes add.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate
-from benchmarks.prompts import held_out
+from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate, serving
+from benchmarks.prompts import DISTINCT, distinct_share, held_out
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role, vllm_python
-from slipstream.client.load_generator import run_load
+from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
 
@@ -38,7 +38,7 @@ System = Callable[[Prompts], Awaitable[tuple[float, float]]]
 """Seconds for these at once, and tokens per round; 0 where that is not known."""
 
 
-async def ours(server: str, speculate: bool, prompts: Prompts) -> tuple[float, float]:
+async def load_of(server: str, speculate: bool, prompts: Prompts) -> LoadResult:
     requests = [
         gateway_pb2.GenerateRequest(
             prompt_token_ids=gateway_pb2.TokenIds(token_ids=prompt),
@@ -50,7 +50,11 @@ async def ours(server: str, speculate: bool, prompts: Prompts) -> tuple[float, f
         )
         for prompt in prompts
     ]
-    load = await run_load(server, requests, len(requests))
+    return await run_load(server, requests, len(requests))
+
+
+async def ours(server: str, speculate: bool, prompts: Prompts) -> tuple[float, float]:
+    load = await load_of(server, speculate, prompts)
     return load.wall_s, load.tokens / load.total("rounds")
 
 
@@ -120,13 +124,19 @@ def stolen() -> tuple[int, int]:
     return ticks[7], sum(ticks[:8])
 
 
-def prompts_of(target: Path, count: int) -> Prompts:
-    tokenizer = load_tokenizer(str(target))
-    return [tokenizer.encode(text).ids[:PROMPT_TOKENS] for text in held_out(count)]
+async def prompts_without_loops(count: int) -> Prompts:
+    """Held-out prompts by the rule of `benchmarks.prompts`; the inflated target's text is the shipped one's."""
+    tokenizer = load_tokenizer(str(MODELS / "target"))
+    pieces = [tokenizer.encode(text).ids[:PROMPT_TOKENS] for text in held_out(4 * count)]
+    async with serving(str(MODELS / "target"), str(MODELS / "draft")) as server:
+        plain = (await load_of(server, False, pieces)).completions
+    kept = [piece for piece, text in zip(pieces, plain, strict=True) if distinct_share(text.token_ids) >= DISTINCT]
+    assert len(kept) >= count
+    return kept[:count]
 
 
 async def measure(target: Path, repeats: int) -> list[Row]:
-    prompts, rows = prompts_of(target, max(AT_ONCE)), list[Row]()
+    prompts, rows = await prompts_without_loops(max(AT_ONCE)), list[Row]()
     async with AsyncExitStack() as stack:
         systems = await start(stack, target)
         for system in systems.values():

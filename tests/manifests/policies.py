@@ -60,8 +60,8 @@ CACHE_S = 3600 + 300
 def settings(workload: Workload, documents: Documents) -> GatewayConfig | VerifierConfig | DrafterConfig:
     """Raises InvalidArgument for what the process would refuse."""
     values = environment(workload.spec["containers"][0], documents)
-    prefix = f"{workload.role.upper()}_"
-    return from_env(CONFIGS[workload.role], prefix, values)
+    role = workload.reads_settings_of
+    return from_env(CONFIGS[role], f"{role.upper()}_", values)
 
 
 def drain_s(workload: Workload, documents: Documents) -> float:
@@ -74,7 +74,7 @@ def drain_s(workload: Workload, documents: Documents) -> float:
 
 def names_are_settings(documents: Documents) -> Iterator[str]:
     """Every name is a setting of the role, and every setting that has no default is there."""
-    for workload in roles(documents):
+    for workload in (each for each in workloads(documents) if each.reads_settings_of):
         try:
             settings(workload, documents)
             for prefix, kind in SHARED.items():
@@ -83,7 +83,8 @@ def names_are_settings(documents: Documents) -> Iterator[str]:
             yield f"{workload.name}: {error}"
     for workload, container in containers(documents):
         for name in environment(container, documents):
-            ours = workload.role and name.startswith((f"{workload.role.upper()}_", *SHARED))
+            role = workload.reads_settings_of
+            ours = role and name.startswith((f"{role.upper()}_", *SHARED))
             if not ours and name not in OTHERS:
                 yield f"{workload.name}: {name} is nobody's setting"
 
@@ -146,7 +147,7 @@ def probes_are_set(documents: Documents) -> Iterator[str]:
     """By gRPC on the port for them, where it is ours: start and life by liveness, readiness by whether to send work."""
     asked = {"startupProbe": "liveness", "livenessProbe": "liveness", "readinessProbe": ""}
     for workload in workloads(documents):
-        if workload.kind == "Job":
+        if workload.kind == "Job" or workload.role != workload.reads_settings_of:  # a follower ends with its leader
             continue
         for container in workload.spec["containers"]:
             ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
@@ -192,6 +193,8 @@ def starts_are_waited_for(documents: Documents) -> Iterator[str]:
     """A gateway is ready when a verifier is; who reads the model cache starts when that is filled."""
     found = roles(documents)
     for workload in found:
+        if workload.kind == "LeaderWorkerSet":  # has no deadline
+            continue
         waits = [each for each in found if each is workload or (workload.role, each.role) == ("gateway", "verifier")]
         cached = any("persistentVolumeClaim" in volume for volume in workload.spec["volumes"])
         longest = max(_start_s(each) for each in waits) + (CACHE_S if cached else 0)

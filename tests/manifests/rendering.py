@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("base", *(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir())))
 COMPONENTS = tuple(path.name for path in sorted((K8S / "components").iterdir()))
-NEEDS = {"multi-gpu-verifier": ["gpu-verifier"]}
+NEEDS = {
+    "multi-gpu-verifier": ["gpu-verifier"],
+    "multi-node-verifier": ["gpu-verifier", "multi-gpu-verifier"],
+}
 """Components that stand on others."""
 ROLES = ("gateway", "verifier", "drafter")
 Document = dict[str, Any]
@@ -44,6 +47,20 @@ class Workload(NamedTuple):
         """One of ROLES, or empty for what is not ours."""
         component = self.labels.get("app.kubernetes.io/component", "")
         return component if component in ROLES else ""
+
+    @property
+    def reads_settings_of(self) -> str:
+        """The role whose settings it reads; empty for what is not ours."""
+        component = self.labels.get("app.kubernetes.io/component", "").removesuffix("-follower")
+        return component if component in ROLES else ""
+
+    @property
+    def surge(self) -> int:
+        """Pods, or groups of them, that a rollout may add."""
+        spec = self.document["spec"]
+        if self.kind == "LeaderWorkerSet":
+            return int(spec["rolloutStrategy"]["rollingUpdateConfiguration"]["maxSurge"])
+        return int(spec["strategy"]["rollingUpdate"]["maxSurge"])
 
 
 def tool(name: str) -> str:
@@ -81,6 +98,12 @@ def workloads(documents: Documents) -> Iterator[Workload]:
             template = document["spec"]["template"]
             labels = template["metadata"].get("labels", {})
             yield Workload(document["kind"], document["metadata"]["name"], labels, template["spec"], document)
+        elif document["kind"] == "LeaderWorkerSet":
+            name, group = document["metadata"]["name"], document["spec"]["leaderWorkerTemplate"]
+            for pod in ("leader", "worker"):
+                template = group[f"{pod}Template"]
+                labels = template["metadata"]["labels"] | {"leaderworkerset.sigs.k8s.io/name": name}
+                yield Workload(document["kind"], f"{name} {pod}", labels, template["spec"], document)
 
 
 def roles(documents: Documents) -> list[Workload]:

@@ -45,8 +45,7 @@ def rollouts_leave_somebody(documents: Documents) -> Iterator[str]:
     scaled = [d["spec"] for d in documents if d["kind"] == "ScaledObject"]
     least = {spec["scaleTargetRef"]["name"]: spec["minReplicaCount"] for spec in scaled}
     for workload in roles(documents):
-        surge = workload.document["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
-        if workload.role != "drafter" and not surge and least.get(workload.name, 2) < 2:
+        if workload.role != "drafter" and not workload.surge and least.get(workload.name, 2) < 2:
             yield f"{workload.name}: a rollout would leave nobody to serve"
 
 

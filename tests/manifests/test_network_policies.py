@@ -6,6 +6,7 @@ import copy
 import itertools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,20 @@ def test_who_may_reach_whom_is_what_the_document_says(documents: Documents) -> N
     assert set(_names("a pod")) == set(pods(documents))
     found, written = reach(documents), table()
     assert sorted(found - written) == [] and sorted(written - found) == []
+
+
+def test_pods_of_a_group_reach_each_other_and_only_the_leader_is_reached_by_gateways(tmp_path: Path) -> None:
+    documents = compose(tmp_path, ["gpu-verifier", "multi-gpu-verifier", "network-policies", "multi-node-verifier"])
+    places = pods(documents)
+    leader, follower, gateway = (places[name] for name in ("verifier-group leader", "verifier-group worker", "gateway"))
+    for port in (29501, 29502, 40000):
+        assert may_reach(documents, leader, follower, (port, "TCP"))
+        assert may_reach(documents, follower, leader, (port, "TCP"))
+        for stranger in (gateway, places["drafter-model"], *OUTSIDE.values()):
+            assert not may_reach(documents, stranger, leader, (port, "TCP"))
+            assert not may_reach(documents, stranger, follower, (port, "TCP"))
+    assert may_reach(documents, gateway, leader, (50071, "TCP"))
+    assert not may_reach(documents, gateway, follower, (50071, "TCP"))
 
 
 def test_without_policies_everybody_may() -> None:

@@ -40,9 +40,11 @@ from tests.manifests.rendering import (
     amount,
     compose,
     containers,
+    environment,
     find,
     render,
     roles,
+    workloads,
 )
 from tests.manifests.scaling import (
     only_one_owner_of_replicas,
@@ -70,6 +72,34 @@ def test_a_component_alone_keeps_to_every_policy(component: str, tmp_path: Path)
 def test_models_are_waited_for_whatever_the_order_of_components(order: int, tmp_path: Path) -> None:
     documents = compose(tmp_path, ["gpu-verifier", *["multi-gpu-verifier", "model-cache"][::order]])
     assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+
+
+def test_pods_of_a_group_are_the_deployment_s_and_differ_in_what_a_follower_does(tmp_path: Path) -> None:
+    """Whatever components came before; the options of both expand to what vLLM calls their places."""
+    before = ["gpu-verifier", "model-cache", "mtls", "multi-gpu-verifier"]
+    (tmp_path / "one").mkdir()
+    one = find(compose(tmp_path / "one", before), "Deployment", "verifier")["spec"]["template"]
+    documents = compose(tmp_path, [*before, "multi-node-verifier"])
+    assert ("Deployment", "verifier") not in {(each["kind"], each["metadata"]["name"]) for each in documents}
+    assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+    leader, follower = (each for each in workloads(documents) if each.kind == "LeaderWorkerSet")
+    group = leader.document["spec"]["leaderWorkerTemplate"]
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
+    for pod in (leader, follower):
+        (container,) = pod.spec["containers"]
+        values = environment(container, documents)
+        options = values["VERIFIER_VLLM_ARGS"].split()
+        named = dict(zip(options[::2], options[1::2], strict=True))
+        gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
+        assert int(named["--tensor-parallel-size"]) == gpus * group["size"]
+        assert named["--nnodes"] == "$(LWS_GROUP_SIZE)" and named["--node-rank"] == "$(LWS_WORKER_INDEX)"
+        assert named["--master-addr"] == "$(LWS_LEADER_ADDRESS)"
+        assert pod.spec["volumes"] == one["spec"]["volumes"]
+        assert container["image"] == one["spec"]["containers"][0]["image"]
+    assert leader.spec["containers"][0].keys() == one["spec"]["containers"][0].keys()
+    assert follower.spec["containers"][0]["command"] == ["python3", "-m", "verifier_svc.vllm_follower"]
+    service = find(documents, "Service", "verifier")["spec"]["selector"].items()
+    assert service <= leader.labels.items() and not service <= follower.labels.items()
 
 
 def test_a_laptop_of_two_cores_has_room_for_the_local_overlay() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import kubernetes_validate
 import pytest
 
@@ -16,6 +18,36 @@ from tests.manifests.rendering import COMPONENTS, K8S, NEEDS, OVERLAYS, ROOT, Do
 VERSIONS = ("1.30", "1.37")
 """Of Kubernetes: the first with all that is used here, the latest that is bundled."""
 PACKAGES = {"keda.sh": "keda", "cert-manager.io": "cert-manager", "monitoring.coreos.com": "prometheus-operator"}
+GROUPS = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["leaderWorkerTemplate"],
+    "properties": {
+        "replicas": {"type": "integer", "minimum": 0},
+        "rolloutStrategy": {
+            "additionalProperties": False,
+            "required": ["type"],
+            "properties": {
+                "type": {"const": "RollingUpdate"},
+                "rollingUpdateConfiguration": {
+                    "additionalProperties": False,
+                    "properties": {"maxUnavailable": {}, "maxSurge": {}, "partition": {"type": "integer"}},
+                },
+            },
+        },
+        "leaderWorkerTemplate": {
+            "additionalProperties": False,
+            "required": ["workerTemplate"],
+            "properties": {
+                "size": {"type": "integer", "minimum": 1},
+                "restartPolicy": {"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+                "leaderTemplate": {"type": "object"},
+                "workerTemplate": {"type": "object"},
+            },
+        },
+    },
+}
+"""The part of leaderworkerset.x-k8s.io/v1's schema that is used here; no package of npm has it."""
 MUTANTS: list[tuple[tuple[str, str], Callable[[Document], Any]]] = [
     (("ScaledObject", "gateway"), lambda d: d["spec"].update(maxReplicas=3)),
     (("ScaledObject", "gateway"), lambda d: d["spec"].pop("scaleTargetRef")),
@@ -44,12 +76,27 @@ def group(document: Document) -> str:
 
 
 def is_custom(document: Document) -> bool:
-    return "." in group(document) and not group(document).endswith(".k8s.io")
+    return "." in group(document) and not group(document).endswith("k8s.io")
+
+
+def check_group(document: Document) -> None:
+    """Raises ValidationError of either library for a LeaderWorkerSet that is none."""
+    jsonschema.validate(document["spec"], GROUPS)
+    pods = document["spec"]["leaderWorkerTemplate"]
+    for template in (pods["leaderTemplate"], pods["workerTemplate"]):
+        labels = template["metadata"]["labels"]
+        spec = {"selector": {"matchLabels": labels}, "template": template}
+        made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "pods"}, "spec": spec}
+        kubernetes_validate.validate(made, VERSIONS[0], strict=True)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_resource_of_kubernetes_is_valid(everything: list[Document], version: str) -> None:
-    checked = [document for document in everything if not is_custom(document)]
+    groups = [document for document in everything if document["kind"] == "LeaderWorkerSet"]
+    assert groups
+    for document in groups:
+        check_group(document)
+    checked = [document for document in everything if not is_custom(document) and document not in groups]
     assert len(checked) > 50
     for document in checked:
         kubernetes_validate.validate(document, version, strict=True)
@@ -69,6 +116,23 @@ def test_a_resource_that_is_not_says_so(mutate: Callable[[Document], Any]) -> No
     mutate(document)
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(document, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda d: d["spec"].update(replica=2),
+        lambda d: d["spec"]["leaderWorkerTemplate"].update(restartPolicy="RecreateGroup"),
+        lambda d: d["spec"]["leaderWorkerTemplate"].pop("workerTemplate"),
+        lambda d: d["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"].update(terminationGracePeriod=5),
+    ],
+)
+def test_a_group_that_is_none_says_so(everything: list[Document], mutate: Callable[[Document], Any]) -> None:
+    (found,) = (document for document in everything if document["kind"] == "LeaderWorkerSet")
+    changed = copy.deepcopy(found)
+    mutate(changed)
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError, KeyError)):
+        check_group(changed)
 
 
 def refused(resources: Iterable[Document]) -> set[int]:

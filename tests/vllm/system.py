@@ -9,20 +9,22 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import psutil
 
 from slipstream.cli.serve import Role
 from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
+from tests.fleet import Gateway
 from tests.loopback import ANY
 from tests.vllm.decoding import DRAFT, ROOT, TARGET
 
-READY_S = 150
+READY_S = 240
 PYTHON = str(ROOT / ".venv/bin/python")
 """The environment of `make setup`: vLLM's has no room for what the gateway needs."""
 PROMPTS = [
@@ -32,6 +34,9 @@ PROMPTS = [
     "for name in names:",
 ]
 QUICK = {"MEASURE_S": "0.5", "MAX_DRAFT_TOKENS": "8", "DTYPE": "float32", "KV_TOKENS": "16384"}
+LIMIT_S = 60.0
+"""A bound for machines that are busy; what is noticed takes milliseconds."""
+UNAVAILABLE: int = grpc.StatusCode.UNAVAILABLE.value[0]
 STEP_TIMEOUT_S = 600.0
 """Nothing that a test waits for takes so long: what is noticed is not noticed by it."""
 
@@ -90,6 +95,23 @@ def verifier_settings(**settings: str) -> dict[str, str]:
     return {f"VERIFIER_{name}": value for name, value in given.items()}
 
 
+async def code_of_end(speaking: Gateway, number: int) -> int:
+    """How a session ends, or the stream that it is on."""
+    ended = asyncio.create_task(speaking.sessions[number].done.wait())
+    broken = asyncio.create_task(speaking.broken())
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.wait([ended, broken], return_when=asyncio.FIRST_COMPLETED)
+    if broken.done():
+        ended.cancel()
+        error = broken.exception()
+        assert isinstance(error, grpc.aio.AioRpcError)
+        return int(error.code().value[0])
+    broken.cancel()
+    end = speaking.sessions[number].end
+    assert end is not None
+    return end.failure.code
+
+
 @dataclass
 class System:
     """The vLLM verifier is `tests.vllm.failing_verifier`."""
@@ -135,7 +157,8 @@ def _committed(metrics: str) -> float:
 
 
 @asynccontextmanager
-async def running_system() -> AsyncIterator[System]:
+async def running_system(more: Mapping[str, str] | None = None) -> AsyncIterator[System]:
+    """`more` are settings of the verifier on vLLM."""
     roles: list[Role] = []
 
     async def start(module: str, python: str = PYTHON, **settings: str) -> tuple[Role, str]:
@@ -152,7 +175,7 @@ async def running_system() -> AsyncIterator[System]:
     draft = {"DRAFTER_MODEL": DRAFT, "DRAFTER_LISTEN": ANY, "DRAFTER_DTYPE": "float32"}
     try:
         (vllm, vllm_address), (_, embedded), *drafters = await asyncio.gather(
-            start("tests.vllm.failing_verifier", sys.executable, **on_vllm, **speculating),
+            start("tests.vllm.failing_verifier", sys.executable, **on_vllm, **speculating, **(more or {})),
             start("verifier_svc", sys.executable, **verifier_settings(), **speculating),
             start("drafter_svc", **draft),
             start("drafter_svc", **draft),

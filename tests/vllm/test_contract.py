@@ -83,6 +83,19 @@ def test_the_engine_core_and_its_executor() -> None:
     assert "proc" in {each.name for each in dataclasses.fields(WorkerProcHandle)}, "WorkerProcHandle.proc"
 
 
+def test_workers_on_several_nodes() -> None:
+    from vllm.config import ParallelConfig
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
+
+    names = {each.name for each in dataclasses.fields(ParallelConfig)}
+    for name in ("nnodes", "node_rank", "master_addr", "master_port"):
+        assert name in names, f"ParallelConfig.{name}"
+    assert parameters(MultiprocExecutor.__init__) == ["self", "vllm_config", "monitor_workers"], "MultiprocExecutor"
+    started = source(MultiprocExecutor._init_executor)
+    assert "node_rank_within_dp == 0" in started, "followers have no queue of their own"
+    assert "get_mp_context()" in started and "context.Process(" in source(WorkerProc.make_worker_process), "children"
+
+
 def test_the_worker_and_its_runner() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker

@@ -11,22 +11,30 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-import grpc
 import pytest
 import pytest_asyncio
 
 from slipstream.cli.serve import Role
 from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
-from tests.fleet import Gateway, gateway, until
+from tests.fleet import gateway, until
 from tests.sampled_texts import assert_distributed
-from tests.vllm.system import STEP_TIMEOUT_S, System, generate, gone, requests, running_system, texts_of, workers
+from tests.vllm.system import (
+    LIMIT_S,
+    STEP_TIMEOUT_S,
+    UNAVAILABLE,
+    System,
+    code_of_end,
+    generate,
+    gone,
+    requests,
+    running_system,
+    texts_of,
+    workers,
+)
 
 TOKENS = 400
 STORM_S = 12.0
-LIMIT_S = 60.0
-"""A bound for machines that are busy; what is noticed takes milliseconds."""
-UNAVAILABLE: int = grpc.StatusCode.UNAVAILABLE.value[0]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -85,23 +93,6 @@ async def kill_verifier(system: System) -> None:
 
 async def break_sampler(system: System) -> None:
     system.toggle_fault()
-
-
-async def code_of_end(speaking: Gateway, number: int) -> int:
-    """How a session ends, or the stream that it is on."""
-    ended = asyncio.create_task(speaking.sessions[number].done.wait())
-    broken = asyncio.create_task(speaking.broken())
-    async with asyncio.timeout(LIMIT_S):
-        await asyncio.wait([ended, broken], return_when=asyncio.FIRST_COMPLETED)
-    if broken.done():
-        ended.cancel()
-        error = broken.exception()
-        assert isinstance(error, grpc.aio.AioRpcError)
-        return int(error.code().value[0])
-    broken.cancel()
-    end = speaking.sessions[number].end
-    assert end is not None
-    return end.failure.code
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 PORT_ABOVE = 1
 """The link's port, counted from vLLM's `--master-port`."""
-JOIN_S = 600.0
+JOIN_S = 1800.0
 """Seconds for which nodes of a group wait for each other."""
 RETRY_S = 0.5
 HELLO_S = 10.0
