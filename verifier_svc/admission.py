@@ -8,7 +8,7 @@ from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, R
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.sources.address_allowlist import AddressAllowlist
+from verifier_svc.address_allowlist import AddressAllowlist
 
 MAX_STOP_TOKENS = 4096
 """Stop tokens of one session: the client's and the model's own."""

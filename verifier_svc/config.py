@@ -9,7 +9,7 @@ from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import ProposerSettings
 from slipstream.proposers.registry import METHODS
 from slipstream.telemetry import logs
-from verifier_svc.sources.address_allowlist import AddressAllowlist
+from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 PREFIX = "VERIFIER_"
@@ -79,7 +79,7 @@ class VerifierConfig:
     corpus_shared: bool = False
     """For `suffix` inside the verifier: like `DRAFTER_CORPUS_SHARED`."""
     drafters_allowed: tuple[str, ...] = ()
-    """HOST:PORT patterns (`verifier_svc.sources.address_allowlist`) of the drafters that gateways may name; none:
+    """HOST:PORT patterns (`verifier_svc.address_allowlist`) of the drafters that gateways may name; none:
     any address."""
     grace_s: float = 5.0
     """Seconds for which running sessions go on after SIGTERM; gateways move the remaining ones to other verifiers."""

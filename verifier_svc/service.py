@@ -29,13 +29,13 @@ from slipstream.telemetry.logs import session_of
 from slipstream.tenants import tenant_of
 from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
 from verifier_svc.grammar_constraint import GrammarConstraint, MaskThreads, MaskWorkers
 from verifier_svc.min_length import MinLengthConstraint
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Reply, Session
-from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.sources.candidate_sources import CandidateSources
 
 log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import worker_pb2
+from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.estimators.cost_measurement import SESSIONS
@@ -31,7 +32,6 @@ from verifier_svc.round_details import RoundDetailObserver
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import ServiceLimits, VerifierService
-from verifier_svc.sources.address_allowlist import AddressAllowlist
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.local import local_drafters
 from verifier_svc.tracing import VerifierTracing

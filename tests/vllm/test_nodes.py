@@ -44,7 +44,9 @@ def following(options: str, host: dict[str, str], prefix: list[str]) -> Iterator
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 async def test_two_nodes_give_the_embedded_engine_s_text_and_one_that_is_lost_ends_the_verifier() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slipstream.errors import InvalidArgument, PermissionDenied
+from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.config import VerifierConfig
-from verifier_svc.sources.address_allowlist import AddressAllowlist
 
 
 @pytest.mark.parametrize(
