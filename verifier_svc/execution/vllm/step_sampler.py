@@ -107,11 +107,12 @@ class StepSampler:
         processed = sharpen(processed, rows["temperature"].copy(), cuts)
         chosen, _ = choose(processed, rows["greedy"], rows["seed"], batch.positions)
         tokens = self._accept(batch, chosen)
-        decided = np.flatnonzero(~self._runner.discard_request_mask.np[: len(batch.names)])
-        named = {batch.names[index]: int(index) for index in decided}
-        self._judge_ratio(batch, named, tokens)
-        self._count(named, tokens)
-        self._add_logprobs(batch, named, tokens)
+        if self._table.ratio or self._table.adjustments or self._table.top_logprobs:
+            decided = np.flatnonzero(~self._runner.discard_request_mask.np[: len(batch.names)])
+            named = {batch.names[index]: int(index) for index in decided}
+            self._judge_ratio(batch, named, tokens)
+            self._count(named, tokens)
+            self._add_logprobs(batch, named, tokens)
         return tokens
 
     def _batch(self, logits: Tensor, counts: npt.NDArray[np.int64], drafts: Tensor) -> Batch:

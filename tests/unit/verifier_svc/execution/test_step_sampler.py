@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from verifier_svc.execution.vllm.messages import EXTRA, ChainMasks, SessionParam
 from verifier_svc.execution.vllm.step_sampler import StepSampler, chain
 
 VOCABULARY = 320
+OWN = tuple(str(Path(__file__).parents[4] / package) for package in ("slipstream", "verifier_svc"))
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, seed=2**64 - 1),
@@ -235,3 +238,46 @@ def test_slots_are_used_again_and_grow() -> None:
         worker.sampler.begin([], {each.name for each in requests}, {})
         assert not worker.sampler._table.adjustments
     assert len(worker.sampler._table._columns) == 128
+
+
+def work_of(sessions: int) -> tuple[int, int]:
+    """Python lines that deciding a step of so many sessions executes, and how often values are fetched one by one."""
+    chance = np.random.default_rng(1)
+    sampling = SamplingParams(temperature=0.9, seed=3, top_k=9)
+    requests = [
+        request(f"r{index}", sampling, chance)._replace(drafts=[1, 2, 3], masks={}) for index in range(sessions)
+    ]
+    worker = Worker()
+    worker.step(requests, random_logits(requests, chance))
+    logits, counts = random_logits(requests, chance), np.full(sessions, 3)
+    drafts = torch.tensor([1, 2, 3] * sessions, dtype=torch.int32)
+    worker.sampler.begin([], set(), {})
+    worker.sampler.start_sampling({})
+    lines = fetched = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line" and frame.f_code.co_filename.startswith(OWN)
+        return trace
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal fetched
+        fetched += event == "c_call" and argument.__name__ in ("tolist", "item")
+
+    before = sys.gettrace(), sys.getprofile()
+    sys.settrace(trace)
+    sys.setprofile(profile)
+    try:
+        worker.sampler.decide(logits, counts, drafts)
+        worker.sampler.take_sampled()
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+    return lines, fetched
+
+
+def test_deciding_costs_as_many_lines_of_python_for_64_sessions_as_for_4() -> None:
+    lines, fetched = work_of(4)
+    assert lines > 20
+    assert work_of(64) == (lines, fetched)
+    assert fetched <= 2  # whether there is anything apart to do
