@@ -127,7 +127,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, outside.tracing)
         collector = metrics_collector(parts)
         server.metrics_address = await stack.enter_async_context(exposing(collector, config.metrics_listen))
-        http = _http_server(config, outside, keys, (sessions, router, tokenizer, collector))
+        http = _http_server(config, outside, keys, (sessions, router, tokenizer, collector, server))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
@@ -183,7 +183,7 @@ def _http_server(
     config: GatewayConfig,
     outside: GatewayDependencies,
     keys: ApiKeys | None,
-    shared: tuple[SessionRegistry, Router, Tokenizer, MetricsCollector],
+    shared: tuple[SessionRegistry, Router, Tokenizer, MetricsCollector, Server],
 ) -> HttpServer | None:
     if config.http == OFF:
         return None
@@ -191,9 +191,7 @@ def _http_server(
     from gateway.api.http.dependencies import HttpDependencies
     from gateway.api.http_front import http_server
 
-    sessions, router, tokenizer, collector = shared
-    parts = HttpDependencies(config, sessions, router, tokenizer, collector)
-    return http_server(parts, keys, _client_certificates(config, outside))
+    return http_server(HttpDependencies(config, *shared), keys, _client_certificates(config, outside))
 
 
 def _client_certificates(config: GatewayConfig, outside: GatewayDependencies) -> Certificates | None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.drafters import pool_of
 from slipstream.telemetry.metrics_collector import OTHER
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -103,6 +104,10 @@ class RequestStats:
     predicts: Callable[[str], bool] = lambda drafter: False
     """Whether the drafter of this name proposes from the request's prediction."""
     sums: RoundCounters = field(default_factory=RoundCounters)
+    detailed: bool = False
+    """True if each round is counted on its own as well."""
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """Candidates verified, and accepted, in each round with candidates; empty unless `detailed`."""
     cached_tokens: int = 0
     """Leading tokens of the session whose KV its first verifier had already."""
     rehomed: int = 0
@@ -110,6 +115,17 @@ class RequestStats:
     first_token_at: float | None = None
     last_token_at: float = 0.0
     ended_at: float | None = None
+
+    @classmethod
+    def of_request(
+        cls,
+        resolved: ResolvedRequest,
+        clock: Callable[[], float],
+        arrived_at: float,
+        predicts: Callable[[str], bool],
+    ) -> RequestStats:
+        limit, prompt = resolved.max_draft_tokens, len(resolved.prompt)
+        return cls(clock, arrived_at, limit, prompt, predicts, detailed=resolved.rounds)
 
     @property
     def speculates(self) -> bool:
@@ -122,6 +138,8 @@ class RequestStats:
             if self.first_token_at is None:
                 self.first_token_at = self.last_token_at
         self.sums.add_round(done, speculates=self.speculates)
+        if self.detailed and done.drafted:
+            self.steps.append((done.drafted, done.accepted))
         if not self.rehomed:
             self.cached_tokens += done.cached_tokens
 
@@ -169,6 +187,8 @@ class RequestStats:
             accepted_lengths=sums.histogram(),
             max_draft_tokens=self.max_draft_tokens,
             cached_prompt_tokens=min(self.cached_tokens, self.prompt_tokens),
+            step_drafted=[drafted for drafted, _ in self.steps],
+            step_accepted=[accepted for _, accepted in self.steps],
         )
 
     @property

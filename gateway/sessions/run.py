@@ -72,9 +72,7 @@ class SessionRun:
         self._log = log
         self._stream = stream
         self._drafters = DrafterAssignment(resolved, context.router)
-        self.stats = RequestStats(
-            context.clock, arrived_at, resolved.max_draft_tokens, len(resolved.prompt), context.router.predicts
-        )
+        self.stats = RequestStats.of_request(resolved, context.clock, arrived_at, context.router.predicts)
         self._observers = context.observers.watch_session(
             session_id, resolved, self.stats, from_beginning=log.epoch == 1 and not stream.tokens
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -27,6 +28,7 @@ async def served(setting: Setting, tmp_path: Path) -> AsyncIterator[Web]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_a_command_of_the_document_is_answered(served: Web, command: str) -> None:
+    assert shutil.which("curl") and shutil.which("bash"), "install curl and bash: the document's commands need them"
     assert "http://127.0.0.1:8000" in command
     address = served.url
     made = await asyncio.create_subprocess_exec(

@@ -102,6 +102,16 @@ async def test_the_figures_of_speculation_agree_with_each_other(served: Served) 
     details = made["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == accepted
     assert details["rejected_prediction_tokens"] == figures["num_draft_tokens"] - accepted
+    told = {"prompt": "Tell me.", "max_tokens": 40, "speculation": {"rounds": True}}
+    detailed = (await served.web.post("/v1/completions", told)).json()["metrics"]["speculative_decoding"]
+    assert set(detailed) == KEYS | {"per_step_accepted", "per_step_drafted"}
+    per_step = detailed["per_step_accepted"], detailed["per_step_drafted"]
+    assert [len(each) for each in per_step] == [detailed["num_spec_steps"]] * 2
+    assert sum(per_step[0]) == detailed["num_accepted_draft_tokens"]
+    assert sum(per_step[1]) == detailed["num_draft_tokens"]
+    assert [per_step[0].count(length) for length in range(detailed["num_spec_tokens"] + 1)] == (
+        detailed["acceptance_histogram"]
+    )
     plain = {"prompt": "Tell me.", "max_tokens": 4, "speculation": {"disabled": True}}
     assert "metrics" not in (await served.web.post("/v1/completions", plain)).json()
 

@@ -63,6 +63,11 @@ async def test_a_response_is_created_and_read_again_anywhere(pair: Pair) -> None
     assert pair.prompt() == "<system>Be brief.\n<user>Hi\n<assistant>"
     assert made.output_text == "Hello there" and made.status == "completed" and made.metadata == {"a": "b"}
     assert made.usage is not None and made.usage.output_tokens == 12 and made.id.startswith("resp_")
+    details, extra = made.usage.output_tokens_details.model_extra, made.model_extra
+    assert details and extra
+    figures = extra["metrics"]["speculative_decoding"]
+    assert details["accepted_prediction_tokens"] == figures["num_accepted_draft_tokens"] > 0
+    assert sum(details[f"{each}_prediction_tokens"] for each in ("accepted", "rejected")) == figures["num_draft_tokens"]
     again = (await second.client.get(f"/v1/responses/{made.id}")).json()
     assert again == json.loads(made.model_dump_json(exclude_unset=True))
 

@@ -254,7 +254,7 @@ async def test_the_fleet_is_shown(page: Page) -> None:
     await expect(page.locator("#drafters")).to_contain_text("model", timeout=WAIT_MS)
 
 
-async def test_code_holds_the_request_and_no_key(page: Page) -> None:
+async def test_code_holds_the_request_and_no_key(page: Page, system: EmulatedSystem) -> None:
     await page.locator("[name=key]").fill("secret-key")
     await page.locator("[name=prompt]").fill('it\'s "quoted"')
     await page.locator("summary").click()
@@ -267,6 +267,7 @@ async def test_code_holds_the_request_and_no_key(page: Page) -> None:
     for language, needed in {"client": "slipstream.Client(", "openai": "client.completions.create("}.items():
         compile(snippets[language], language, "exec")
         assert needed in snippets[language] and 'it\'s \\"quoted\\"' in snippets[language]
+    assert f'slipstream.Client("{system.gateway.address}")' in snippets["client"]
     assert await page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
 
 

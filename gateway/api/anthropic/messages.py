@@ -38,7 +38,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         generate = asked.sampling().to_generate(prompt, 0, forced_call(format, tools, asked.forced_name))
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
         follow = partial(parts.sessions.generate, generate, context)
-        return named_events.answer(_MessageEvents(format), follow, context, idle_s, stream=bool(asked.stream))
+        return named_events.answer(MessageEvents(format), follow, context, idle_s, stream=bool(asked.stream))
 
     @router.post("/v1/messages/count_tokens")
     async def count(asked: CountRequest) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
     return router
 
 
-class _MessageEvents:
+class MessageEvents:
     """The events of a message: blocks are opened and closed one after the other."""
 
     def __init__(self, format: str) -> None:

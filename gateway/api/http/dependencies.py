@@ -8,6 +8,7 @@ from gateway.config import GatewayConfig
 from gateway.routing.router import Router
 from gateway.sessions.registry import SessionRegistry
 from gateway.text.tokenizer import Tokenizer
+from slipstream.rpc.server import Server
 from slipstream.telemetry.metrics_collector import MetricsCollector
 
 
@@ -18,3 +19,5 @@ class HttpDependencies:
     router: Router
     tokenizer: Tokenizer
     metrics: MetricsCollector
+    grpc: Server
+    """The server of the same sessions over gRPC."""

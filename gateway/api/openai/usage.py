@@ -34,6 +34,7 @@ def speculation_metrics(statistics: gateway_pb2.Statistics) -> dict[str, Any]:
 
     A step is a round that verified candidates. `num_spec_tokens` is the longest path that a round can accept, for the
     histogram counts accepted paths; a tree may hold more candidates than that, all of which `num_draft_tokens` counts.
+    The lists of single steps are there for requests that ask for rounds.
     """
     if not statistics.max_draft_tokens:
         return {}
@@ -50,4 +51,7 @@ def speculation_metrics(statistics: gateway_pb2.Statistics) -> dict[str, Any]:
         "num_draft_tokens": statistics.drafted,
         "num_spec_tokens": longest,
     }
+    if statistics.step_drafted:
+        figures["per_step_accepted"] = list(statistics.step_accepted)
+        figures["per_step_drafted"] = list(statistics.step_drafted)
     return {"speculative_decoding": figures}

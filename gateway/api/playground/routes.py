@@ -11,8 +11,11 @@ from starlette.responses import Response
 
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.auth.tenant import check_operator
+from slipstream.rpc.server import Server
 from slipstream.v1 import gateway_pb2
 
+GRPC_PORT = b"GRPC_PORT"
+"""Stands in the page for the port of the gateway's gRPC server."""
 PAGE = Path(__file__).parent / "page"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -42,15 +45,17 @@ def routes(parts: HttpDependencies) -> APIRouter:
 
     for file in sorted(PAGE.iterdir()):
         path = "/playground" if file.suffix == ".html" else f"/playground/{file.name}"
-        router.add_api_route(path, _serving(file), include_in_schema=False)
+        router.add_api_route(path, _serving(file, parts.grpc), include_in_schema=False)
     return router
 
 
-def _serving(file: Path) -> Any:
-    """A handler that answers with the file as it was when the gateway started."""
+def _serving(file: Path, grpc: Server) -> Any:
+    """A handler that answers with the file as it was when the gateway started. The page gets the port of `grpc`, which
+    is open by then."""
     content, kind = file.read_bytes(), TYPES[file.suffix]
 
     async def serve() -> Response:
-        return Response(content, headers={"content-type": kind, **HEADERS})
+        port = grpc.address.rpartition(":")[2].encode()
+        return Response(content.replace(GRPC_PORT, port), headers={"content-type": kind, **HEADERS})
 
     return serve

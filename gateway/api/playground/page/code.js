@@ -12,8 +12,8 @@ export const SNIPPETS = {
       speculation: speculation.disabled ? false : undefined, max_draft_tokens: speculation.max_draft_tokens, drafters: speculation.drafters,
     });
     const [method, input] = chat ? ["chat", literal(body.messages)] : ["generate", literal(body.prompt)];
-    // The gateway's gRPC port is not known here.
-    return `import slipstream\n\nwith slipstream.Client("${location.hostname}:50051") as client:\n    print(client.${method}(${input}, ${options}).text)`;
+    const tls = location.protocol === "https:" ? ", tls=True" : "";
+    return `import slipstream\n\nwith slipstream.Client("${location.hostname}:${document.body.dataset.grpcPort}"${tls}) as client:\n    print(client.${method}(${input}, ${options}).text)`;
   },
 
   openai: ({ chat, body }) => {
