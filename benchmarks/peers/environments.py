@@ -6,8 +6,9 @@
 - vLLM: the environment that `make setup-vllm` made.
 - transformers: this repository's own.
 
-Weights are converted by `benchmarks.peers.export_gguf` with the PyPI package `gguf`. OpenVINO GenAI reads GGUF itself,
-but no f32 and no bf16: it gets f16, which holds this pair's bf16 weights up to rounding of the smallest.
+Weights are converted by `benchmarks.peers.export_gguf` with the PyPI package `gguf`. OpenVINO GenAI converts GGUF to
+its own format, which a draft model must have, but reads no f32 and no bf16: it gets f16, which holds this pair's bf16
+weights up to rounding of the smallest, and so reads half the bytes of the others' f32.
 """
 
 from __future__ import annotations
@@ -83,6 +84,19 @@ def gguf(model: str, kind: str) -> Path:
         command = [sys.executable, "-m", "benchmarks.peers.export_gguf", str(checkpoint(model)), str(file), kind]
         subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": path})
     return file
+
+
+def openvino_model(model: str) -> Path:
+    """The folder of a model in OpenVINO's format, made by OpenVINO GenAI from GGUF."""
+    folder = PEERS / "models" / f"{model}-openvino"
+    if not (folder / "openvino_detokenizer.xml").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        copy = folder / "model.gguf"  # what is made lies beside what it is made of
+        copy.unlink(missing_ok=True)
+        copy.hardlink_to(gguf(model, "f16"))
+        save = f"import openvino_genai as g; g.LLMPipeline({str(copy)!r}, 'CPU', enable_save_ov_model=True)"
+        _run(openvino_python(), "-c", save)
+    return folder
 
 
 def _run(*command: str) -> None:

@@ -99,7 +99,7 @@ class Worker:
 async def in_worker(library: str, method: str, stack: AsyncExitStack, setting: Setting) -> System:
     if library == "openvino":
         python = await asyncio.to_thread(environments.openvino_python)
-        models = [environments.gguf(model, "f16") for model in (setting.target, "draft")]
+        models = [environments.openvino_model(model) for model in (setting.target, "draft")]
     else:
         python, models = sys.executable, [environments.checkpoint(model) for model in (setting.target, "draft")]
     script = str(Path(__file__).with_name("worker.py"))

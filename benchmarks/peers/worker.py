@@ -1,7 +1,7 @@
 """What runs in a peer's own interpreter: a model that answers lines of prompts with tokens and seconds.
 
 usage: python worker.py transformers plain|assisted|tuned|lookup TARGET DRAFT THREADS DTYPE
-       python worker.py openvino plain|draft TARGET.gguf DRAFT.gguf THREADS DTYPE
+       python worker.py openvino plain|draft TARGET DRAFT THREADS DTYPE    (folders in OpenVINO's format)
 
 Prints `ready`; then, for each line {"prompts": [[TOKEN, ...], ...], "tokens": N} on stdin, one line
 {"seconds": S, "outputs": [[TOKEN, ...], ...]}. Greedy, and always N tokens. It imports nothing of this repository: the
@@ -85,16 +85,16 @@ def with_openvino(method: str, target: str, draft: str, threads: int, dtype: str
         return settings
 
     extra = {"draft_model": genai.draft_model(draft, "CPU", **properties)} if method == "draft" else {}
-    pipeline = genai.LLMPipeline(target, "CPU", scheduler_config=scheduler(), **properties, **extra)
+    pipeline = genai.ContinuousBatchingPipeline(target, scheduler(), "CPU", properties | extra)
 
     def generate(prompts: Tokens, count: int) -> Tokens:
         config = genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
         if method == "draft":
             config.num_assistant_tokens = 4
-        ids = ov.Tensor(np.array(prompts, dtype=np.int64))
-        result = pipeline.generate(ids, config)
-        return [list(row) for row in result.tokens]
+        ids = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+        results = pipeline.generate(ids, [config] * len(prompts))
+        return [list(result.m_generation_ids[0]) for result in results]
 
     return generate
 
