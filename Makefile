@@ -77,10 +77,11 @@ mutation: setup ## Which faults in the core its tests would not notice (an hour;
 
 ENGINE ?= docker
 VERSION ?= 0.1.0
+REGISTRY ?= slipstream
 BUILD ?=
-images: ## Build the three roles' container images (ENGINE=docker|podman)
+images: ## Build the three roles' container images (ENGINE=docker|podman, REGISTRY, VERSION)
 	for role in gateway drafter verifier; do \
-		$(ENGINE) build $(BUILD) --target $$role -t slipstream/$$role:$(VERSION) -f docker/Dockerfile . || exit 1; \
+		$(ENGINE) build $(BUILD) --target $$role -t $(REGISTRY)/$$role:$(VERSION) -f docker/Dockerfile . || exit 1; \
 	done
 
 lint: setup ## Format, style, types, import contracts and protos

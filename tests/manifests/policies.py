@@ -44,17 +44,19 @@ CONFIGS: Mapping[str, type[GatewayConfig] | type[VerifierConfig] | type[DrafterC
     "verifier": VerifierConfig,
     "drafter": DrafterConfig,
 }
-HUB = ("HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_TOKEN")
+HUB = ("HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_TOKEN", "HF_ENDPOINT", "HTTPS_PROXY")
 TELEMETRY = re.findall(r"OTEL_\w+", "\n".join(re.findall(r"^\|.*?\|", TRACING, re.MULTILINE)))
 """The standard names that docs/tracing.md has a line for."""
-OTHERS = frozenset({*HUB, *TELEMETRY, "MODEL", "JAEGER_LISTEN_HOST"})
-"""Names that are not ours, those of what the model cache's job fetches and of Jaeger's page too."""
+OTHERS = frozenset(
+    {*HUB, *TELEMETRY, "MODEL", "MODEL_REVISION", "JAEGER_LISTEN_HOST", "STORE_PASSWORD", "VALKEYCLI_AUTH"}
+)
+"""Names that are not ours, or stand in other values."""
 SHARED: Mapping[str, type[Any]] = {"SLIPSTREAM_TLS_": TlsConfig, "SLIPSTREAM_TRACE_": TraceConfig}
 """By prefix, what every role reads."""
 FLUSH_S = 3.0
 """For telemetry's last words, after everything else."""
 CACHE_S = 3600 + 300
-"""The time that docs/deployment.md gives the model cache's job, and the longest pause before a pod is started again."""
+"""The time that docs/deployment.md gives the download of a model, and the longest pause before a pod starts again."""
 
 
 def settings(workload: Workload, documents: Documents) -> GatewayConfig | VerifierConfig | DrafterConfig:
@@ -92,7 +94,7 @@ def names_are_settings(documents: Documents) -> Iterator[str]:
 def nobody_is_root(documents: Documents) -> Iterator[str]:
     for workload in workloads(documents):
         pod = workload.spec.get("securityContext", {})
-        if pod.get("runAsNonRoot") is not True or pod.get("runAsUser") != 10001:
+        if pod.get("runAsNonRoot") is not True or pod.get("runAsUser", 10001) != 10001:  # OpenShift chooses
             yield f"{workload.name} may run as root"
         if pod.get("seccompProfile") != {"type": "RuntimeDefault"}:
             yield f"{workload.name} has no seccomp profile"
@@ -196,7 +198,7 @@ def starts_are_waited_for(documents: Documents) -> Iterator[str]:
         if workload.kind == "LeaderWorkerSet":  # has no deadline
             continue
         waits = [each for each in found if each is workload or (workload.role, each.role) == ("gateway", "verifier")]
-        cached = any("persistentVolumeClaim" in volume for volume in workload.spec["volumes"])
+        cached = any(volume["name"] == "models" for volume in workload.spec["volumes"])
         longest = max(_start_s(each) for each in waits) + (CACHE_S if cached else 0)
         if workload.document["spec"].get("progressDeadlineSeconds", 600) <= longest:
             yield f"{workload.name}: a rollout is given up within the {longest} s that a start may take"

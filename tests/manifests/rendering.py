@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import string
 import subprocess
@@ -17,7 +18,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("base", *(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir())))
-COMPONENTS = tuple(path.name for path in sorted((K8S / "components").iterdir()))
+COMPONENTS = tuple(path.name for path in sorted((K8S / "components").iterdir()) if path.name != "models")
+"""For users: `models` is a part of three others."""
 NEEDS = {
     "multi-gpu-verifier": ["gpu-verifier"],
     "multi-node-verifier": ["gpu-verifier", "multi-gpu-verifier"],
@@ -120,12 +122,12 @@ def find(documents: Documents, kind: str, name: str) -> Document:
 
 
 def environment(container: Document, documents: Documents) -> dict[str, str]:
-    """As the process sees it; a secret's value is the name of its key."""
+    """As the process sees it: values may name variables that stand before them, as `$(NAME)`."""
     values: dict[str, str] = {}
     for entry in container.get("env", []):
         source = entry.get("valueFrom")
         if source is None:
-            values[entry["name"]] = entry["value"]
+            values[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda name: values[name[1]], entry["value"])
         elif "configMapKeyRef" in source:
             reference = source["configMapKeyRef"]
             values[entry["name"]] = find(documents, "ConfigMap", reference["name"])["data"][reference["key"]]
@@ -141,4 +143,4 @@ def amount(quantity: str) -> float:
     return float(number) * units[quantity.removeprefix(number)]
 
 
-SECRETS = {"gateway-store": "rediss://user:password@redis.example:6379/0", "hub": "token"}
+SECRETS = {"gateway-store": "rediss://user:password@redis.example:6379/0", "hub": "token", "redis": "word"}

@@ -18,8 +18,9 @@ def shown(name: str, folder: Path) -> Path:
     (text,) = re.findall(rf"```yaml\n( *# k8s/overlays/{name}/.*?)```", TEXT, re.DOTALL)
     made = folder / name
     made.mkdir()
-    production = f"{os.path.relpath(K8S / 'overlays', made)}/production"
-    (made / "kustomization.yaml").write_text(textwrap.dedent(text).replace("../production", production))
+    up = os.path.relpath(K8S, made)
+    text = text.replace("../production", f"{up}/overlays/production").replace("../../settings", f"{up}/settings")
+    (made / "kustomization.yaml").write_text(textwrap.dedent(text))
     return made
 
 
@@ -75,9 +76,12 @@ def test_clients_inside_dial_a_name_that_the_certificate_for_them_has() -> None:
     assert dialled in certificate["spec"]["dnsNames"]
 
 
-def test_every_component_is_listed() -> None:
+def test_every_component_and_overlay_is_listed() -> None:
     rows = re.findall(r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", TEXT, re.MULTILINE)
-    assert set(re.findall(r"`([a-z-]+)`", " ".join(rows))) == set(COMPONENTS)
+    assert set(re.findall(r"`([a-z-]+)`", " ".join(rows))) == {
+        *COMPONENTS,
+        *(path.name for path in (K8S / "overlays").iterdir()),
+    }
 
 
 def test_every_command_that_needs_a_cluster_is_marked_as_not_run() -> None:

@@ -23,9 +23,31 @@ OUTSIDE = {
     "NodeLocal DNS": Place("169.254.20.10"),
     "a NodeLocal pod": Place("10.244.9.4", "kube-system", {"k8s-app": "node-local-dns"}),
     "the cloud's DNS": Place("169.254.169.254"),
+    "OpenShift's DNS": Place("10.244.9.5", "openshift-dns"),
+    "an address of the settings": Place("192.0.2.1"),
 }
-TCP = (8000, 50051, 50052, 50061, 50062, 50071, 50072, 9464, 6379, 4317, 13133, 16686, 443, 53, 80, 29500)
-PORTS: tuple[Port, ...] = (*((port, "TCP") for port in TCP), (53, "UDP"), (50071, "UDP"))
+TCP = (
+    3128,
+    8080,
+    8000,
+    50051,
+    50052,
+    50061,
+    50062,
+    50071,
+    50072,
+    9464,
+    6379,
+    4317,
+    13133,
+    16686,
+    443,
+    53,
+    80,
+    29500,
+    5353,
+)
+PORTS: tuple[Port, ...] = (*((port, "TCP") for port in TCP), (53, "UDP"), (5353, "UDP"), (50071, "UDP"))
 DNS = ["DNS", "NodeLocal DNS", "a NodeLocal pod", "the cloud's DNS"]
 Reach = set[tuple[str, str, Port]]
 
@@ -118,6 +140,12 @@ def test_a_policy_that_is_another_is_noticed(documents: Documents, mutate: Calla
     changed = copy.deepcopy(documents)
     mutate(changed)
     assert reach(changed) != reach(documents)
+
+
+def test_pods_that_fetch_their_models_reach_the_internet_by_https_alone(tmp_path: Path) -> None:
+    documents = compose(tmp_path, ["lookup-drafters", "model-init", "network-policies"])
+    found = {(source, port) for source, target, port in reach(documents) if target == "the internet"}
+    assert found == {(name, (443, "TCP")) for name in ("gateway", "verifier", "drafter-model")}
 
 
 def test_production_reaches_its_own_redis_from_gateways_alone() -> None:

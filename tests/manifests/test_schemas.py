@@ -64,7 +64,7 @@ MUTANTS: list[tuple[tuple[str, str], Callable[[Document], Any]]] = [
 def everything(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
     """Of all overlays, and of the components that are in none; each document once."""
     folders = [render(K8S / overlay) for overlay in OVERLAYS]
-    used = (K8S / "overlays/production/kustomization.yaml").read_text()
+    used = "".join((K8S / overlay / "kustomization.yaml").read_text() for overlay in OVERLAYS)
     others = [name for name in COMPONENTS if f"components/{name}\n" not in used]
     folders += [compose(tmp_path_factory.mktemp(name), [*NEEDS.get(name, []), name]) for name in others]
     distinct = {json.dumps(document, sort_keys=True): document for documents in folders for document in documents}
@@ -97,6 +97,8 @@ def test_every_resource_of_kubernetes_is_valid(everything: list[Document], versi
     for document in groups:
         check_group(document)
     checked = [document for document in everything if not is_custom(document) and document not in groups]
+    if version == VERSIONS[0]:  # image volumes came later
+        checked = [document for document in checked if "pullPolicy" not in json.dumps(document)]
     assert len(checked) > 50
     for document in checked:
         kubernetes_validate.validate(document, version, strict=True)

@@ -23,7 +23,11 @@ from verifier_svc.config import VerifierConfig
 ROOT = Path(__file__).resolve().parents[3]
 LOCK = ROOT / "docker" / "constraints.txt"
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+COMPOSE: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (ROOT / "compose.yaml").read_text()))[
+    "services"
+]
+"""With every variable at its default."""
+GPU: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.gpu.yaml").read_text())["services"]
 ROLES: dict[str, type[Any]] = {"gateway": GatewayConfig, "drafter": DrafterConfig, "verifier": VerifierConfig}
 OURS = {
     name: found[1] for name, service in COMPOSE.items() if (found := re.match(r"slipstream/(\w+):", service["image"]))
@@ -156,7 +160,22 @@ def test_every_service_runs_with_as_little_as_it_can(name: str) -> None:
     assert "no-new-privileges:true" in service["security_opt"]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     assert re.search(r"\d[gm]\}?$", service["mem_limit"])
-    assert re.search(r":v?\d", service["image"].replace("${SLIPSTREAM_VERSION:-0.1.0}", "0.1.0"))  # never `latest`
+    assert re.search(r":v?\d" if name in OURS else r":v?\d.*@sha256:[0-9a-f]{64}$", service["image"])
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_a_service_on_a_gpu_can_read_its_settings_and_load_what_it_compiles(name: str) -> None:
+    given, role = environment(name) | GPU[name]["environment"], OURS[name]
+    assert from_env(ROLES[role], f"{role.upper()}_", given).device == "cuda"
+    assert GPU[name]["tmpfs"] == ["/tmp:exec"] and "whl/cu" in GPU[name]["build"]["args"]["TORCH_INDEX"]
+    (device,) = GPU[name]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"] and COMPOSE[name]["volumes"] == ["models:/models"]
+
+
+def test_manifests_and_compose_name_one_version_of_others_images() -> None:
+    texts = [file.read_text() for file in (ROOT / "k8s").rglob("*.yaml")]
+    named = set(re.findall(r"image: (\S+@sha256:\w+)", "\n".join(texts)))
+    assert len(named) == 3 and named < {service["image"] for service in COMPOSE.values()}
 
 
 def test_prometheus_scrapes_every_service_of_ours_and_its_targets_have_no_label_of_a_metric() -> None:

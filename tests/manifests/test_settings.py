@@ -1,0 +1,138 @@
+"""What differs between clusters is named once, in ConfigMap `settings`, and arrives wherever it is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.manifests.policies import POLICIES
+from tests.manifests.rendering import K8S, Documents, containers, find, render, roles
+
+GIVEN = {
+    "registry": "registry.example:5000/team/x",
+    "prometheus": "http://prometheus.observed:9090",
+    "monitoring_namespace": "observed",
+    "pool_label": "cloud.google.com/gke-nodepool",
+    "verifier_pool": "h100",
+    "drafter_pool": "l4",
+    "shared_class": "efs",
+    "hub": "https://mirror.example",
+    "proxy": "http://proxy.example:3128",
+    "egress_cidr": "10.2.0.0/16",
+    "collector": "http://collector.observed:4317",
+    "collector_cidr": "10.1.0.0/16",
+}
+HEAD = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: elsewhere\n"
+
+
+def settled(folder: Path, overlay: str, components: str = "", layers: int = 1) -> Documents:
+    """The overlay as somebody's own makes it, whose settings are all others; with further layers on top."""
+    for layer in range(layers):
+        made = folder / str(layer)
+        made.mkdir()
+        up = os.path.relpath(K8S, made)
+        below = f"../{layer - 1}" if layer else f"{up}/overlays/{overlay}"
+        lines = [f"resources: [{below}]", f"transformers: [{up}/settings]"]
+        if not layer:
+            lines += [f"configMapGenerator: [{{name: settings, behavior: merge, literals: {_literals()}}}]"]
+            lines += [f"components: [{', '.join(f'{up}/components/{name}' for name in components.split())}]"]
+        (made / "kustomization.yaml").write_text(HEAD + "\n".join(lines))
+    return render(folder / str(layers - 1))
+
+
+def _literals() -> str:
+    return json.dumps([f"{name}={value}" for name, value in GIVEN.items()])
+
+
+def defaults() -> dict[str, str]:
+    data: dict[str, str] = find(render(K8S / "base"), "ConfigMap", "settings")["data"]
+    return data
+
+
+def test_every_setting_of_the_base_is_tried_here() -> None:
+    assert set(defaults()) == set(GIVEN)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_settings_and_namespace_arrive_everywhere(tmp_path: Path, layers: int) -> None:
+    documents = settled(tmp_path, "production", layers=layers)
+    ours = {
+        image
+        for _, container in containers(documents)
+        if "/gateway" in (image := container["image"]) or "cuda" in image
+    }
+    assert {re.sub(r":[\w.-]+$", "", image) for image in ours} == {
+        f"{GIVEN['registry']}/{role}" for role in ("gateway", "verifier", "drafter")
+    }
+    rest = json.dumps([d for d in documents if d["metadata"]["name"] not in ("settings", "grafana-dashboards")])
+    for name, default in defaults().items():
+        if default and name not in ("registry", "verifier_pool", "drafter_pool"):
+            assert f'"{default}"' not in rest, name
+    for name, value in GIVEN.items():
+        assert value in rest, name
+    queries = [t["metadata"]["query"] for d in documents if d["kind"] == "ScaledObject" for t in d["spec"]["triggers"]]
+    assert len(queries) == 6 and {ns for q in queries for ns in re.findall(r'namespace="(\w+)"', q)} == {"elsewhere"}
+    assert {d["metadata"].get("namespace", "elsewhere") for d in documents} == {"elsewhere"}
+    assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+
+
+def test_roles_are_scheduled_by_pools_that_two_settings_name(tmp_path: Path) -> None:
+    documents = settled(tmp_path, "standalone")
+    for name, pool in (("verifier", "h100"), ("drafter-model", "l4")):
+        spec = find(documents, "Deployment", name)["spec"]["template"]["spec"]
+        (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        assert term["matchExpressions"] == [{"key": GIVEN["pool_label"], "operator": "In", "values": [pool]}]
+        assert "nodeSelector" not in spec
+
+
+def test_models_are_of_a_revision_wherever_they_are_named(tmp_path: Path) -> None:
+    """By fetchers and by every role that reads one."""
+    for overlay in ("gpu", "production"):
+        documents = render(K8S / "overlays" / overlay)
+        (models,) = (d["data"] for d in documents if d["metadata"]["name"].startswith("models-"))
+        assert all(re.fullmatch("[0-9a-f]{40}", models[f"{which}_revision"]) for which in ("target", "draft"))
+        fetchers = [c for _, c in containers(documents) if c.get("command", [""])[0] == "hf"]
+        assert len(fetchers) == {"gpu": 3, "production": 2}[overlay]
+        assert all(c["command"][2:5] == ["$(MODEL)", "--revision", "$(MODEL_REVISION)"] for c in fetchers)
+        readers = [w for w in roles(documents) if any(v["name"] == "models" for v in w.spec["volumes"])]
+        values = [entry.get("value") for w in readers for entry in w.spec["containers"][0]["env"]]
+        assert len(readers) == values.count("$(MODEL)@$(MODEL_REVISION)") == 3
+
+
+def test_a_collector_elsewhere_replaces_ours(tmp_path: Path) -> None:
+    documents = settled(tmp_path, "gpu", "collector-elsewhere")
+    left = [d for d in documents if d["metadata"]["name"].startswith(("otel-collector", "jaeger"))]
+    assert {d["kind"] for d in left} == {"NetworkPolicy"}
+    assert json.dumps(documents).count(GIVEN["collector"]) == 1 + 5  # the settings, and five Deployments of ours
+
+
+def test_openshift_chooses_the_user_of_every_pod(tmp_path: Path) -> None:
+    documents = settled(tmp_path, "production", "openshift")
+    assert not re.search("runAsUser|runAsGroup|fsGroup", json.dumps(documents))
+    assert json.dumps(documents).count('"runAsNonRoot": true') == 8
+
+
+def test_only_production_needs_custom_resources(tmp_path: Path) -> None:
+    """So elsewhere nothing is half applied where a definition is missing."""
+    core = r"(apps/|batch/|policy/|networking.k8s.io/|scheduling.k8s.io/)?v1"
+    custom = {
+        path.name: {d["apiVersion"] for d in render(path) if not re.fullmatch(core, d["apiVersion"])}
+        for path in (K8S / "overlays").iterdir()
+    }
+    assert {name for name, found in custom.items() if found} == {"production"}
+
+
+def test_stores_have_passwords_and_pods_policies_everywhere_but_on_a_laptop() -> None:
+    for path in (K8S / "overlays").iterdir():
+        documents = render(path)
+        policed = any(d["metadata"]["name"] == "default-deny" for d in documents)
+        stores = [d for d in documents if d["kind"] == "StatefulSet"]
+        args = [d["spec"]["template"]["spec"]["containers"][0]["args"] for d in stores]
+        secured = all("--requirepass" in given for given in args)
+        assert (policed, secured) == ((False, False) if path.name == "local" else (True, True)), path.name
