@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-vllm test-all chaos simulation mutation images lint audit format protos bench load-tools equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-vllm test-all chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +83,13 @@ images: ## Build the three roles' container images (ENGINE=docker|podman, REGIST
 	for role in gateway drafter verifier; do \
 		$(ENGINE) build $(BUILD) --target $$role -t $(REGISTRY)/$$role:$(VERSION) -f docker/Dockerfile . || exit 1; \
 	done
+
+chart: setup ## Make the Helm chart of k8s/ in .cache/chart, checked and packed
+	rm -rf .cache/chart
+	mkdir -p .cache
+	$(BIN)/python -m tools.chart .cache/chart/slipstream
+	sh tools/helm lint --strict .cache/chart/slipstream
+	sh tools/helm package .cache/chart/slipstream --destination .cache/chart
 
 lint: setup ## Format, style, types, import contracts and protos
 	$(BIN)/ruff check .
