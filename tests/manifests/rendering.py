@@ -127,7 +127,7 @@ def environment(container: Document, documents: Documents) -> dict[str, str]:
     for entry in container.get("env", []):
         source = entry.get("valueFrom")
         if source is None:
-            values[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda name: values[name[1]], entry["value"])
+            values[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda name: values.get(name[1], name[0]), entry["value"])
         elif "configMapKeyRef" in source:
             reference = source["configMapKeyRef"]
             values[entry["name"]] = find(documents, "ConfigMap", reference["name"])["data"][reference["key"]]

@@ -91,6 +91,16 @@ def test_roles_are_scheduled_by_pools_that_two_settings_name(tmp_path: Path) -> 
         assert "nodeSelector" not in spec
 
 
+def test_groups_of_several_nodes_take_their_image_and_pool_from_the_settings(tmp_path: Path) -> None:
+    group = find(
+        settled(tmp_path, "gpu", "multi-gpu-verifier multi-node-verifier"), "LeaderWorkerSet", "verifier-group"
+    )
+    for each in ("leaderTemplate", "workerTemplate"):
+        spec = group["spec"]["leaderWorkerTemplate"][each]["spec"]
+        assert spec["containers"][0]["image"] == f"{GIVEN['registry']}/verifier-vllm:0.1.0"
+        assert '"key": "cloud.google.com/gke-nodepool", "operator": "In", "values": ["h100"]' in json.dumps(spec)
+
+
 def test_models_are_of_a_revision_wherever_they_are_named(tmp_path: Path) -> None:
     """By fetchers and by every role that reads one."""
     for overlay in ("gpu", "production"):
