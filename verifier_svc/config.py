@@ -65,7 +65,11 @@ class VerifierConfig:
     """Seconds without a sign of life after which a drafter that owes a step is given up."""
     local_drafters: tuple[str, ...] = ()
     """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
-    draft model (a folder or hub id), `medusa=FOLDER` for heads. Gateways name them as `verifier:METHOD`."""
+    draft model (a folder or hub id), `medusa=FOLDER` or `eagle=FOLDER` for heads. Gateways name them as
+    `verifier:METHOD`."""
+    min_head_accuracy: float = 0.05
+    """For `eagle`: share of the target's next tokens that a head must find at the start, in texts that the target
+    writes itself; 0: not tried."""
     draft_dtype: str = "auto"
     """For a draft model inside the verifier: like `dtype`."""
     draft_quantisation: str = ""
@@ -96,7 +100,9 @@ class VerifierConfig:
         logs.check(self.log_level, self.log_format)
         require_positive(self, PREFIX, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
         require_positive(self, PREFIX, "draft_kv_tokens")
-        require_not_negative(self, PREFIX, "threads", "max_draft_tokens", "min_path_probability", "max_wait_s")
+        require_not_negative(
+            self, PREFIX, "threads", "max_draft_tokens", "min_path_probability", "max_wait_s", "min_head_accuracy"
+        )
         require_not_negative(self, PREFIX, "measure_s", "grace_s")
         require_positive(self, PREFIX, "vllm_step_timeout_s")
         if self.engine not in ENGINES:

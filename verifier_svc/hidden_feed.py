@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates, begin_unshared
+from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.proposers.base import HiddenNeed, HiddenRows
 from verifier_svc.session import Session
@@ -31,6 +32,16 @@ class ComputedRows(NamedTuple):
     """Indices into the step's rows."""
     complete: bool
     """True when the last of them decided a token."""
+
+
+class WrittenText(NamedTuple):
+    """A text of the target's own."""
+
+    tokens: list[int]
+    states: HiddenStates
+    """[tokens, hidden] of every token."""
+    chosen: list[int]
+    """The target's likeliest token behind each."""
 
 
 class HiddenSubscription:
@@ -72,6 +83,32 @@ class HiddenFeed:
         finally:
             self._engine.close(sequence)
 
+    def write_texts(self, need: HiddenNeed, start: int, count: int, length: int) -> list[WrittenText]:
+        """`count` texts of `length` tokens, or as many as have room, that the target samples behind the token `start`,
+        at temperature 1. Runs as many passes as a text has tokens, on the model's own thread. Raises like `check`, and
+        ResourceExhausted where not even one has room."""
+        count = max(1, min(count, self._engine.blocks_free * self._engine.block_size // (length + 32)))
+        sequences = [begin_unshared(self._engine, length) for _ in range(count)]
+        tokens, chosen = [[start] for _ in sequences], [list[int]() for _ in sequences]
+        passes: list[HiddenStates] = []
+        try:
+            for position in range(length):
+                segments = [Segment(each, text[-1:]) for each, text in zip(sequences, tokens, strict=True)]
+                output = self._engine.forward(segments, HiddenRequest(need.layers))
+                assert output.hidden is not None
+                passes.append(output.hidden)
+                drawn, _ = coupled_sampling.choose(
+                    output.logits.float(), [False] * count, range(count), [position] * count
+                )
+                for row, segment in enumerate(segments):
+                    self._engine.keep(segment, [])
+                    tokens[row].append(int(drawn[row]))
+                    chosen[row].append(int(output.logits[row].argmax()))
+        finally:
+            for sequence in sequences:
+                self._engine.close(sequence)
+        return [WrittenText(text[:-1], _row_of(passes, row), chosen[row]) for row, text in enumerate(tokens)]
+
     def subscribe(self, session: Session, need: HiddenNeed) -> HiddenSubscription:
         """From the next step of the session on."""
         subscription = HiddenSubscription(need)
@@ -112,3 +149,9 @@ def _select(states: HiddenStates, rows: list[int], layers: tuple[int, ...]) -> H
     return HiddenStates(
         states.last.index_select(0, index), {each: states.layers[each].index_select(0, index) for each in layers}
     )
+
+
+def _row_of(passes: list[HiddenStates], row: int) -> HiddenStates:
+    """One row of every pass."""
+    layers = {number: torch.stack([each.layers[number][row] for each in passes]) for number in passes[0].layers}
+    return HiddenStates(torch.stack([each.last[row] for each in passes]), layers)

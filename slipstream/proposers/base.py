@@ -6,7 +6,7 @@ process. Proposals are hints: the verifier alone decides which tokens become tex
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
@@ -169,6 +169,9 @@ class OpenedProposer:
     """What it reads of the target; None for nothing."""
     depth: int = UNLIMITED
     """Most tokens beyond the committed ones that it can propose."""
+    accuracy: Callable[[list[int], HiddenStates, list[int]], float] | None = None
+    """Share of places in a text of the target where the method's likeliest next token is the target's own. Takes the
+    tokens, the hidden states of all of them, and the target's likeliest token behind each."""
 
 
 def open_proposer(method: str, settings: ProposerSettings) -> OpenedProposer:

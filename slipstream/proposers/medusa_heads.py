@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import linear, silu
 
-from slipstream.proposers.weights import checkpoint_files, output_weight, read_tensors, unfit
+from slipstream.proposers.weights import checkpoint_files, fitted, output_weight, read_tensors, unfit
 from slipstream.tokenizer.vocabulary import model_folder
 
 FILES = (
@@ -34,8 +34,6 @@ FILES = (
 )
 INSIDE_TARGET = "medusa_head."
 PREFIXES = ("medusa_heads.", INSIDE_TARGET)
-PADDING = 128
-"""Most rows by which an output head may be longer than the vocabulary: some are padded."""
 _BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
 _OUTPUT = re.compile(r"(?:(\d+)\.(\d+)|lm_heads\.(\d+))\.weight")
 SHARED_OUTPUT, TOKEN_MAP = "lm_head.weight", "token_map"
@@ -166,14 +164,5 @@ class _HeadReader:
         if key not in self.tensors:
             raise unfit(f"{self.name} lacks the tensor {key} {list(shape)}.")
         self.used.add(key)
-        tensor = self.tensors[key]
-        padded = len(shape) == 2 and shape[0] != shape[1] and shape[0] <= tensor.shape[0] <= shape[0] + PADDING
-        if tensor.dim() != len(shape) or tensor.shape[1:] != shape[1:] or not (padded or tensor.shape[0] == shape[0]):
-            raise unfit(
-                f"{self.name}: the tensor {key} is {list(tensor.shape)}, this target needs {list(shape)}; "
-                "the heads were trained for another model."
-            )
-        tensor = tensor[: shape[0]].to(self.target_output.dtype)
-        if not bool(tensor.isfinite().all()):
-            raise unfit(f"{self.name}: the tensor {key} {list(shape)} holds numbers that are not finite.")
-        return tensor.contiguous()
+        padded = len(shape) == 2 and shape[0] != shape[1]
+        return fitted(self.name, key, self.tensors[key], shape, padded).to(self.target_output.dtype)

@@ -72,6 +72,14 @@ METHODS: dict[str, ProposerMethod] = {
             needs_hidden_states=True,
             gives_distribution=True,
         ),
+        ProposerMethod(
+            "eagle",
+            "slipstream.proposers.eagle:open_proposer",
+            "a draft layer on the target's hidden states (EAGLE-1, EAGLE-2, EAGLE-3)",
+            needs_model=True,
+            needs_hidden_states=True,
+            gives_distribution=True,
+        ),
     )
 }
 

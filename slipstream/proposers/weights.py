@@ -11,16 +11,34 @@ from safetensors import safe_open
 from slipstream.errors import FailedPrecondition, NotFound
 from slipstream.tokenizer.vocabulary import EMULATED, is_local, model_folder, read_json, tokenizer_file
 
+EMBEDDING_NAMES = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight")
 OUTPUT_NAMES = (
     *("lm_head.weight", "model.lm_head.weight", "embed_out.weight"),
-    *("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight"),
+    *EMBEDDING_NAMES,
 )
 """Names of a target's output head; a tied one is only there as the embeddings."""
+PADDING = 128
+"""Most rows by which a head's tensor may be longer than the vocabulary: some are padded."""
 
 
 def unfit(sentence: str) -> FailedPrecondition:
     """The error for heads that do not fit their format or their target."""
     return FailedPrecondition(sentence, reason="HEAD_UNFIT")
+
+
+def fitted(name: str, key: str, tensor: torch.Tensor, shape: tuple[int, ...], padded: bool) -> torch.Tensor:
+    """The tensor where it has this shape, or is a `padded` one with more rows, which are cut. Raises FailedPrecondition
+    for another shape and for numbers that are not finite."""
+    extra = PADDING if padded else 0
+    same = len(shape) == tensor.dim() and tensor.shape[1:] == shape[1:]
+    if not same or not shape[0] <= tensor.shape[0] <= shape[0] + extra:
+        raise unfit(
+            f"{name}: the tensor {key} is {list(tensor.shape)}, this target needs {list(shape)}; "
+            "it was trained for another model."
+        )
+    if not bool(tensor.isfinite().all()):
+        raise unfit(f"{name}: the tensor {key} {list(shape)} holds numbers that are not finite.")
+    return tensor[: shape[0]].contiguous()
 
 
 def read_tensors(files: list[Path], wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
@@ -51,14 +69,23 @@ def output_weight(target: str) -> torch.Tensor:
 
     Raises NotFound or FailedPrecondition for a target whose files do not hold it.
     """
+    return _weight_of(target, OUTPUT_NAMES)
+
+
+def embedding_weight(target: str) -> torch.Tensor:
+    """[vocabulary, hidden]: the target's embeddings. Raises like `output_weight`."""
+    return _weight_of(target, EMBEDDING_NAMES)
+
+
+def _weight_of(target: str, names: tuple[str, ...]) -> torch.Tensor:
     if target.startswith(f"{EMULATED}:"):
         raise FailedPrecondition(f"{target} has no hidden states; choose a method that reads none.")
     held = {name: file for file, names_of in _files_of(target) for name in names_of}
-    for name in OUTPUT_NAMES:
+    for name in names:
         for known, file in held.items():
             if known == name or known.endswith(f".{name}"):
                 return read_tensors([file], known.__eq__)[known]
-    raise unfit(f"the target {target} has none of the tensors {', '.join(OUTPUT_NAMES)}.")
+    raise unfit(f"the target {target} has none of the tensors {', '.join(names)}.")
 
 
 def _files_of(target: str) -> Iterator[tuple[Path, list[str]]]:

@@ -19,7 +19,6 @@ from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import FailedPrecondition, Internal, ResourceExhausted, SlipstreamError
 from slipstream.proposers.base import (
     ROOT,
-    HiddenNeed,
     OpenedProposer,
     Proposal,
     ProposedNode,
@@ -57,6 +56,10 @@ PASS_TOKENS = 512
 READ_TOKENS = 16
 DEEPEST = TreeLimits().depth
 """Tokens beyond the committed ones that a session's tree takes."""
+OWN_TEXTS, OWN_LENGTH = 4, 64
+"""What a target writes at the start to try a head on: texts, and tokens of each."""
+GOOD_ACCURACY = 0.3
+"""Share of the target's next tokens below which a head is worth a warning."""
 NEVER = 1e-9
 """Path probability below which nothing is proposed, whatever the threshold."""
 
@@ -482,16 +485,36 @@ async def local_drafters(
                     reason="VOCABULARY_MISMATCH",
                 )
             if opened.hidden is not None:
-                await _check_hidden(name, opened.hidden, executor, target)
+                await _check_hidden(name, opened, executor, target, config.min_head_accuracy)
             sources.add_local(LocalSource(method, opened, context, thread, executor.hidden_feed))
         yield
 
 
-async def _check_hidden(name: str, need: HiddenNeed, executor: StepExecutor, target: ModelThread) -> None:
-    """Raises FailedPrecondition where the executor's target returns no such hidden states."""
-    if executor.hidden_feed is None:
+async def _check_hidden(
+    name: str, opened: OpenedProposer, executor: StepExecutor, target: ModelThread, floor: float
+) -> None:
+    """Raises FailedPrecondition where the executor's target returns no such hidden states, and for a head that knows
+    less than `floor` of what the target writes itself."""
+    feed, need = executor.hidden_feed, opened.hidden
+    if feed is None or need is None:
         raise FailedPrecondition(
             f"the drafter {name} reads the target's hidden states; use VERIFIER_ENGINE=embedded, or another drafter.",
             reason="HIDDEN_STATES_MISSING",
         )
-    await target.run(executor.hidden_feed.check, need)
+    if opened.accuracy is None or not floor:
+        await target.run(feed.check, need)
+        return
+    start = next(iter(executor.model.eos_token_ids), 0)
+    texts = await target.run(feed.write_texts, need, start, OWN_TEXTS, OWN_LENGTH)
+    share = sum(opened.accuracy(text.tokens, text.states, text.chosen) for text in texts) / len(texts)
+    finding = (
+        f"the drafter {name} finds {share:.0%} of the target's likeliest next tokens in texts of the target's own"
+        + (f", reading the layers {list(need.layers)}" if need.layers else "")
+    )
+    if share < floor:
+        raise FailedPrecondition(
+            f"{finding}: the head is not trained, or for another target, or its layers are numbered otherwise "
+            "(eagle_aux_hidden_state_layer_ids). VERIFIER_MIN_HEAD_ACCURACY=0 serves it all the same.",
+            reason="HEAD_UNFIT",
+        )
+    log.log(logging.WARNING if share < GOOD_ACCURACY else logging.INFO, "%s", finding)

@@ -1,0 +1,313 @@
+"""Propose with EAGLE's draft layer, which goes on where the target's hidden states end.
+
+The layer reads the committed text once, with the target's hidden states, and keeps its keys and values. Under the
+coupled rule one call proposes a whole tree as EAGLE-2 does (Li et al. 2024, arXiv 2406.16858): pass by pass the
+candidates with the likeliest paths are expanded, and the likeliest of all are proposed. Under `rejection` tokens are
+drawn, one level for each call. All sessions share every pass.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.devices import find_device
+from slipstream.engine.engine import HiddenStates
+from slipstream.engine.models.fast_dtype import fast_dtype
+from slipstream.errors import SlipstreamError
+from slipstream.proposers.base import (
+    ROOT,
+    HiddenNeed,
+    HiddenRows,
+    OpenedProposer,
+    Proposal,
+    ProposedNode,
+    ProposerContext,
+    ProposerSettings,
+    any_vocabulary,
+)
+from slipstream.proposers.eagle_cache import PairCache, PairCaches, Path
+from slipstream.proposers.eagle_checkpoint import load_head, read_target
+from slipstream.proposers.eagle_head import EagleHead
+from slipstream.proposers.node_choice import NodeChooser, Place
+
+PASSES = 5
+"""Passes of the draft layer for one tree, after the one that reads the committed tokens."""
+TREE = 32
+"""Candidates that one call proposes; which of them pay, the verifier decides."""
+LEAST = math.log(0.02)
+"""Path log-probability below which a candidate is not worth a place in a pass."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What is known of one text besides its cache."""
+
+    cache: PairCache
+    rows: list[HiddenRows] = field(default_factory=list)
+    """Hidden states that were not read yet."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """One text's rows of a pass: pairs of its text, or candidates."""
+
+    cache: PairCache
+    tokens: list[int]
+    hidden: Tensor
+    """[rows, width]."""
+    paths: list[Path] = field(default_factory=list)
+    """Of candidates; empty for pairs of the text."""
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A tree that grows pass by pass."""
+
+    index: int
+    """Of its context in the call."""
+    context: ProposerContext
+    cache: PairCache
+    nodes: list[ProposedNode] = field(default_factory=list)
+    """Parents before children; a parent's index is one into this list."""
+    scores: list[float] = field(default_factory=list)
+    """Path log-probabilities."""
+    depths: list[int] = field(default_factory=list)
+    frontier: list[int] = field(default_factory=lambda: [ROOT])
+    """Nodes to propose below."""
+    error: SlipstreamError | None = None
+
+    def view(self) -> ProposerContext:
+        """The context with the tree as it is now."""
+        return replace(
+            self.context,
+            node_tokens=[node.token for node in self.nodes],
+            parents=[node.parent for node in self.nodes],
+            expand=self.frontier,
+            noise_nodes=[0] * len(self.frontier),
+        )
+
+    def add(self, nodes: Sequence[ProposedNode], width: int) -> None:
+        """Adds a level, and makes its likeliest candidates the frontier."""
+        first = len(self.nodes)
+        for node in nodes:
+            above = node.parent
+            self.scores.append(node.log_prob + (self.scores[above] if above != ROOT else 0.0))
+            self.depths.append(1 + (self.depths[above] if above != ROOT else 0))
+            self.nodes.append(node)
+        deepest = self.context.max_length - self.context.length
+        worth = [at for at in range(first, len(self.nodes)) if self.scores[at] >= LEAST and self.depths[at] < deepest]
+        self.frontier = heapq.nlargest(width, worth, key=lambda at: self.scores[at])
+
+    def best(self, size: int) -> list[ProposedNode]:
+        """The `size` likeliest, parents before children."""
+        taken = sorted(heapq.nsmallest(size, range(len(self.nodes)), key=lambda at: (-self.scores[at], at)))
+        first = len(self.context.node_tokens)
+        place = {ROOT: ROOT} | {at: first + number for number, at in enumerate(taken)}
+        return [replace(self.nodes[at], parent=place[self.nodes[at].parent]) for at in taken]
+
+
+class EagleProposer:
+    """Proposes for sequences whose hidden states came up to that of the token before the last."""
+
+    def __init__(self, head: EagleHead, *, width: int = 4, proposal_tokens: int = 32, most_pairs: int = 65_536) -> None:
+        self._head, self._width = head, width
+        self._chooser = NodeChooser(width, proposal_tokens)
+        self._caches = PairCaches(most_pairs)
+        self._sequences: dict[Hashable, _Sequence] = {}
+        self.passes = 0
+        """Of the draft layer."""
+
+    @torch.inference_mode()
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        answers = self._read(contexts)
+        growing: list[_Growing] = []
+        for index, (context, answer) in enumerate(zip(contexts, answers, strict=True)):
+            cache = self._sequences[context.handle].cache
+            whole = cache.end == context.length - 1 and () in cache.states
+            if whole and context.expand and isinstance(answer, Proposal) and not answer.no_room:
+                growing.append(_Growing(index, context, cache))
+        self._draw([each for each in growing if not each.context.sampling.coupled], answers)
+        trees = [each for each in growing if each.context.sampling.coupled and ROOT in each.context.expand]
+        for number in range(PASSES + 1):
+            self._grow(trees, last=number == PASSES)
+        for tree in trees:
+            size = min(TREE, tree.context.max_nodes)
+            answers[tree.index] = tree.error or Proposal(tree.best(size), tree.context.length)
+        return answers
+
+    def close_sequence(self, handle: Hashable) -> None:
+        self._sequences.pop(handle, None)
+        self._caches.close(handle)
+        self._chooser.close_sequence(handle)
+
+    def _read(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        """One pass over the pairs of committed tokens that are new; empty proposals."""
+        parts: list[_Part] = []
+        answers: list[Proposal | SlipstreamError] = []
+        for context in contexts:
+            cache = self._caches.find(context.handle, context.cache_salt, context.tokens, context.length)
+            sequence = self._sequences.setdefault(context.handle, _Sequence(cache))
+            sequence.rows += context.hidden
+            if sequence.rows and (not cache.length or sequence.rows[0].first > cache.end):
+                self._caches.begin(cache, sequence.rows[0].first)
+            end = min(context.length - 1, cache.end + context.max_read_tokens)
+            features = self._take(sequence, end)
+            count = 0 if features is None else len(features.last)
+            room = self._caches.has_room(count)
+            if features is not None and not room:
+                sequence.rows.insert(0, HiddenRows(cache.end, features))
+            elif features is not None:
+                cache.drop_candidates()
+                tokens = context.tokens[cache.end + 1 : cache.end + 1 + count]
+                parts.append(_Part(cache, tokens, fuse(self._head, features)))
+            read = cache.end + 1 + (count if room else 0)
+            partly = bool(sequence.rows) and read < context.length
+            answers.append(Proposal([], read if partly else context.length, no_room=not room))
+        self._compute(parts)
+        return answers
+
+    def _take(self, sequence: _Sequence, end: int) -> HiddenStates | None:
+        """States of the tokens from the cache's end up to `end`, as far as they came."""
+        taken: list[HiddenStates] = []
+        at = sequence.cache.end
+        while sequence.rows and sequence.rows[0].first < end:
+            rows = sequence.rows.pop(0)
+            if min(end, rows.end) > at:
+                taken.append(_cut(rows.states, max(0, at - rows.first), min(end, rows.end) - rows.first))
+            if rows.end > end:
+                sequence.rows.insert(0, HiddenRows(end, _cut(rows.states, end - rows.first, len(rows.states.last))))
+        return _joined(taken) if taken else None
+
+    def _compute(self, parts: list[_Part]) -> None:
+        """One pass over all parts; the states of candidates and of each text's last pair are kept."""
+        if not parts:
+            return
+        self.passes += 1
+        device, window = parts[0].hidden.device, self._head.config.window
+        bounds = [0]
+        positions: list[int] = []
+        masks: list[Tensor] = []
+        for part in parts:
+            cache, count = part.cache, len(part.tokens)
+            bounds.append(bounds[-1] + count)
+            if part.paths:
+                positions += [cache.end - 1 + len(path) for path in part.paths]
+                masks.append(cache.candidate_mask(part.paths, window).to(device))
+            else:
+                positions += range(cache.end, cache.end + count)
+                masks.append(cache.text_mask(count, window).to(device))
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            rows = [
+                part.cache.attend(queries[0, :, low:high], keys[0, :, low:high], values[0, :, low:high], mask)
+                for part, low, high, mask in zip(parts, bounds, bounds[1:], masks, strict=False)
+            ]
+            return torch.cat(rows, dim=1)[None]
+
+        tokens = torch.tensor([[token for part in parts for token in part.tokens]], device=device)
+        hidden = torch.cat([part.hidden for part in parts])[None]
+        states = self._head(tokens, hidden, torch.tensor([positions], device=device), attend)[0]
+        for part, low, high in zip(parts, bounds, bounds[1:], strict=False):
+            cache = part.cache
+            if part.paths:
+                cache.slots |= {path: cache.used - (high - low) + at for at, path in enumerate(part.paths)}
+                cache.states |= dict(zip(part.paths, states[low:high], strict=True))
+            else:
+                cache.length = cache.used
+                cache.states[()] = states[high - 1].clone()
+
+    def _states(self, wanted: list[tuple[PairCache, Path]]) -> Tensor:
+        """[wanted, width] states of these paths; what was not computed is, level by level."""
+        for depth in range(1, 1 + max((len(path) for _, path in wanted), default=0)):
+            missing: dict[int, tuple[PairCache, dict[Path, None]]] = {}
+            for cache, path in wanted:
+                if len(path) >= depth and path[:depth] not in cache.states:
+                    missing.setdefault(id(cache), (cache, {}))[1][path[:depth]] = None
+            self._compute(
+                [
+                    _Part(
+                        cache,
+                        [path[-1] for path in paths],
+                        torch.stack([cache.states[path[:-1]] for path in paths]),
+                        list(paths),
+                    )
+                    for cache, paths in missing.values()
+                ]
+            )
+        return torch.stack([cache.states[path] for cache, path in wanted])
+
+    def _choose(self, views: list[tuple[_Growing, ProposerContext]]) -> dict[int, Proposal | SlipstreamError]:
+        """What is proposed below the nodes to expand, by the context's index."""
+        if not views:
+            return {}
+        places = [Place(at, view, number) for at, (_, view) in enumerate(views) for number in range(len(view.expand))]
+        states = self._states([(views[place.index][0].cache, tuple(place.path)) for place in places])
+        found: list[Proposal | SlipstreamError] = [Proposal([], view.length) for _, view in views]
+        self._chooser.choose(places, self._head.target_logits(states), found)
+        return {growing.index: answer for (growing, _), answer in zip(views, found, strict=True)}
+
+    def _draw(self, drawing: list[_Growing], answers: list[Proposal | SlipstreamError]) -> None:
+        """One level below the nodes that each context names."""
+        for index, answer in self._choose([(each, each.context) for each in drawing]).items():
+            answers[index] = answer
+
+    def _grow(self, trees: list[_Growing], *, last: bool) -> None:
+        """One level more below each tree's frontier."""
+        open_trees = [tree for tree in trees if tree.frontier and tree.error is None]
+        found = self._choose([(tree, tree.view()) for tree in open_trees])
+        for tree in open_trees:
+            answer = found[tree.index]
+            if isinstance(answer, Proposal):
+                tree.add(answer.nodes, 0 if last else self._width)
+            else:
+                tree.error = answer
+
+
+def fuse(head: EagleHead, states: HiddenStates) -> Tensor:
+    """[rows, width] what the head takes of the target's hidden states."""
+    layers = head.config.layers
+    features = torch.cat([states.layers[each] for each in layers], dim=-1) if layers else states.last
+    return head.fuse(features.to(head.fc.weight))
+
+
+def _cut(states: HiddenStates, first: int, end: int) -> HiddenStates:
+    return HiddenStates(states.last[first:end], {number: rows[first:end] for number, rows in states.layers.items()})
+
+
+def _joined(parts: list[HiddenStates]) -> HiddenStates:
+    if len(parts) == 1:
+        return parts[0]
+    layers = {number: torch.cat([part.layers[number] for part in parts]) for number in parts[0].layers}
+    return HiddenStates(torch.cat([part.last for part in parts]), layers)
+
+
+def one_step_accuracy(head: EagleHead) -> Callable[[list[int], HiddenStates, list[int]], float]:
+    """How well a head follows its target: see `OpenedProposer.accuracy`."""
+
+    @torch.inference_mode()
+    def accuracy(tokens: list[int], states: HiddenStates, chosen: list[int]) -> float:
+        features = fuse(head, states)[None, :-1]
+        positions = torch.arange(features.shape[1], device=features.device)[None]
+        found = head(torch.tensor([tokens[1:]], device=features.device), features, positions)
+        best = head.target_logits(found)[0].argmax(-1)
+        return float((best.cpu() == torch.tensor(chosen[1:])).float().mean())
+
+    return accuracy
+
+
+def open_proposer(settings: ProposerSettings) -> OpenedProposer:
+    """The method `eagle` for `settings.target`. Raises what `load_head` raises."""
+    target, place = read_target(settings.target), find_device(settings.device)
+    own = target.output.dtype
+    head = load_head(settings.model, target, fast_dtype(own) if place.type == "cpu" else own).to(place)
+    proposer = EagleProposer(
+        head, width=settings.width, proposal_tokens=settings.proposal_tokens, most_pairs=settings.kv_tokens
+    )
+    need = HiddenNeed(tuple(sorted(set(head.config.layers))), every_row=True)
+    return OpenedProposer(any_vocabulary("eagle"), proposer, need, PASSES + 1, one_step_accuracy(head))
