@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from slipstream.engine.models.checkpoint import REVISION
 from slipstream.proposers.eagle_head import EagleConfig, EagleHead
 from slipstream.proposers.weights import (
     checkpoint_files,
@@ -68,7 +67,7 @@ class EagleTarget:
 def read_target(name: str) -> EagleTarget:
     """Raises what `output_weight` raises."""
     output = output_weight(name)
-    raw = read_json(tokenizer_file(name, "config.json", REVISION))
+    raw = read_json(tokenizer_file(name, "config.json"))
     text = raw.get("text_config") or raw
     return EagleTarget(name, output, int(text["num_hidden_layers"]))
 

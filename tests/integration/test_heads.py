@@ -87,6 +87,7 @@ async def test_the_text_is_the_one_without_heads(
                 if kind != "medusa":
                     rounds = sum(len(each.rounds) for each in drafted)
                     assert sum(each.accepted for each in drafted) > 0.1 * rounds, "a good head is hardly accepted"
+        assert ("kv_tokens" in settings) == (server.scheduler.kv_admission.preemptions > 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
