@@ -15,8 +15,9 @@ Path = tuple[int, ...]
 def grow(probability: Sequence[Sequence[float]], size: int) -> list[tuple[Path, float]]:
     """The `size` likeliest paths with their probabilities, best first and parents before children.
 
-    `probability[depth][rank]` is that of one rank given the parent, not rising with the rank. Best first is optimal: a path is never likelier than its parent or its better sibling (Chen et al. 2024,
-    arXiv 2402.12374, for independent depths).
+    `probability[depth][rank]` is that of one rank given the parent, not rising with the rank. Best first is
+    optimal: a path is never likelier than its parent or its better sibling (Chen et al. 2024, arXiv 2402.12374, for
+    independent depths).
     """
     chosen: list[tuple[Path, float]] = []
     frontier: list[tuple[float, Path]] = [(-probability[0][0], (0,))] if size > 0 and probability else []
