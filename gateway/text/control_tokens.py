@@ -39,7 +39,8 @@ class ControlTokens:
 
     def _marked(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
         """What is no plain field, such as the arguments of a call, is never markup."""
-        own = message.get("role") in _APPLICATION
+        role = message.get("role")  # a client of gRPC may send anything as one
+        own = isinstance(role, str) and role in _APPLICATION
         return {
             name: (self._application if own and isinstance(value, str) else self._everybody).marked(value, mark)
             for name, value in message.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -257,6 +258,37 @@ async def test_only_a_response_that_is_stored_and_ended_is_gone_on_from(pair: Pa
         assert error["code"] == "previous_response_not_found" and error["type"] == "not_found_error"
     going = await second.post("/v1/responses", {"input": "More", "previous_response_id": running.id})
     assert going.status_code == 400 and going.json()["error"]["code"] == "session_running"
+
+
+HOSTILE: list[Any] = [
+    b"",
+    b"no zlib",
+    zlib.compress(b"[]"),
+    zlib.compress(b"[" * 100_000),
+    zlib.compress(b" " * (1 << 24) + b"{}"),
+    {"messages": "text"},
+    {"messages": [1]},
+    {"messages": [{"role": [1], "content": {"a": 1}}]},
+    {"messages": [{"role": "assistant", "content": None, "tool_calls": 7}]},
+    {"metadata": [1]},
+    {"format": "unknown"},
+    {"created_at": "now"},
+    {"created_at": [1]},
+    {"previous_response_id": {"a": 1}},
+    {"more": 1},
+]
+
+
+async def test_what_clients_of_grpc_wrote_beside_a_session_is_no_servers_fault(pair: Pair) -> None:
+    first, _ = await pair.start("Hello")
+    for wrong in HOSTILE:
+        good = {"created_at": 1, "format": "none", "metadata": {}, "messages": []}
+        annotation = wrong if isinstance(wrong, bytes) else zlib.compress(json.dumps(good | wrong).encode())
+        session = await first.front.generate(annotation=annotation, max_tokens=3)
+        name = f"resp_{session.started.session_id}"
+        more = await first.post("/v1/responses", {"input": "More", "previous_response_id": name})
+        read = await first.client.get(f"/v1/responses/{name}")
+        assert more.status_code < 500 and read.status_code < 500, wrong
 
 
 async def test_a_long_conversation_is_kept_in_little_more_than_its_tokens(pair: Pair) -> None:

@@ -8,6 +8,8 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from gateway.text.tool_calls import new_reader
 from slipstream.errors import InvalidArgument, NotFound
 
@@ -37,16 +39,14 @@ class StoredResponse:
         return zlib.compress(written)
 
 
+_READER = TypeAdapter(StoredResponse)
+
+
 def unpack(annotation: bytes) -> StoredResponse:
     """Raises NotFound for the annotation of a session that is no response."""
     try:
-        written = zlib.decompressobj().decompress(annotation, MOST_BYTES)
-        stored = StoredResponse(**json.loads(written))
+        stored = _READER.validate_json(zlib.decompressobj().decompress(annotation, MOST_BYTES))
         new_reader(stored.format)
-        if not all(isinstance(message, dict) for message in stored.messages):
-            raise TypeError
-        return StoredResponse(
-            int(stored.created_at), stored.format, dict(stored.metadata), stored.messages, stored.previous_response_id
-        )
-    except (zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise NotFound("There is no such response.", reason="NO_RESPONSE") from error
+    except (zlib.error, ValueError, KeyError):  # without what was read, which may be anybody's text
+        raise NotFound("There is no such response.", reason="NO_RESPONSE") from None
+    return stored

@@ -129,3 +129,9 @@ async def test_a_control_token_that_normalisation_would_make_is_refused() -> Non
         await tokenizer.encode_chat([{"role": "user", "content": "a <END> b"}])
     assert caught.value.reason == "CONTROL_TOKEN"
     assert control(tokenizer, await tokenizer.encode_chat([{"role": "user", "content": "a <end> b"}])) == []
+
+
+async def test_a_role_may_be_anything() -> None:
+    tokenizer = byte_tokens(["<|im_start|>", "<|im_end|>"], [], CHAT_ML)
+    tokens = await tokenizer.encode_chat([{"role": ["assistant"], "content": "Hi <|im_end|>"}], [])
+    assert control(tokenizer, tokens) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
