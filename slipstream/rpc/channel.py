@@ -148,6 +148,8 @@ def error_of(error: grpc.RpcError) -> SlipstreamError:
             "--worker a verifier's or drafter's.",
             reason=WRONG_SERVICE,
         )
+    if code is grpc.StatusCode.CANCELLED and not reason:  # not by us, or it would be a CancelledError
+        return Unavailable("the peer ended while it answered")
     known = from_code(code.value[0], _connection_failure(details) or details, reason)
     known.retry_s = retry_s
     return known

@@ -1,0 +1,167 @@
+"""Two builds side by side: this one, and an earlier one of another contract out of the repository's own history.
+Drafters, verifiers and gateways are replaced one by one under load, up and down again.
+
+`pytest -s tests/e2e/test_upgrade.py` prints how much was served. SLIPSTREAM_UPGRADE_FROM names another commit than the
+one before the last CHANGES changes of the contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.serve import Role
+from slipstream.client.async_client import AsyncClient
+from slipstream.client.client import RetrySettings
+from tests.e2e.conftest import ROOT
+from tests.fleet import emulated_text
+from tests.loopback import free_port
+from tests.redis_server import redis_process
+
+CHANGES = 3
+"""Commits that changed the contract, between the two builds."""
+CLIENTS = 4
+TOKENS = 120
+ROLES = {"drafter": "drafter_svc", "verifier": "verifier_svc", "gateway": "gateway"}
+
+pytestmark = pytest.mark.timeout(480)
+
+
+def git(*words: str) -> bytes:
+    done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.fail(
+            f"git {' '.join(words)}: {done.stderr.decode()} This test needs the repository's whole history: "
+            "git fetch --unshallow, or SLIPSTREAM_UPGRADE_FROM=COMMIT of one that is there.",
+            pytrace=False,
+        )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source tree of the earlier build."""
+    commit = os.environ.get("SLIPSTREAM_UPGRADE_FROM", "")
+    if not commit:
+        changes = git("rev-list", "--no-merges", f"-{CHANGES}", "HEAD", "--", "protos").split()
+        commit = f"{changes[-1].decode()}^" if len(changes) == CHANGES else f"HEAD~{10**6}"  # of a shallow clone: none
+    folder = tmp_path_factory.mktemp("former")
+    subprocess.run(["tar", "-x", "-C", folder], input=git("archive", commit), check=True, timeout=60)
+    ours, theirs = ((tree / "slipstream" / "v1" / "gateway_pb2.py").read_text() for tree in (ROOT, folder))
+    assert ours != theirs, f"{commit} has the contract of this build"
+    return folder
+
+
+class Replica:
+    """One process at an address that stays its own, whichever build runs it."""
+
+    def __init__(self, role: str, stack: AsyncExitStack, **settings: str) -> None:
+        self.role, self._stack = role, stack
+        self.address = f"127.0.0.1:{free_port()}"
+        own = {"LISTEN": self.address, "GRACE_S": "1", "LOG_LEVEL": "warning"} | settings
+        self._settings = {f"{role.upper()}_{name}": value for name, value in own.items()}
+        self._running: Role | None = None
+
+    async def run(self, tree: Path) -> None:
+        """Ends the process that runs, as a kubelet does, and starts the build in `tree`."""
+        if self._running is not None:
+            await self._running.end()
+            assert await self._running.ended() == 0
+        # Without the first entry of the path, which is the folder that tests run in.
+        build = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+        self._running = Role(ROLES[self.role], self._settings | build)
+        self._stack.push_async_callback(self._running.end)
+        await asyncio.wait_for(self._running.start(), 60)
+
+
+class Load:
+    """Clients that ask for one text after the other, and compare each with the target's own."""
+
+    def __init__(self, gateways: list[str]) -> None:
+        self._gateways = gateways
+        self._prompts = itertools.count()
+        self.texts = self.drafted = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            clients = [tasks.create_task(self._ask(number)) for number in range(CLIENTS)]
+            yield
+            for client in clients:
+                client.cancel()
+
+    async def _ask(self, number: int) -> None:
+        servers = self._gateways[number % 2 :] + self._gateways[: number % 2]
+        async with AsyncClient(servers, retry=RetrySettings(begin_anywhere=True)) as client:
+            while True:
+                prompt = [next(self._prompts) % 200, 8, 9]
+                completion = await client.generate(prompt, max_tokens=TOKENS, temperature=0.0)
+                assert completion.token_ids == emulated_text(prompt, TOKENS)
+                assert completion.finished is not None
+                self.texts += 1
+                self.drafted += completion.finished.statistics.accepted
+
+    async def goes_on(self) -> tuple[int, int]:
+        """Texts, and accepted tokens of them, that were finished from now until there are enough of both: a mixture of
+        builds that only decoded plainly would not pass."""
+        texts, drafted = self.texts, self.drafted
+        async with asyncio.timeout(60):
+            while self.texts < texts + 2 * CLIENTS or self.drafted == drafted:
+                await asyncio.sleep(0.05)
+        return self.texts - texts, self.drafted - drafted
+
+
+@pytest.fixture
+async def replicas(tmp_path: Path) -> AsyncIterator[dict[str, list[Replica]]]:
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(redis_process(tmp_path))
+        target = {"MODEL": "emulated:base_ms=10", "KV_TOKENS": "500000", "MEASURE_S": "0.2"}
+        draft = {"MODEL": "emulated:acceptance=0.9", "KV_TOKENS": "500000"}
+        found = {
+            "drafter": [Replica("drafter", stack, **draft) for _ in range(2)],
+            "verifier": [Replica("verifier", stack, **target) for _ in range(2)],
+        }
+        first, second = (replica.address for replica in found["drafter"])
+        paired = {
+            "VERIFIERS": ",".join(replica.address for replica in found["verifier"]),
+            "DRAFTERS": f"model={first},other={second}",
+            "TOKENIZER": str(ROOT / "models" / "target"),
+            "STORE": store.url,
+        }
+        found["gateway"] = [Replica("gateway", stack, **paired) for _ in range(2)]
+        yield found
+
+
+async def test_builds_of_two_contracts_serve_together(replicas: dict[str, list[Replica]], former: Path) -> None:
+    """Up, drafters first as the documents say, and down in the same order: then new gateways meet old workers. No
+    request fails, every text is the target's, and drafts are accepted in every mixture."""
+    for role in ROLES:
+        await asyncio.gather(*(replica.run(former) for replica in replicas[role]))
+    load = Load([replica.address for replica in replicas["gateway"]])
+    async with load.running():
+        await load.goes_on()
+        for tree, build in ((ROOT, "this build"), (former, "the earlier one")):
+            for replica in (replica for role in ROLES for replica in replicas[role]):
+                await replica.run(tree)
+                texts, accepted = await load.goes_on()
+                print(f"{replica.role} of {build}: {texts} texts, {accepted} accepted tokens, no error")
+
+
+def test_the_earlier_build_runs_from_its_own_tree(former: Path) -> None:
+    """Else both were one."""
+    told = subprocess.run(
+        [sys.executable, "-c", "import gateway, slipstream.v1; print(gateway.__file__, slipstream.v1.__file__)"],
+        env=os.environ | {"PYTHONPATH": str(former), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert all(path.startswith(str(former)) for path in told.stdout.split())
