@@ -42,10 +42,10 @@ def inflated(parameters: str) -> Path:
 
 @asynccontextmanager
 async def serving(
-    target: str, draft: str, dtype: str = "auto", kinds: Sequence[str] = ("model",)
+    target: str, draft: str, dtype: str = "auto", kinds: Sequence[str] = ("model",), engine: str = "embedded"
 ) -> AsyncIterator[str]:
     """The gateway's address while verifier, drafter and gateway run as processes of their own."""
-    fleet = Fleet(target, draft, kinds, dtype, default_threads())
+    fleet = Fleet(target, draft, kinds, dtype, default_threads(), engine=engine)
     try:
         yield await fleet.start("127.0.0.1:0", "memory")
     finally:
