@@ -120,7 +120,7 @@ class VerifierStream:
             return  # nothing is proposed for it any more, so nothing need be kept of what follows
         if len(commit.token_ids) > session.max_length:
             raise InvalidArgument("a commit has more tokens than the whole session; send the round's.")
-        session.commit(commit.base_length, self._tokens(commit.token_ids))
+        session.commit(commit.base_length, self._tokens(commit.token_ids), traced=commit.traced)
         self._scheduler.session_changed(session)
 
     def _open(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> None:

@@ -46,7 +46,7 @@ class SessionObserver:
     def candidates_sent(self, candidates: types_pb2.Candidates) -> None:
         """Called with a frame before it is sent; it may be marked."""
 
-    def tokens_committed(self, token_ids: Sequence[int]) -> None:
+    def tokens_committed(self, token_ids: Sequence[int], *, traced: bool = False) -> None:
         """Called before the tree's root moves along the tokens."""
 
     def drafting_ended(self) -> None:
@@ -146,11 +146,12 @@ class DraftSession:
         least = math.log(max(self.policy.min_path_probability / PREPARED, NEVER))
         return self.tree.frontier(min(count, room), least, min(DEEPEST, self.max_length - len(self.tokens)))
 
-    def commit(self, base_length: int, token_ids: list[int]) -> None:
-        """Appends `token_ids` after `base_length` committed tokens. Raises OutOfRange for a gap."""
+    def commit(self, base_length: int, token_ids: list[int], *, traced: bool = False) -> None:
+        """Appends `token_ids` after `base_length` committed tokens. `traced`: their round has spans of its own. Raises
+        OutOfRange for a gap."""
         if base_length != len(self.tokens):
             raise OutOfRange(f"a commit on {base_length} tokens finds {len(self.tokens)} here; open again.")
-        self.observer.tokens_committed(token_ids)
+        self.observer.tokens_committed(token_ids, traced=traced)
         self.tokens.extend(token_ids)
         self.tree.commit(token_ids)
         self.held_since = -math.inf

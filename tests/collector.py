@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1 import trace_pb2
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from slipstream.telemetry.spans import NAME
 from slipstream.telemetry.tracing import Clocks, Tracing
 
 
@@ -25,7 +26,8 @@ class Collected:
 
     @property
     def name(self) -> str:
-        return self.span.name
+        """By which the documentation calls it."""
+        return str(self.attributes.get(NAME, self.span.name))
 
     @property
     def id(self) -> bytes:
@@ -79,6 +81,8 @@ def _value(value: Any) -> Any:
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.address = ""
+        self.segment_tokens = 0
+        """Of traces; 0: spans of every round."""
         self._spans: list[Collected] = []
         self._tracings: list[Tracing] = []
 
@@ -93,7 +97,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def tracing(self, role: str, clocks: Clocks | None = None) -> Tracing:
         """Tracing of a service that sends its spans here."""
         exporter = OTLPSpanExporter(endpoint=self.address, insecure=True, timeout=60)
-        tracing = Tracing(f"slipstream-{role}", [BatchSpanProcessor(exporter)], clocks)
+        segments = self.segment_tokens
+        tracing = Tracing(f"slipstream-{role}", [BatchSpanProcessor(exporter)], clocks, segment_tokens=segments)
         self._tracings.append(tracing)
         return tracing
 

@@ -115,14 +115,19 @@ class StepObserver:
     def sequence_discarded(self, scheduled: ScheduledSequence, timing: StepTiming, step_number: int) -> None:
         """A session was closed while this step ran; its outcome is dropped."""
 
+    def round_decided(self, result: RoundResult) -> None:
+        """The round's tokens are about to be sent to drafters, and `round_reported` follows."""
+
     def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         """`message` is about to be sent to the session's gateway. Called while the next step runs."""
 
     def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
         """`request` is about to be sent to the drafter that the gateway named `drafter`."""
 
-    def drafter_informed(self, session: Session, source: int, length: int, now: float) -> None:
-        """An open or a commit is sent to a drafter, which then has the session's first `length` tokens."""
+    def drafter_informed(
+        self, session: Session, source: int, length: int, now: float, commit: drafter_pb2.DraftCommit | None = None
+    ) -> None:
+        """An open, or this commit, is sent to a drafter, which then has the session's first `length` tokens."""
 
     def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
         """A drafter's candidates were added to the session's tree."""

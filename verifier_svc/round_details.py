@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.rpc.proto_conversion import microseconds
 from slipstream.speculation.selection import ROOT
-from slipstream.v1 import types_pb2, verifier_pb2
+from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.observer import RoundResult, StepObserver
 from verifier_svc.session import Session
 
@@ -71,7 +71,9 @@ class RoundDetailObserver(StepObserver):
     def session_ended(self, session: Session) -> None:
         self._times.pop(session, None)
 
-    def drafter_informed(self, session: Session, source: int, length: int, now: float) -> None:
+    def drafter_informed(
+        self, session: Session, source: int, length: int, now: float, commit: drafter_pb2.DraftCommit | None = None
+    ) -> None:
         if times := self._times.get(session):
             times.begin(source, now)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from opentelemetry.trace import SpanContext
 
 from slipstream.telemetry import spans
+from slipstream.telemetry.segments import RoundChooser
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.execution.executor import ScheduledSequence
@@ -16,6 +18,7 @@ from verifier_svc.observer import RoundResult, StepObserver, StepReport, StepTim
 from verifier_svc.session import Session
 
 MAX_AWAITED_DRAFTERS = 64
+RoundReason = types_pb2.RoundReason
 
 
 class VerifierTracing(StepObserver):
@@ -24,6 +27,8 @@ class VerifierTracing(StepObserver):
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
         self.traces: dict[Session, VerifyTrace] = {}
+        self._step: StepReport | None = None
+        """The last step, until its span is emitted."""
 
     def session_opened(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
         trace = self._tracing.join(request.trace)
@@ -31,14 +36,28 @@ class VerifierTracing(StepObserver):
             self.traces[session] = VerifyTrace(trace, trace.now())
 
     def session_ended(self, session: Session) -> None:
-        self.traces.pop(session, None)
+        if trace := self.traces.pop(session, None):
+            trace.emit_sum()
 
     def step_ended(self, report: StepReport) -> None:
-        """Emits a span of the step if a traced session decoded in it."""
-        if not self.traces:
-            return
+        """Emits a span of the step if spans of every round of a session in it are wanted."""
+        self._step = None
+        if self.traces:
+            traced = [self.traces.get(each.session) for each in report.step if each.complete]
+            self._step = report if any(traced) else None
+            if any(trace is not None and not trace.trace.segment_tokens for trace in traced):
+                self._emit_step(report)
+
+    def round_decided(self, result: RoundResult) -> None:
+        """Emits a span of the step with the first of its rounds that has spans of its own."""
+        trace = self.traces.get(result.scheduled.session)
+        if trace is not None and trace.choose(result) and self._step and self._step.number == result.step_number:
+            self._emit_step(self._step)
+
+    def _emit_step(self, report: StepReport) -> None:
+        self._step = None
         traced = ((self.traces.get(each.session), each) for each in report.step if each.complete)
-        rounds = [trace.round_context(each) for trace, each in traced if trace is not None]
+        rounds = [trace.linked_context(each) for trace, each in traced if trace is not None]
         if rounds:
             trace, timing = self._tracing.alone(self._tracing.step(report.number)), report.timing
             attributes: dict[str, Value] = {
@@ -61,14 +80,19 @@ class VerifierTracing(StepObserver):
     def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         if trace := self.traces.get(result.scheduled.session):
             message.ended_unix_nano = trace.emit_round(result)
+            message.traced = trace.reason
 
     def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
         if trace := self.traces.get(session):
             request.trace.CopyFrom(trace.trace.context(drafter))
 
-    def drafter_informed(self, session: Session, source: int, length: int, now: float) -> None:
+    def drafter_informed(
+        self, session: Session, source: int, length: int, now: float, commit: drafter_pb2.DraftCommit | None = None
+    ) -> None:
         if trace := self.traces.get(session):
             trace.await_candidates(source, length, now)
+            if commit is not None:
+                commit.traced = bool(trace.reason)
 
     def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
         if trace := self.traces.get(session):
@@ -80,10 +104,64 @@ class TracedFrame(NamedTuple):
     """Monotonic seconds at which the frame arrived."""
     size: int
     """Bytes."""
-    draft: SpanContext | None
-    """The drafter's span; None for a drafter that does not trace."""
+    drafted: tuple[int, int, int] | None
+    """Epoch, source and committed length at the drafter, which name its span; None for a drafter that does not
+    trace."""
     wire_s: float | None
     """Seconds that commit and frame were under way; None for a frame on an older commit."""
+
+
+@dataclass(slots=True)
+class VerifySum:
+    """The rounds of one segment."""
+
+    context: SpanContext
+    """The gateway's span of the segment."""
+    epoch: int
+    began_s: float
+    """Monotonic seconds, as `ended_s`."""
+    ended_s: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    depth: int = 0
+    frames: int = 0
+    size: int = 0
+    wire_s: float | None = None
+    slowest_s: float = 0.0
+    computing_s: float = 0.0
+    drafts: dict[int, SpanContext] = field(default_factory=dict)
+    """Drafters' spans, by span id."""
+
+    def add(self, timing: StepTiming, attributes: Mapping[str, Any]) -> None:
+        """`attributes`: of the round's `verify`, whether it has one or not."""
+        self.ended_s = timing.ended
+        self.rounds += 1
+        self.drafted += attributes[spans.DRAFTED]
+        self.accepted += attributes[spans.ACCEPTED]
+        self.depth = max(self.depth, attributes[spans.DEPTH])
+        self.frames += attributes[spans.FRAMES]
+        self.size += attributes[spans.BYTES]
+        if (wire_s := attributes[spans.WIRE]) is not None:
+            self.wire_s = max(self.wire_s or 0.0, wire_s)
+        self.slowest_s = max(self.slowest_s, timing.seconds)
+        self.computing_s += timing.seconds
+
+    def span(self) -> Span:
+        attributes: dict[str, Value] = {
+            spans.ROUNDS: self.rounds,
+            spans.EPOCH: self.epoch,
+            spans.DRAFTED: self.drafted,
+            spans.ACCEPTED: self.accepted,
+            spans.DEPTH: self.depth,
+            spans.FRAMES: self.frames,
+            spans.BYTES: self.size,
+            spans.WIRE: self.wire_s,
+            spans.SLOWEST: self.slowest_s,
+            spans.COMPUTE: self.computing_s,
+        }
+        links = [*self.drafts.values()]
+        return Span(spans.VERIFY_SUM, self.began_s, self.ended_s, attributes, parent=self.context, links=links)
 
 
 class VerifyTrace:
@@ -102,8 +180,14 @@ class VerifyTrace:
         """By source: the committed length that a drafter was sent last, and when; until its candidates arrive."""
         self._frames: list[TracedFrame] = []
         """Frames since the start of the last step."""
-        self._drafts: list[SpanContext] = []
-        """Drafters' spans of the last frames before that step."""
+        self._drafts: list[tuple[int, int, int]] = []
+        """Names of the drafters' spans of the last frames before that step."""
+        self.reason: RoundReason = types_pb2.ROUND_REASON_UNSPECIFIED
+        """Why the last round has spans of its own."""
+        self._chooser = RoundChooser(trace.segment_tokens)
+        self._chosen: set[int] = set()
+        """Committed lengths before the rounds that have spans of their own."""
+        self._sum: VerifySum | None = None
         self._round: tuple[tuple[int, int], SpanContext] | None = None
 
     def await_candidates(self, source: int, length: int, now: float) -> None:
@@ -112,15 +196,15 @@ class VerifyTrace:
             del self._awaited[next(iter(self._awaited))]
 
     def add_frame(self, source: int, candidates: types_pb2.Candidates, now: float) -> None:
-        draft = wire_s = None
+        drafted = wire_s = None
         if candidates.HasField("mark"):
             mark = candidates.mark
-            draft = self.trace.draft(candidates.epoch, source, mark.length)
+            drafted = candidates.epoch, source, mark.length
             length, sent_s = self._awaited.get(source, (-1, 0.0))
             if mark.length == length:
                 del self._awaited[source]
                 wire_s = max(0.0, now - sent_s - mark.held_us / 1e6)
-        self._frames.append(TracedFrame(now, candidates.ByteSize(), draft, wire_s))
+        self._frames.append(TracedFrame(now, candidates.ByteSize(), drafted, wire_s))
 
     def add_prefill(self, scheduled: ScheduledSequence, timing: StepTiming) -> None:
         """Counts a step that computed a piece of the prompt."""
@@ -130,8 +214,21 @@ class VerifyTrace:
         self._prefill_steps += 1
         self._computing_s += timing.seconds
 
+    def choose(self, result: RoundResult) -> RoundReason:
+        """Decides whether the round has spans of its own."""
+        scheduled, miss = result.scheduled, result.miss
+        self.reason = self._chooser.choose(
+            scheduled.base,
+            result.idle_s + result.timing.seconds,
+            0 if miss == verifier_pb2.MISS_CAUSE_NOT_WANTED else miss,
+            rolled_back=bool(scheduled.selection) and not result.accepted,
+        )
+        if self.reason:
+            self._chosen.add(scheduled.base)
+        return self.reason
+
     def emit_round(self, result: RoundResult) -> int:
-        """Emits the round's span. Returns the Unix nanoseconds at which the step ended."""
+        """Emits the round's span, or adds it to its segment's. Returns the Unix nanoseconds at which the step ended."""
         scheduled, timing = result.scheduled, result.timing
         if self._prefill_steps or len(scheduled.pending) > 1 or self._opened_s < math.inf:
             self.add_prefill(scheduled, timing)
@@ -139,8 +236,7 @@ class VerifyTrace:
         chosen = scheduled.selection
         frames = [frame for frame in self._frames if frame.at_s <= timing.started]
         self._frames = self._frames[len(frames) :]
-        drafts = {frame.draft.span_id: frame.draft for frame in frames if frame.draft is not None}
-        self._drafts = [*drafts.values()] or self._drafts
+        self._drafts = list(dict.fromkeys(frame.drafted for frame in frames if frame.drafted)) or self._drafts
         attributes: dict[str, Value] = {
             spans.DRAFTED: len(chosen),
             spans.ACCEPTED: result.accepted,
@@ -150,9 +246,45 @@ class VerifyTrace:
             spans.BYTES: sum(frame.size for frame in frames),
             spans.WIRE: min((frame.wire_s for frame in frames if frame.wire_s is not None), default=None),
         }
-        links = self._drafts if len(chosen) else ()
-        self._emit_verify(timing, attributes, result.step_number, self.round_context(scheduled), links)
+        links = [self._draft_context(*names) for names in self._drafts] if len(chosen) else []
+        if self.trace.segment_tokens:
+            self._add_to_sum(scheduled, timing, attributes, links)
+        if self.reason:
+            self._emit_verify(timing, attributes, result.step_number, self.round_context(scheduled), links)
         return self.trace.at(timing.ended)
+
+    def emit_sum(self) -> None:
+        """Emits the span of the segment whose rounds came last."""
+        if self._sum is not None:
+            self.trace.emit(self._sum.span())
+            self._sum = None
+
+    def _add_to_sum(
+        self,
+        scheduled: ScheduledSequence,
+        timing: StepTiming,
+        attributes: Mapping[str, Value],
+        drafts: Iterable[SpanContext],
+    ) -> None:
+        epoch = scheduled.session.epoch
+        context = self.trace.segment(epoch, scheduled.base)
+        if self._sum is None or self._sum.context != context:
+            self.emit_sum()
+            self._sum = VerifySum(context, epoch, timing.started)
+        self._sum.add(timing, attributes)
+        self._sum.drafts.update((draft.span_id, draft) for draft in drafts)
+
+    def _draft_context(self, epoch: int, source: int, length: int) -> SpanContext:
+        """The drafter's span: of the segment, if the round has none of its own."""
+        if self.trace.segment_tokens and length not in self._chosen:
+            return self.trace.draft_segment(epoch, source, length)
+        return self.trace.draft(epoch, source, length)
+
+    def linked_context(self, scheduled: ScheduledSequence) -> SpanContext:
+        """The span that a step refers to: that of the round, or of its segment."""
+        if self.trace.segment_tokens:
+            return self.trace.segment(scheduled.session.epoch, scheduled.base)
+        return self.round_context(scheduled)
 
     def round_context(self, scheduled: ScheduledSequence) -> SpanContext:
         """Span of the sequence's round, cached because two spans refer to it."""

@@ -6,22 +6,26 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 import grpc
 from opentelemetry.sdk.trace import Event
-from opentelemetry.trace import NonRecordingSpan, SpanKind, use_span
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, use_span
 
 from gateway.request_context import RequestContext
 from gateway.sessions.observer import RequestObserver, SessionObserver
 from gateway.sessions.output_stream import Event as StreamEvent
-from gateway.sessions.request_stats import MISSES
+from gateway.sessions.request_stats import MISSES, RoundCounters
 from slipstream.client.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SERVER_ERRORS, SlipstreamError
 from slipstream.telemetry import spans
+from slipstream.telemetry.segments import REASONS, SlowRounds
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
-from slipstream.v1 import gateway_pb2, verifier_pb2
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 MOST_EVENTS = 128
+SUMMED = (spans.WAIT, spans.QUEUE, spans.BUBBLE, spans.COMPUTE, spans.WIRE, spans.COMMITTING)
+"""Seconds of rounds, which their segment adds up."""
 SLOW_S = 10.0
 """Requests that took longer have a span whatever was sampled, as `deploy/otel/collector.yaml` keeps them."""
 ROLLED_BACK = 48
@@ -66,11 +70,11 @@ class RequestTrace(RequestObserver):
 
     def __init__(self, trace: Trace, name: str) -> None:
         self.trace = trace
-        self._name = name
         self._began_s = trace.now()
         self._error = self._ended = False
         self._events: list[Event] = []
         self._attributes: dict[str, Value] = {
+            spans.NAME: name,
             spans.OPERATION: spans.TEXT_COMPLETION,
             spans.PROVIDER: spans.PROVIDER_NAME,
             spans.METHOD: f"slipstream.v1.GatewayService/{name.capitalize()}",
@@ -81,13 +85,13 @@ class RequestTrace(RequestObserver):
 
     def generate_requested(self, request: gateway_pb2.GenerateRequest) -> None:
         sampling = request.sampling
-        for key, message, field in (
+        for key, message, name in (
             (spans.MAX_TOKENS, request, "max_tokens"),
             (spans.TEMPERATURE, sampling, "temperature"),
             (spans.TOP_P, sampling, "top_p"),
             (spans.TOP_K, sampling, "top_k"),
         ):
-            self._attributes[key] = getattr(message, field) if message.HasField(field) else None
+            self._attributes[key] = getattr(message, name) if message.HasField(name) else None
         # Names are not checked yet, and may be of any length.
         self._attributes[spans.REQUEST_MODEL] = request.model[:64] or None
         self._attributes[spans.WORKLOAD] = request.workload[:64] or None
@@ -132,7 +136,7 @@ class RequestTrace(RequestObserver):
             return False
         self.trace.emit(
             Span(
-                self._name,
+                self._span_name(),
                 self._began_s,
                 ended_s,
                 self._attributes,
@@ -143,6 +147,12 @@ class RequestTrace(RequestObserver):
             )
         )
         return True
+
+    def _span_name(self) -> str:
+        """By the GenAI conventions. The model is the one that answers: clients may write any name into a request, and
+        names of spans should be few."""
+        model = self._attributes.get(spans.RESPONSE_MODEL)
+        return f"{spans.TEXT_COMPLETION} {model}" if model else spans.TEXT_COMPLETION
 
     def _finished(self, finished: gateway_pb2.Finished) -> None:
         statistics = finished.statistics
@@ -156,10 +166,62 @@ class RequestTrace(RequestObserver):
             spans.ROLLED_BACK: lost,
             spans.ROLLED_BACK_PERCENT: 100 * lost // statistics.drafted if statistics.drafted else 0,
             spans.REHOMED: statistics.rehomed,
+            spans.MISSES: counts_of(statistics.misses),
+            spans.BY_DRAFTER: tuple(
+                f"{share.name} {share.accepted}/{share.drafted}" for share in statistics.drafters if share.drafted
+            )
+            or None,
             spans.WAIT: statistics.wait_s,
             spans.BUBBLE: statistics.bubble_s,
             spans.COMPUTE: statistics.verify_s,
         }
+
+
+@dataclass(slots=True)
+class RoundsSum:
+    """The rounds of one segment."""
+
+    context: SpanContext
+    began_s: float
+    """Monotonic seconds, as `ended_s`."""
+    first: int
+    """Number of the first round."""
+    epoch: int
+    length: int
+    """Committed tokens before the first round."""
+    ended_s: float = 0.0
+    slowest_s: float = 0.0
+    waits: dict[str, float] = field(default_factory=dict)
+    """Sums of the attributes that are seconds."""
+    counters: RoundCounters = field(default_factory=RoundCounters)
+
+    def add(self, done: verifier_pb2.Round, began_s: float, ended_s: float, attributes: Mapping[str, Value]) -> None:
+        """`attributes`: of the `round`, whether it has a span or not."""
+        self.began_s, self.ended_s = min(self.began_s, began_s), max(self.ended_s, ended_s)
+        self.slowest_s = max(self.slowest_s, ended_s - began_s)
+        for key in SUMMED:
+            seconds = attributes.get(key)
+            if isinstance(seconds, float):
+                self.waits[key] = self.waits.get(key, 0.0) + seconds
+        self.counters.add_round(done, speculates=True)
+
+    def span(self) -> Span:
+        counters = self.counters
+        shares = (f"{name} {share.accepted}/{share.drafted}" for name, share in sorted(counters.shares.items()))
+        attributes: dict[str, Value] = {
+            spans.INDEX: self.first,
+            spans.ROUNDS: counters.rounds,
+            spans.EPOCH: self.epoch,
+            spans.LENGTH: self.length,
+            spans.TOKENS: counters.emitted,
+            spans.DRAFTED: counters.drafted,
+            spans.ACCEPTED: counters.accepted,
+            spans.MISSES: counts_of(counters.misses),
+            spans.BY_DRAFTER: tuple(shares) or None,
+            spans.SLOWEST: self.slowest_s,
+            **self.waits,
+        }
+        return Span(spans.ROUNDS_SUM, self.began_s, self.ended_s, attributes, self.context)
 
 
 class DecodeTrace(SessionObserver):
@@ -177,6 +239,8 @@ class DecodeTrace(SessionObserver):
         """Time at which the last round ended, or the session was opened."""
         self._fresh = True
         """Whether no round came since the session was opened."""
+        self._sum: RoundsSum | None = None
+        self._slow = SlowRounds()
 
     def opening(self, verifier: str, request: verifier_pb2.DecodeOpen) -> None:
         self._verifier, self._epoch, self._length = verifier, request.key.epoch, len(request.prefix.token_ids)
@@ -207,35 +271,77 @@ class DecodeTrace(SessionObserver):
         self._emit_commit(rounds, self._commit_began_s, reason)
 
     def verifier_left(self, *, complete: bool) -> None:
+        self._emit_sum()
         if complete:
             return
         # In the middle of a round.
         attributes: dict[str, Value] = {spans.INDEX: self._rounds, spans.EPOCH: self._epoch, spans.LENGTH: self._length}
+        attributes |= {spans.DISCARDED: True, spans.BECAUSE: REASONS[types_pb2.ROUND_REASON_FAILED]}
         context = self._trace.round(self._epoch, self._length)
         self._trace.emit(
-            Span(spans.ROUND, self._since_s, self._trace.now(), attributes | {spans.DISCARDED: True}, context)
+            Span(
+                spans.ROUND,
+                self._since_s,
+                self._trace.now(),
+                attributes | {spans.DISCARDED: True, spans.BECAUSE: "failed"},
+                context,
+            )
         )
 
     def _emit_commit(self, rounds: Sequence[verifier_pb2.Round], began_s: float, error: str | None) -> None:
         ended_s = self._trace.now()
-        contexts = [self._trace.round(done.epoch, done.base_length) for done in rounds]
-        for done, context in zip(rounds, contexts, strict=True):
+        contexts: list[SpanContext] = []
+        """Spans of the rounds that have one."""
+        slow = self._slow.judge(ended_s - began_s)
+        for done in rounds:
+            context = self._trace.round(done.epoch, done.base_length)
             verified_s = min(self._trace.moment(done.ended_unix_nano), began_s) if done.ended_unix_nano else began_s
             waited_s = 0.0 if self._fresh else done.wait_us / 1e6
             attributes = self._attributes_of(done) | {
                 spans.WIRE: began_s - verified_s,
                 spans.COMMITTING: ended_s - began_s,
             }
-            self._trace.emit(
-                Span(spans.ROUND, verified_s - done.verify_us / 1e6 - waited_s, ended_s, attributes, context)
-            )
+            round_began_s = verified_s - done.verify_us / 1e6 - waited_s
+            parent = self._add_to_sum(done, round_began_s, ended_s, attributes)
+            if reason := self._reason(done, error, slow=slow):
+                contexts.append(context)
+                attributes[spans.BECAUSE] = reason
+                self._trace.emit(Span(spans.ROUND, round_began_s, ended_s, attributes, context, parent))
             self._rounds, self._fresh, self._since_s = self._rounds + 1, False, verified_s
             self._length = done.base_length + len(done.token_ids)
+        if not contexts:
+            return
         tokens = sum(len(done.token_ids) for done in rounds)
         written: dict[str, Value] = {spans.ROUNDS: len(rounds), spans.TOKENS: tokens, spans.ERROR: error}
         self._trace.emit(
             Span(spans.COMMIT, began_s, ended_s, written, None, contexts[-1], contexts[:-1], error=error is not None)
         )
+
+    def _reason(self, done: verifier_pb2.Round, error: str | None, *, slow: bool) -> str:
+        """The reason for a span of the round's own; empty for none. `slow`: the write to the store was."""
+        if error is not None:
+            return REASONS[types_pb2.ROUND_REASON_FAILED]
+        if not self._trace.segment_tokens:
+            return REASONS[types_pb2.ROUND_REASON_ASKED]
+        return REASONS.get(done.traced) or (REASONS[types_pb2.ROUND_REASON_SLOW] if slow else "")
+
+    def _add_to_sum(
+        self, done: verifier_pb2.Round, began_s: float, ended_s: float, attributes: Mapping[str, Value]
+    ) -> SpanContext | None:
+        """The span of the round's segment; None where there are none."""
+        if not self._trace.segment_tokens:
+            return None
+        context = self._trace.segment(done.epoch, done.base_length)
+        if self._sum is None or self._sum.context != context:
+            self._emit_sum()
+            self._sum = RoundsSum(context, began_s, self._rounds, done.epoch, done.base_length)
+        self._sum.add(done, began_s, ended_s, attributes)
+        return context
+
+    def _emit_sum(self) -> None:
+        if self._sum is not None:
+            self._trace.emit(self._sum.span())
+            self._sum = None
 
     def _attributes_of(self, done: verifier_pb2.Round) -> dict[str, Value]:
         waits: dict[str, Value] = {}
@@ -255,6 +361,10 @@ class DecodeTrace(SessionObserver):
             spans.DRAFTERS: tuple(share.drafter for share in done.drafters) or None,
             spans.COMPUTE: done.verify_us / 1e6,
         }
+
+
+def counts_of(counts: Mapping[str, int]) -> tuple[str, ...] | None:
+    return tuple(f"{name} {count}" for name, count in sorted(counts.items())) or None
 
 
 def session_trace(arm: str) -> DecodeTrace | None:

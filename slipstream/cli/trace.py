@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -13,6 +14,9 @@ import typer
 from slipstream.cli.options import explained
 from slipstream.telemetry.trace_reader import ReadSpan, read_spans, trace_from_folder, trace_from_jaeger
 
+PICTURE_WIDTH = 150
+"""Characters of a line in a picture."""
+
 
 def trace(
     what: Annotated[
@@ -20,6 +24,7 @@ def trace(
     ],
     traces: Annotated[Path, typer.Option(help="Folder that `slipstream serve --traces` writes to.")] = Path("traces"),
     jaeger: Annotated[str, typer.Option(help="Read from Jaeger at http://HOST:16686 instead.")] = "",
+    svg: Annotated[Path | None, typer.Option(help="Write the waterfall to this file as a picture as well.")] = None,
     rounds: Annotated[str, typer.Option(help="Rounds to show, as FIRST-LAST or one number.")] = "",
 ) -> None:
     """Print the trace as a waterfall; with `export` as OTLP JSON, which Jaeger's search page loads."""
@@ -31,10 +36,10 @@ def trace(
         raise typer.BadParameter("an export holds the whole trace; --rounds is for the waterfall.")
     with explained("trace"):
         document = trace_from_jaeger(jaeger, trace_id) if jaeger else trace_from_folder(traces, trace_id)
-        typer.echo(json.dumps(document)) if words else show(list(read_spans(document)), chosen)
+        typer.echo(json.dumps(document)) if words else show(list(read_spans(document)), chosen, svg)
 
 
-def show(spans: list[ReadSpan], rounds: range | None) -> None:
+def show(spans: list[ReadSpan], rounds: range | None, svg: Path | None = None) -> None:
     from rich.console import Console
 
     from slipstream.telemetry.waterfall import waterfall
@@ -42,6 +47,12 @@ def show(spans: list[ReadSpan], rounds: range | None) -> None:
     # A file or a pipe has no width: nothing is cut off there.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
     console.print(waterfall(spans, rounds, console.width))
+    if svg is not None:
+        picture = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), highlight=False)
+        picture.print(waterfall(spans, rounds, PICTURE_WIDTH))
+        text = picture.export_svg(title="slipstream trace", unique_id="trace")
+        # The library's fonts come from a server; a reader's own monospaced one does.
+        svg.write_text(re.sub(r"@font-face \{.*?\}\s*", "", text, flags=re.DOTALL), "utf-8")
 
 
 def parse_rounds(text: str) -> range | None:

@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from slipstream.config import from_env
 from slipstream.errors import InvalidArgument
+from slipstream.telemetry.segments import SEGMENT_TOKENS
 from slipstream.telemetry.tracing import Tracing
 
 EXPORT_TIMEOUT_S = 1.5
@@ -31,6 +32,8 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 TIMEOUTS = ("OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
 READ = ("OTEL_BSP_", "OTEL_EXPORTER_OTLP_")
 """Prefixes of the variables that the library itself reads."""
+SEGMENTS_OF = {"notable": SEGMENT_TOKENS, "all": 0}
+"""Tokens of a segment, by the setting."""
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
 
 
@@ -40,6 +43,8 @@ class TraceConfig:
 
     folder: str = ""
     """Folder for files of spans, which `slipstream trace` reads; empty writes none."""
+    rounds: str = "notable"
+    """Rounds that have spans of their own in the traces of a gateway: `notable`, or `all`."""
 
 
 @asynccontextmanager
@@ -50,7 +55,11 @@ async def tracing_from_env(service: str) -> AsyncIterator[Tracing | None]:
     Raises InvalidArgument for settings that this process does not support.
     """
     exporters, batches = _batches(service, os.environ)
-    tracing = Tracing(service, batches, sent=lambda: sum(each.sent for each in exporters)) if batches else None
+    rounds = from_env(TraceConfig, "SLIPSTREAM_TRACE_", os.environ).rounds
+    if rounds not in SEGMENTS_OF:
+        raise InvalidArgument(f"SLIPSTREAM_TRACE_ROUNDS={rounds!r}; choose notable or all.")
+    sent = lambda: sum(each.sent for each in exporters)  # noqa: E731
+    tracing = Tracing(service, batches, sent=sent, segment_tokens=SEGMENTS_OF[rounds]) if batches else None
     try:
         yield tracing
     finally:

@@ -17,6 +17,10 @@ ROUND = "round"
 DRAFT = "draft"
 VERIFY = "verify"
 COMMIT = "commit"
+# The rounds of one segment: sums.
+ROUNDS_SUM = "rounds"
+VERIFY_SUM = "verify rounds"
+DRAFT_SUM = "draft rounds"
 # A verifier's pass over many sessions: a trace of its own.
 STEP = "step"
 
@@ -70,6 +74,11 @@ DROPPED = "slipstream.dropped"
 DISCARDED = "slipstream.discarded"
 PASSES = "slipstream.passes"
 SESSIONS = "slipstream.sessions"
+MISSES = "slipstream.misses"
+BY_DRAFTER = "slipstream.accepted_by_drafter"
+SLOWEST = "slipstream.slowest_s"
+BECAUSE = "slipstream.because"
+NAME = "slipstream.span"
 WAIT = "slipstream.wait_s"
 QUEUE = "slipstream.queue_s"
 BUBBLE = "slipstream.bubble_s"
@@ -81,18 +90,25 @@ _REQUEST = (
     *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_ID, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK),
     *(INPUT_TOKENS, OUTPUT_TOKENS, METHOD, STATUS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED),
     *(ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED, ASKED, ALONE, ARM, WAIT, BUBBLE, COMPUTE),
+    *(NAME, MISSES, BY_DRAFTER),
 )
 SPANS: dict[str, frozenset[str]] = {
     GENERATE: frozenset({*_REQUEST, REQUEST_MODEL, MAX_TOKENS, TEMPERATURE, TOP_P, TOP_K, WORKLOAD}),
     RESUME: frozenset(_REQUEST),
     PREFILL: frozenset({EPOCH, TOKENS, CACHED, PASSES, QUEUE, COMPUTE}),
     ROUND: frozenset(
-        {INDEX, EPOCH, LENGTH, TOKENS, DRAFTED, ACCEPTED, MISS, DRAFTERS, DISCARDED}
+        {INDEX, EPOCH, LENGTH, TOKENS, DRAFTED, ACCEPTED, MISS, DRAFTERS, DISCARDED, BECAUSE}
         | {WAIT, QUEUE, BUBBLE, COMPUTE, WIRE, COMMITTING}
     ),
     DRAFT: frozenset({DRAFTER, EPOCH, LENGTH, PASSES, DRAFTED, TOLD, BYTES, DROPPED, DISCARDED, COMPUTE}),
     VERIFY: frozenset({DRAFTED, ACCEPTED, DEPTH, BUDGET, FRAMES, BYTES, WIRE, DISCARDED}),
     COMMIT: frozenset({ROUNDS, TOKENS, ERROR}),
+    ROUNDS_SUM: frozenset(
+        {INDEX, ROUNDS, EPOCH, LENGTH, TOKENS, DRAFTED, ACCEPTED, MISSES, BY_DRAFTER, SLOWEST}
+        | {WAIT, QUEUE, BUBBLE, COMPUTE, WIRE, COMMITTING}
+    ),
+    VERIFY_SUM: frozenset({ROUNDS, EPOCH, DRAFTED, ACCEPTED, DEPTH, FRAMES, BYTES, WIRE, SLOWEST, COMPUTE}),
+    DRAFT_SUM: frozenset({DRAFTER, EPOCH, LENGTH, ROUNDS, PASSES, DRAFTED, TOLD, BYTES, DROPPED, COMPUTE}),
     STEP: frozenset({INDEX, SESSIONS, TOKENS, DRAFTED, BUBBLE}),
 }
 """Attributes of each span."""

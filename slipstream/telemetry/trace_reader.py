@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import InvalidArgument, NotFound, Unavailable
+from slipstream.telemetry import spans
 
 TIMEOUT_S = 10.0
 # Protobuf's JSON has the names of enumerators, OpenTelemetry's own has their numbers.
@@ -39,7 +40,9 @@ class ReadSpan:
     parent_id: str
     """Empty for a span without a parent."""
     service: str
+    """Of the role, also where `OTEL_SERVICE_NAME` gives it another name in Jaeger."""
     name: str
+    """Our stable name of the span."""
     began_ns: int
     ended_ns: int
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -48,6 +51,8 @@ class ReadSpan:
     """(trace id, span id) of the spans that it links to."""
     error: bool = False
     kind: str = "internal"
+    title: str = ""
+    """Its name in Jaeger, if that is another one."""
 
 
 def trace_from_folder(folder: Path, trace_id: str) -> Document:
@@ -84,17 +89,20 @@ def trace_from_jaeger(url: str, trace_id: str) -> Document:
 def read_spans(document: Document) -> Iterator[ReadSpan]:
     """The spans of a document, in its order."""
     for resource in document["resourceSpans"]:
-        service = str(_attributes(resource.get("resource", {})).get("service.name", ""))
+        process = _attributes(resource.get("resource", {}))
+        role = process.get("slipstream.role")
+        service = f"slipstream-{role}" if role else str(process.get("service.name", ""))
         for span in (span for scope in resource["scopeSpans"] for span in scope["spans"]):
+            attributes = _attributes(span)
             yield ReadSpan(
                 trace_id=span["traceId"],
                 span_id=span["spanId"],
                 parent_id=span.get("parentSpanId", ""),
                 service=service,
-                name=span["name"],
+                name=str(attributes.get(spans.NAME, span["name"])),
                 began_ns=int(span["startTimeUnixNano"]),
                 ended_ns=int(span["endTimeUnixNano"]),
-                attributes=_attributes(span),
+                attributes=attributes,
                 events=tuple(
                     ReadEvent(event["name"], int(event["timeUnixNano"]), _attributes(event))
                     for event in span.get("events", ())
@@ -102,6 +110,7 @@ def read_spans(document: Document) -> Iterator[ReadSpan]:
                 links=tuple((link["traceId"], link["spanId"]) for link in span.get("links", ())),
                 error=span.get("status", {}).get("code") in ERROR_STATUS,
                 kind="server" if span.get("kind") in SERVER_KIND else "internal",
+                title=span["name"],
             )
 
 

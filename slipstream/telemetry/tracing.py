@@ -15,15 +15,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from struct import Struct
+from uuid import uuid4
 
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, ParentBased, Sampler
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from slipstream.telemetry.segments import SEGMENT_TOKENS
 from slipstream.v1 import types_pb2
+from slipstream.version import running_version
 
 Value = str | bool | int | float | tuple[str, ...] | None
 """Value of an attribute; an attribute that is None is left out."""
@@ -34,6 +37,8 @@ SCOPE = InstrumentationScope("slipstream")
 CLOSE_S = 1.0
 """Most seconds that a process waits at its end for its last spans to be exported."""
 NAMED = Struct(">QII")
+SEGMENTS = 1 << 32
+"""Owners from here on are those of segments: numbers of sessions have 32 bits."""
 DAY_S = 86_400.0
 """A peer's clock that differs by more is ignored."""
 BELIEVED_S = 1.0
@@ -50,6 +55,19 @@ def exemplar() -> dict[str, str] | None:
     """The current trace's id, in the form in which a histogram attaches it to an observation."""
     found = current_trace_id()
     return {"trace_id": found} if found else None
+
+
+def resource_of(service: str) -> Resource:
+    """What every span says of its process. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` come before the rest, so
+    that a manifest can give the pod's names (`k8s.*`) and its id as `service.instance.id`."""
+    ours = {
+        "service.name": service,
+        "service.version": running_version(),
+        "service.instance.id": str(uuid4()),
+        "slipstream.role": service.removeprefix("slipstream-"),
+    }
+    given = OTELResourceDetector().detect().attributes
+    return Resource.create({**ours, **given})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +87,17 @@ class Tracing:
         processors: Sequence[SpanProcessor],
         clocks: Clocks | None = None,
         sent: Callable[[], int] = lambda: 0,
+        segment_tokens: int = SEGMENT_TOKENS,
     ) -> None:
-        """`service` is the name in traces; the sampler and the rest of the resource come from `OTEL_*`. `sent` returns
-        the number of exported spans."""
-        provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
+        """`service` is the name in traces unless `OTEL_*` has one; the sampler and the rest of the resource come from
+        there. `sent` returns the number of exported spans. `segment_tokens`: of the traces that begin here; 0 for spans
+        of every round."""
+        provider = TracerProvider(resource=resource_of(service), shutdown_on_exit=False)
         self.resource = provider.resource
         self.sampler: Sampler = provider.sampler
         self.processors = processors
         self.clocks = clocks or Clocks()
+        self.segment_tokens = segment_tokens
         self.made = 0
         self._sent = sent
         self._steps = random.getrandbits(64) << 64
@@ -93,7 +114,9 @@ class Tracing:
         sampled = decision is Decision.RECORD_AND_SAMPLE
         root = SpanContext(trace_id, random.getrandbits(64) or 1, is_remote=False, trace_flags=SAMPLED)
         asked = parent.is_valid and parent.trace_flags.sampled and isinstance(self.sampler, ParentBased)
-        return Trace(self, root, self._offset_ns(), parent if parent.is_valid else None, asked, sampled)
+        return Trace(
+            self, root, self._offset_ns(), parent if parent.is_valid else None, asked, sampled, self.segment_tokens
+        )
 
     def join(self, context: types_pb2.TraceContext) -> Trace | None:
         """The trace of a peer's message; None for a message without a valid one."""
@@ -105,7 +128,7 @@ class Tracing:
         if not 0 <= late_ns <= BELIEVED_S * 1e9 and abs(late_ns) <= DAY_S * 1e9:
             offset_ns -= late_ns
         root = SpanContext(trace_id, context.span_id, is_remote=True, trace_flags=SAMPLED)
-        return Trace(self, root, offset_ns)
+        return Trace(self, root, offset_ns, segment_tokens=context.segment_tokens)
 
     def step(self, number: int) -> SpanContext:
         """The span of this process's step `number`, in a trace of its own. Its id follows from the number, so that
@@ -172,6 +195,8 @@ class Trace:
     """Whether the client requested the trace and the sampler follows it."""
     sampled: bool = True
     """Whether rounds are traced; otherwise only the request's own span may be sent, at its end."""
+    segment_tokens: int = 0
+    """Committed tokens whose rounds share a span; 0: each round has its own (`slipstream.telemetry.segments`)."""
     _prefix: bytes = field(init=False)
     """Prefix of all hashes that give span ids."""
 
@@ -201,11 +226,20 @@ class Trace:
             span_id=self.root.span_id,
             sent_unix_nano=self.at(self.now()),
             receiver=receiver,
+            segment_tokens=self.segment_tokens,
         )
 
     def round(self, epoch: int, length: int) -> SpanContext:
         """The span of the round on a committed prefix of `length` tokens, the same in every process."""
         return self._named(0, epoch, length)
+
+    def segment(self, epoch: int, length: int) -> SpanContext:
+        """The span of the rounds of the segment that a round on `length` committed tokens is in."""
+        return self._named(SEGMENTS, epoch, length // self.segment_tokens)
+
+    def draft_segment(self, epoch: int, number: int, length: int) -> SpanContext:
+        """The span of a drafter's work in that segment."""
+        return self._named(SEGMENTS + 1 + number, epoch, length // self.segment_tokens)
 
     def draft(self, epoch: int, number: int, length: int) -> SpanContext:
         """The span of a drafter's work on `length` committed tokens. `number` is its verifier's number of the

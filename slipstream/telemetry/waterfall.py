@@ -18,8 +18,18 @@ NOTES = 50
 """Width in characters of the attributes on a wide terminal."""
 COLOURS = dict(zip(spans.SERVICES, ("cyan", "green", "yellow"), strict=True))
 NOTED = (
-    *(spans.DRAFTED, spans.ACCEPTED, spans.TOLD, spans.DROPPED, spans.DISCARDED, spans.TOKENS, spans.CACHED),
-    *(spans.PASSES, spans.MISS, spans.REHOMED, spans.QUEUE, spans.BUBBLE, spans.WIRE, spans.ERROR),
+    *(
+        spans.BECAUSE,
+        spans.DRAFTED,
+        spans.ACCEPTED,
+        spans.TOLD,
+        spans.DROPPED,
+        spans.DISCARDED,
+        spans.TOKENS,
+        spans.CACHED,
+    ),
+    *(spans.PASSES, spans.MISS, spans.MISSES, spans.BY_DRAFTER, spans.REHOMED, spans.SLOWEST),
+    *(spans.QUEUE, spans.BUBBLE, spans.COMPUTE, spans.WIRE, spans.COMMITTING, spans.ERROR),
 )
 """Attributes that a line shows, unless they are empty or zero."""
 
@@ -61,7 +71,7 @@ def _arranged(trace: Iterable[ReadSpan], rounds: range | None) -> Iterator[tuple
     known = {span.span_id: span for span in trace}
     children: defaultdict[str, list[ReadSpan]] = defaultdict(list)
     for span in sorted(known.values(), key=lambda span: span.began_ns):
-        if rounds is None or span.name != spans.ROUND or span.attributes.get(spans.INDEX) in rounds:
+        if rounds is None or _touches(span, rounds):
             children[span.parent_id if span.parent_id in known else ""].append(span)
     waiting = [(0, span) for span in reversed(children[""])]
     while waiting:
@@ -71,9 +81,22 @@ def _arranged(trace: Iterable[ReadSpan], rounds: range | None) -> Iterator[tuple
         waiting += [(depth + 1, child) for child in reversed(children[span.span_id])]
 
 
+def _touches(span: ReadSpan, rounds: range) -> bool:
+    """Whether it is of one of these rounds, or of no round in particular."""
+    first: int | None = span.attributes.get(spans.INDEX)
+    if first is None or span.name not in (spans.ROUND, spans.ROUNDS_SUM):
+        return True
+    count: int = span.attributes.get(spans.ROUNDS, 1)
+    return first < rounds.stop and first + count > rounds.start
+
+
 def _name(span: ReadSpan) -> str:
     index = span.attributes.get(spans.INDEX)
     drafter = span.attributes.get(spans.DRAFTER)
+    if span.name == spans.ROUNDS_SUM and index is not None:
+        return f"{span.name} {index}-{index + span.attributes.get(spans.ROUNDS, 1) - 1}"
+    if span.kind == "server" and span.title:
+        return span.title
     return f"{span.name} {index}" if index is not None else f"{span.name} {drafter}" if drafter else span.name
 
 
@@ -92,4 +115,6 @@ def _notes(span: ReadSpan) -> str:
 def _readable(key: str, value: object) -> str:
     if key.endswith("_s") and isinstance(value, float):
         return f"{1e3 * value:.1f} ms" if value >= 5e-5 else ""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return str(value).lower() if value else ""

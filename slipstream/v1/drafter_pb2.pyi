@@ -54,12 +54,14 @@ class DraftOpen(_message.Message):
     def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., policy: _Optional[_Union[DraftPolicy, _Mapping]] = ..., max_length: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class DraftCommit(_message.Message):
-    __slots__ = ("base_length", "token_ids")
+    __slots__ = ("base_length", "token_ids", "traced")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    traced: bool
+    def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., traced: _Optional[bool] = ...) -> None: ...
 
 class DraftPolicy(_message.Message):
     __slots__ = ("max_nodes", "min_path_probability")

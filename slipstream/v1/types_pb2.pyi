@@ -14,11 +14,28 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_REJECTION: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_BLOCK: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_RECURSIVE: _ClassVar[AcceptanceRule]
+
+class RoundReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROUND_REASON_UNSPECIFIED: _ClassVar[RoundReason]
+    ROUND_REASON_FIRST: _ClassVar[RoundReason]
+    ROUND_REASON_SLOW: _ClassVar[RoundReason]
+    ROUND_REASON_MISSED: _ClassVar[RoundReason]
+    ROUND_REASON_ROLLED_BACK: _ClassVar[RoundReason]
+    ROUND_REASON_FAILED: _ClassVar[RoundReason]
+    ROUND_REASON_ASKED: _ClassVar[RoundReason]
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
 ACCEPTANCE_RULE_COUPLED: AcceptanceRule
 ACCEPTANCE_RULE_REJECTION: AcceptanceRule
 ACCEPTANCE_RULE_BLOCK: AcceptanceRule
 ACCEPTANCE_RULE_RECURSIVE: AcceptanceRule
+ROUND_REASON_UNSPECIFIED: RoundReason
+ROUND_REASON_FIRST: RoundReason
+ROUND_REASON_SLOW: RoundReason
+ROUND_REASON_MISSED: RoundReason
+ROUND_REASON_ROLLED_BACK: RoundReason
+ROUND_REASON_FAILED: RoundReason
+ROUND_REASON_ASKED: RoundReason
 
 class SessionKey(_message.Message):
     __slots__ = ("id", "epoch")
@@ -122,16 +139,18 @@ class Candidates(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., generation: _Optional[int] = ..., first_node: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., confidences: _Optional[bytes] = ..., distributions: _Optional[_Iterable[_Union[Distribution, _Mapping]]] = ..., mark: _Optional[_Union[DraftMark, _Mapping]] = ...) -> None: ...
 
 class TraceContext(_message.Message):
-    __slots__ = ("trace_id", "span_id", "sent_unix_nano", "receiver")
+    __slots__ = ("trace_id", "span_id", "sent_unix_nano", "receiver", "segment_tokens")
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_NANO_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     trace_id: bytes
     span_id: int
     sent_unix_nano: int
     receiver: str
-    def __init__(self, trace_id: _Optional[bytes] = ..., span_id: _Optional[int] = ..., sent_unix_nano: _Optional[int] = ..., receiver: _Optional[str] = ...) -> None: ...
+    segment_tokens: int
+    def __init__(self, trace_id: _Optional[bytes] = ..., span_id: _Optional[int] = ..., sent_unix_nano: _Optional[int] = ..., receiver: _Optional[str] = ..., segment_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftMark(_message.Message):
     __slots__ = ("length", "held_us")

@@ -141,7 +141,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., drafter_events: _Optional[_Iterable[_Union[DrafterEvent, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs", "ended_unix_nano", "cost_us", "shadows", "cached_tokens", "bonus", "drafts")
+    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs", "ended_unix_nano", "cost_us", "shadows", "cached_tokens", "bonus", "drafts", "traced")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class Round(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BONUS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     base_length: int
@@ -178,7 +179,8 @@ class Round(_message.Message):
     cached_tokens: int
     bonus: bool
     drafts: _containers.RepeatedCompositeFieldContainer[DraftSpan]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., ended_unix_nano: _Optional[int] = ..., cost_us: _Optional[int] = ..., shadows: _Optional[_Iterable[_Union[ShadowScore, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., bonus: _Optional[bool] = ..., drafts: _Optional[_Iterable[_Union[DraftSpan, _Mapping]]] = ...) -> None: ...
+    traced: _types_pb2.RoundReason
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., ended_unix_nano: _Optional[int] = ..., cost_us: _Optional[int] = ..., shadows: _Optional[_Iterable[_Union[ShadowScore, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., bonus: _Optional[bool] = ..., drafts: _Optional[_Iterable[_Union[DraftSpan, _Mapping]]] = ..., traced: _Optional[_Union[_types_pb2.RoundReason, str]] = ...) -> None: ...
 
 class DraftSpan(_message.Message):
     __slots__ = ("drafter", "began_us", "ended_us", "candidates")

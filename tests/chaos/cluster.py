@@ -247,7 +247,11 @@ async def cluster() -> AsyncIterator[Cluster]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         redis = stack.enter_context(redis_process(folder))
         traces = folder / "traces"
-        traced = {"SLIPSTREAM_TRACE_FOLDER": str(traces), "OTEL_TRACES_SAMPLER": "parentbased_always_off"}
+        traced = {
+            "SLIPSTREAM_TRACE_FOLDER": str(traces),
+            "SLIPSTREAM_TRACE_ROUNDS": "all",
+            "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+        }
 
         def part(name: str, module: str, prefix: str, **settings: str) -> Part:
             own = {f"{prefix}_{key}": value for key, value in settings.items()}

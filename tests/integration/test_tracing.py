@@ -264,6 +264,11 @@ async def test_all_that_is_declared_is_sent(
     await system.open([target, await system.verifier()], [await system.drafter()], store)
     with pytest.raises(grpc.RpcError):
         await read_events(system.call(100))
+    collector.segment_tokens = 64
+    await system.open([target], [await system.drafter()])
+    started = (events := await read_events(system.call(200)))[0].started
+    assert events[-1].finished.statistics.misses
+    await read_events(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=started.session_id), metadata=(PARENT,)))
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     monkeypatch.setattr("gateway.telemetry.tracing.SLOW_S", 0.0)  # whatever is not sampled is worth a span
     await system.open([target], [])

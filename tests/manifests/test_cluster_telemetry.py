@@ -46,6 +46,31 @@ def test_collector_and_jaeger_read_their_files_and_listen_where_they_are_asked()
         assert values["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel-collector:4317"
 
 
+@pytest.mark.parametrize("overlay", ["production"])
+def test_every_span_of_a_pod_says_which_one_it_is_from(overlay: str) -> None:
+    documents = render(K8S / "overlays" / overlay)
+    for workload in roles(documents):
+        container = workload.spec["containers"][0]
+        fields = {
+            each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
+            for each in container["env"]
+            if "fieldRef" in each.get("valueFrom", {})
+        }
+        names = [each["name"] for each in container["env"]]
+        assert all(names.index(name) < names.index("OTEL_RESOURCE_ATTRIBUTES") for name in fields if "OTEL" in name)
+        [given] = [each["value"] for each in container["env"] if each["name"] == "OTEL_RESOURCE_ATTRIBUTES"]
+        told = dict(pair.split("=") for pair in given.strip().split(","))
+        assert {key: fields.get(value[2:-1], value) for key, value in told.items()} == {
+            "service.instance.id": "metadata.uid",
+            "service.namespace": "metadata.namespace",
+            "k8s.pod.name": "metadata.name",
+            "k8s.pod.uid": "metadata.uid",
+            "k8s.namespace.name": "metadata.namespace",
+            "k8s.node.name": "spec.nodeName",
+            "k8s.container.name": container["name"],
+        }
+
+
 SPAN_BYTES = 2048
 """Assumed, as are the next three; docs/tracing.md says the same."""
 SESSIONS, STEPS_A_S, SPANS_OF_A_REQUEST = 32, 50, 500

@@ -229,8 +229,9 @@ class Scheduler:
         self._planner.prepare()
 
     def _report_round(self, result: RoundResult) -> None:
-        scheduled = result.scheduled
-        session = scheduled.session
+        scheduled, session = result.scheduled, result.scheduled.session
+        for observer in self.observers:
+            observer.round_decided(result)
         self._sources.committed(session, scheduled.base, result.token_ids)
         message = result.message(self._planner.cost_s(scheduled, result.timing))
         session.found_tokens = 0

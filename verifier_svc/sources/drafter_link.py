@@ -112,9 +112,10 @@ class DrafterLink:
             return
         if not session.tree.follows(attachment.number):
             self._expect_step(attachment)
+        commit, length = drafter_pb2.DraftCommit(base_length=base, token_ids=token_ids), base + len(token_ids)
         for observer in self._context.observers:
-            observer.drafter_informed(session, attachment.number, base + len(token_ids), self._context.clock())
-        self._send(attachment, commit=drafter_pb2.DraftCommit(base_length=base, token_ids=token_ids))
+            observer.drafter_informed(session, attachment.number, length, self._context.clock(), commit)
+        self._send(attachment, commit=commit)
 
     def collect(self) -> None:
         """Frames are grafted when they arrive."""

@@ -20,6 +20,7 @@ from slipstream.telemetry import spans
 from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.trace_reader import read_spans, trace_from_folder
 from slipstream.telemetry.tracing import CLOSE_S, Span, Trace, Tracing
+from slipstream.version import running_version
 
 
 def begun(tracing: Tracing) -> Trace:
@@ -57,6 +58,7 @@ async def test_tracing_is_off_until_it_is_told_where_to(
         ("OTEL_TRACES_EXPORTER", "zipkin", "zipkin"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc"),
         ("SLIPSTREAM_TRACE_FOLDER", "/dev/null/x", "written"),
+        ("SLIPSTREAM_TRACE_ROUNDS", "most", "notable or all"),
         ("SLIPSTREAM_TRACE_FOLDR", "x", "no such setting"),
         ("OTEL_BSP_SCHEDULE_DELAY", "abc", "OTEL_BSP_SCHEDULE_DELAY.*'abc'"),
         ("OTEL_BSP_SCHEDULE_DELAY", "-5", "OTEL_BSP_SCHEDULE_DELAY.*positive"),
@@ -93,6 +95,29 @@ async def test_files_hold_every_span_for_whoever_reads_them(monkeypatch: pytest.
     assert (span.began_ns, span.ended_ns) == (trace.at(1.0), trace.at(1.5))
     assert [link[1] for link in span.links] == [f"{9:016x}"]
     assert tracing.counts() == {("made",): 2, ("sent",): 2}
+
+
+async def test_every_span_says_which_process_it_is_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def resource() -> dict[str, str]:
+        async with tracing_from_env("slipstream-drafter") as tracing:
+            assert tracing is not None
+            trace = begun(tracing)
+            trace.emit(Span(spans.DRAFT, 1.0, 1.5, {}))
+        document = trace_from_folder(tmp_path, trace.id)
+        assert next(read_spans(document)).service == "slipstream-drafter", "whatever Jaeger shows"
+        [written] = document["resourceSpans"]
+        return {each["key"]: each["value"].get("stringValue", "") for each in written["resource"]["attributes"]}
+
+    monkeypatch.setenv("SLIPSTREAM_TRACE_FOLDER", str(tmp_path))
+    monkeypatch.delenv("OTEL_RESOURCE_ATTRIBUTES", raising=False)
+    ours, again = await resource(), await resource()
+    assert ours["service.name"] == "slipstream-drafter" and ours["service.version"] == running_version()
+    assert ours["service.instance.id"] and ours["service.instance.id"] != again["service.instance.id"]
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=d-0,service.instance.id=7,service.version=2.0")
+    given = await resource()
+    assert (given["k8s.pod.name"], given["service.instance.id"], given["service.version"]) == ("d-0", "7", "2.0")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "drafts-of-a-team")
+    assert (await resource())["service.name"] == "drafts-of-a-team"
 
 
 class Refusing(SpanExporter):

@@ -76,6 +76,32 @@ def test_chosen_rounds_alone_are_drawn_as_wide_as_there_is_room() -> None:
     assert rows[0].split()[2] == "0.0"
 
 
+def test_segments_are_named_by_their_rounds_and_chosen_by_them() -> None:
+    trace = [
+        span("generate", 1, 0, 0, 100, kind="server", title="text_completion m"),
+        span(
+            "rounds", 2, 1, 0, 40, notes={"round": 0, "rounds": 8, "accepted_by_drafter": ["model 9/20", "ngram 0/9"]}
+        ),
+        span("verify rounds", 3, 2, 0, 40, notes={"rounds": 8, "compute_s": 0.02}),
+        span("round", 4, 2, 5, 9, notes={"round": 3, "because": "slow"}),
+        span("rounds", 5, 1, 40, 60, notes={"round": 8, "rounds": 2, "misses": ["diverged 2"]}),
+    ]
+
+    def printed(rounds: range | None) -> list[str]:
+        console = Console(width=200, color_system=None)
+        with console.capture() as capture:
+            console.print(waterfall(trace, rounds, 200))
+        return [line.rstrip() for line in capture.get().splitlines()[1:]]
+
+    names = [row[: row.index("  ", len(row) - len(row.lstrip()))].strip() for row in printed(None)]
+    assert names == ["text_completion m", "rounds 0-7", "verify rounds", "round 3", "rounds 8-9"]
+    assert printed(None)[1].endswith("accepted_by_drafter model 9/20, ngram 0/9")
+    chosen = [" ".join(row.split()[:2]) for row in printed(range(3, 4))]
+    assert chosen == ["rounds 0-7", "verify rounds", "round 3"]
+    [last] = printed(range(9, 99))
+    assert last.startswith("rounds 8-9") and last.endswith("misses diverged 2")
+
+
 OTLP = {
     "resourceSpans": [
         {
