@@ -13,6 +13,8 @@ from slipstream.telemetry import spans
 from slipstream.telemetry.trace_reader import ReadSpan
 
 BAR, SHORTEST_BAR = 44, 12
+GAPS = 8
+"""Spaces between the columns."""
 """Width in characters of the whole trace, on a wide and on a narrow terminal."""
 NOTES = 50
 """Width in characters of the attributes on a wide terminal."""
@@ -48,6 +50,7 @@ def waterfall(trace: Iterable[ReadSpan], rounds: range | None = None, width: int
     names = max(2 * depth + len(_name(span)) for depth, span in shown)
     times = max(7, len(f"{(last - first) / 1e6:.1f}"))
     bar = max(SHORTEST_BAR, min(BAR, width - names - 2 * times - NOTES))
+    room = max(0, width - names - 2 * times - bar - GAPS)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("span", no_wrap=True, min_width=names)
     table.add_column("at ms", justify="right", no_wrap=True, min_width=times)
@@ -61,9 +64,14 @@ def waterfall(trace: Iterable[ReadSpan], rounds: range | None = None, width: int
             f"{(span.began_ns - first) / 1e6:.1f}",
             f"{(span.ended_ns - span.began_ns) / 1e6:.1f}",
             Text(_bar(span, first, last, bar), style="red" if span.error else colour),
-            Text(_notes(span), style="dim"),
+            _shortened(Text(_notes(span), style="dim"), room),
         )
     return table
+
+
+def _shortened(text: Text, width: int) -> Text:
+    text.truncate(width, overflow="ellipsis")
+    return text
 
 
 def _arranged(trace: Iterable[ReadSpan], rounds: range | None) -> Iterator[tuple[int, ReadSpan]]:

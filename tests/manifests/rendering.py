@@ -128,6 +128,8 @@ def environment(container: Document, documents: Documents) -> dict[str, str]:
         source = entry.get("valueFrom")
         if source is None:
             values[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda name: values.get(name[1], name[0]), entry["value"])
+        elif "fieldRef" in source:
+            values[entry["name"]] = source["fieldRef"]["fieldPath"]
         elif "configMapKeyRef" in source:
             reference = source["configMapKeyRef"]
             values[entry["name"]] = find(documents, "ConfigMap", reference["name"])["data"][reference["key"]]
