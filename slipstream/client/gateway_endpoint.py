@@ -35,11 +35,11 @@ class GatewayEndpoint:
     tls: bool = False
     ca: str = ""
     """PEM file of the CA of the gateway's certificate; empty: the system's CAs. Implies TLS."""
+    traceparent: str = ""
+    """W3C trace context of the span that requests belong to; empty for none."""
     server_name: str = field(default_factory=lambda: os.environ.get(SERVER_NAME, ""))
     """The name in the gateway's certificate where the address has another: a forwarded port, a balancer's IP address.
     Empty: the address's own."""
-    traceparent: str = ""
-    """W3C trace context of the span that requests belong to; empty for none."""
 
     def channel(self) -> grpc.aio.Channel:
         """Raises InvalidArgument for a CA that cannot be read or a malformed key, and FailedPrecondition where the
