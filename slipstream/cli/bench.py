@@ -174,7 +174,7 @@ def bench(
             arrivals=arrivals,
         )
         if html_file is not None:
-            _write(html_file, "")  # refused now rather than after minutes of measuring
+            _write(html_file, "", "a")  # refused now rather than after minutes of measuring
         arms = [name for name in ("off", "on") if compare in (Compare.BOTH, name)]
         pairs = asyncio.run(_measured(plan, arms, repeats, warmup))
         measured = Measured(
@@ -224,8 +224,9 @@ def _shown(words: list[str]) -> list[str]:
     return ["KEY" if before == "--api-key" else word for before, word in zip(["", *words], words, strict=False)]
 
 
-def _write(file: Path, page: str) -> None:
+def _write(file: Path, page: str, mode: str = "w") -> None:
     try:
-        file.write_text(page, encoding="utf-8")
+        with file.open(mode, encoding="utf-8") as opened:
+            opened.write(page)
     except OSError as error:
         raise InvalidArgument(f"{file} cannot be written: {error.strerror}.", reason="BAD_FILE") from error

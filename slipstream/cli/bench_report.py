@@ -148,7 +148,8 @@ def _curves(measured: Measured, latency: str) -> str:
     lines = [f'<path d="M{LEFT} 6V{floor}H{WIDTH - 12}" fill="none" stroke="currentColor" opacity=".5"/>']
     for index, (arm, column) in enumerate(values.items()):
         step = max(1, len(column) // POINTS)
-        points = [(value, (rank + 1) / len(column)) for rank, value in enumerate(column)][::step]
+        points = [(value, (rank + 1) / len(column)) for rank, value in enumerate(column)]
+        points = [*points[:-1:step], *points[-1:]]
         drawn = " ".join(f"{LEFT + right * x / most:.1f},{floor - (floor - 6) * y:.1f}" for x, y in points)
         lines.append(f'<polyline points="{drawn}" fill="none" stroke="{COLOURS[arm]}" stroke-width="2"/>')
         lines.append(f'<text x="{WIDTH - 60}" y="{floor - 10 - 14 * index}" style="fill:{COLOURS[arm]}">{arm}</text>')
