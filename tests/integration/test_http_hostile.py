@@ -216,6 +216,33 @@ async def test_bodies_that_are_wrong_are_refused_without_a_trace_of_them(
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
+SECRET = "a-very-private-word"
+CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 5}
+PRIVATE: list[tuple[str, Any]] = [
+    ("/v1/completions", {"prompt": SECRET, "max_tokens": 5}),
+    ("/v1/completions", {"prompt": "x", "stop": {SECRET: SECRET}}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", CHAT | {"tools": [{"type": "function", "function": {"name": 5, "description": SECRET}}]}),
+    ("/v1/messages", CHAT),
+    ("/v1/responses", {"input": SECRET, "instructions": SECRET, "metadata": {"a": SECRET}, "max_output_tokens": 5}),
+    ("/v1/responses", {"input": SECRET, "previous_response_id": SECRET}),
+    ("/tokenize", {"prompt": SECRET}),
+]
+
+
+async def test_no_text_of_a_request_is_in_a_log(
+    setting: Setting, stack: AsyncExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting.model.max_length = 1000
+    (tmp_path / "chat.jinja").write_text(CHAT_TEMPLATE)
+    served = await web(setting, stack, setting.verifier(), chat_template=str(tmp_path / "chat.jinja"))
+    with caplog.at_level(logging.DEBUG, "gateway"), caplog.at_level(logging.INFO):
+        answers = [await served.post(path, body) for path, body in PRIVATE]
+    assert [answer.status_code for answer in answers] == [200, 400, 200, 400, 200, 200, 404, 200]
+    assert SECRET not in caplog.text
+    assert not any(SECRET in answer.text for answer in answers if answer.status_code >= 400)
+
+
 async def test_other_origins_are_closed_unless_the_operator_opens_them(setting: Setting, stack: AsyncExitStack) -> None:
     asked = {"origin": "https://page.example", "access-control-request-method": "POST"}
     closed = await web(setting, stack, setting.verifier())

@@ -38,6 +38,18 @@ def test_a_command_that_needs_more_than_the_client_says_what_to_install(
     assert "slipstream-serve[gateway,drafter,verifier]" in result.output and "NOT_INSTALLED" in result.output
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(shell: str) -> None:
+    asked = {
+        "bash": {"COMP_WORDS": "slipstream ro", "COMP_CWORD": "1"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "slipstream ro"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "slipstream ro", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }
+    variables = asked[shell] | {"_SLIPSTREAM_COMPLETE": f"complete_{shell}"}
+    result = CliRunner().invoke(app, [], env=variables, prog_name="slipstream")
+    assert "rollback" in result.output and "generate" not in result.output
+
+
 def test_it_tells_its_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output.strip()) == (0, metadata.version("slipstream-serve"))
