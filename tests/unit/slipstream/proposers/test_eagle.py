@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
 from slipstream.proposers.base import ROOT, HiddenRows, Proposal, ProposerContext
-from slipstream.proposers.eagle import EagleProposer
+from slipstream.proposers.eagle import EagleProposer, fuse
 from slipstream.proposers.eagle_checkpoint import load_head, read_target, save_head
 from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.weights import embedding_weight, output_weight
@@ -260,3 +260,30 @@ def test_without_room_nothing_is_proposed_until_another_text_ends(target: str) -
     assert isinstance(refused, Proposal) and refused.no_room and not refused.nodes
     proposer.close_sequence("first")
     assert tree_of(proposer.propose([context(tokens, None, handle="second")])[0]) == expected
+
+
+@pytest.mark.parametrize("layers", [(), LAYERS], ids=["eagle-1", "eagle-3"])
+@torch.inference_mode()
+def test_a_candidate_sees_the_text_and_the_candidates_above_it_alone(layers: tuple[int, ...], target: str) -> None:
+    head = random_head(target, config_of(target, layers=layers)).eval()
+    tokens, states = text_of(1)
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """All rows so far and, among those of one call, the earlier ones."""
+        seen.append((keys, values))
+        every = [torch.cat(each, dim=2) for each in zip(*seen, strict=True)]
+        mask = torch.ones(queries.shape[2], every[0].shape[2], dtype=torch.bool).tril(every[0].shape[2] - keys.shape[2])
+        return torch.nn.functional.scaled_dot_product_attention(queries, *every, attn_mask=mask, enable_gqa=True)
+
+    positions = torch.arange(LENGTH + 3)[None]
+    below = head(torch.tensor([tokens[1:]]), fuse(head, states)[None], positions[:, : LENGTH - 1], attend)[:, -1:]
+    path = (5, 9, 2)
+    for depth, token in enumerate(path):
+        at = LENGTH - 1 + depth
+        below = head(torch.tensor([[token]]), below, positions[:, at : at + 1], attend)
+    proposer = EagleProposer(head)
+    proposer.propose([context(tokens, states, expand=[])])
+    cache = proposer._sequences["session"].cache
+    proposer._states([(cache, (7, 9)), (cache, (5, 1, 1))])  # branches beside it, which have rows already
+    assert torch.allclose(proposer._states([(cache, path)])[0], below[0, 0], atol=1e-4)
