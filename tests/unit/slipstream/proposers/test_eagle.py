@@ -16,8 +16,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
-from slipstream.proposers.base import ROOT, HiddenRows, Proposal, ProposerContext
-from slipstream.proposers.eagle import EagleProposer, fuse
+from slipstream.proposers.base import ROOT, HiddenRows, Proposal, ProposedNode, ProposerContext
+from slipstream.proposers.eagle import EagleProposer, _Growing, fuse
+from slipstream.proposers.eagle_cache import PairCache
 from slipstream.proposers.eagle_checkpoint import load_head, read_target, save_head
 from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.weights import embedding_weight, output_weight
@@ -66,6 +67,9 @@ def test_eagle_3_gives_the_numbers_of_speculators(case: str, speculators: bool, 
     positions = torch.arange(LENGTH - 1)[None]
     whole = head.logits(head(tokens[None, 1:], head.fuse(features[:-1])[None], positions))[0]
     assert torch.allclose(whole[list(ROWS)][:, columns], first, atol=2e-4)
+    known = torch.arange(64) * 2 if "vocabulary" in CASES[case] else torch.arange(VOCABULARY)
+    every = head.target_logits(head(tokens[None, 1:], head.fuse(features[:-1])[None], positions))[0]
+    assert torch.equal(every[:, known], whole) and int(every[0].isfinite().sum()) == len(known)
     for row, expected in zip(ROWS, second, strict=True):
         proposer, text = EagleProposer(head), tokens[: row + 2].tolist()
         proposer.propose([context(text, states_of(features[: row + 1]), expand=[])])
@@ -287,3 +291,13 @@ def test_a_candidate_sees_the_text_and_the_candidates_above_it_alone(layers: tup
     cache = proposer._sequences["session"].cache
     proposer._states([(cache, (7, 9)), (cache, (5, 1, 1))])  # branches beside it, which have rows already
     assert torch.allclose(proposer._states([(cache, path)])[0], below[0, 0], atol=1e-4)
+
+
+def test_the_likeliest_paths_are_expanded_and_proposed() -> None:
+    tree = _Growing(0, context([1, 2, 3], None), PairCache(""))
+    tree.add([ProposedNode(ROOT, token, -sure) for token, sure in ((10, 3.0), (11, 0.1), (12, 5.0), (13, 1.0))], 2)
+    assert tree.frontier == [1, 3]
+    tree.add([ProposedNode(1, 20, -3.5), ProposedNode(1, 21, -0.2), ProposedNode(3, 22, -0.1)], 2)
+    assert tree.frontier == [5, 6], "by their paths, not by their own probability"
+    assert [(node.parent, node.token) for node in tree.best(4)] == [(ROOT, 11), (ROOT, 13), (0, 21), (1, 22)]
+    assert tree.view().path(5) == [11, 21] and tree.view().expand == [5, 6]
