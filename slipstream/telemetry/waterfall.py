@@ -34,6 +34,8 @@ NOTED = (
     *(spans.QUEUE, spans.BUBBLE, spans.COMPUTE, spans.WIRE, spans.COMMITTING, spans.ERROR),
 )
 """Attributes that a line shows, unless they are empty or zero."""
+TIMES = (spans.WAIT, spans.QUEUE, spans.BUBBLE, spans.COMPUTE, spans.WIRE, spans.COMMITTING)
+"""Attributes that come first where many rounds are added up: the parts of their time."""
 
 
 def waterfall(trace: Iterable[ReadSpan], rounds: range | None = None, width: int = 240) -> Table:
@@ -116,7 +118,9 @@ def _bar(span: ReadSpan, first: int, last: int, width: int) -> str:
 
 
 def _notes(span: ReadSpan) -> str:
-    notes = [f"{key.partition('.')[2]} {value}" for key in NOTED if (value := _readable(key, span.attributes.get(key)))]
+    summed = span.name in (spans.GENERATE, spans.RESUME, spans.ROUNDS_SUM)
+    shown = dict.fromkeys((*TIMES, *NOTED) if summed else NOTED)
+    notes = [f"{key.partition('.')[2]} {value}" for key in shown if (value := _readable(key, span.attributes.get(key)))]
     return ", ".join([*notes, *(event.name for event in span.events if event.name != spans.OPENED)])
 
 

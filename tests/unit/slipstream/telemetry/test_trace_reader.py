@@ -101,6 +101,14 @@ def test_segments_are_named_by_their_rounds_and_chosen_by_them() -> None:
     assert last.strip().startswith("rounds 8-9") and last.endswith("misses diverged 2")
 
 
+def test_the_picture_in_the_document_is_drawn_from_the_trace_beside_it(tmp_path: Path) -> None:
+    picture, folder = tmp_path / "waterfall.svg", Path(__file__).resolve().parents[4] / "docs" / "trace"
+    asked = ["trace", "2053ddb79e3fa4844fec70569864857e", "--traces", str(folder), "--svg", str(picture)]
+    printed = CliRunner().invoke(app, asked)
+    assert printed.exit_code == 0 and "rounds 163-347" in printed.output
+    assert picture.read_text("utf-8") == (folder / "waterfall.svg").read_text("utf-8")
+
+
 OTLP = {
     "resourceSpans": [
         {
