@@ -47,8 +47,10 @@ CONFIGS: Mapping[str, type[GatewayConfig] | type[VerifierConfig] | type[DrafterC
 HUB = ("HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_TOKEN", "HF_ENDPOINT", "HTTPS_PROXY")
 TELEMETRY = re.findall(r"OTEL_\w+", "\n".join(re.findall(r"^\|.*?\|", TRACING, re.MULTILINE)))
 """The standard names that docs/tracing.md has a line for."""
+POD = {"OTEL_POD_NAME", "OTEL_POD_UID", "OTEL_POD_NAMESPACE", "OTEL_NODE_NAME"}
+"""Stand in OTEL_RESOURCE_ATTRIBUTES."""
 OTHERS = frozenset(
-    {*HUB, *TELEMETRY, "MODEL", "MODEL_REVISION", "JAEGER_LISTEN_HOST", "STORE_PASSWORD", "VALKEYCLI_AUTH"}
+    {*HUB, *TELEMETRY, *POD, "MODEL", "MODEL_REVISION", "JAEGER_LISTEN_HOST", "STORE_PASSWORD", "VALKEYCLI_AUTH"}
 )
 """Names that are not ours, or stand in other values."""
 SHARED: Mapping[str, type[Any]] = {"SLIPSTREAM_TLS_": TlsConfig, "SLIPSTREAM_TRACE_": TraceConfig}
