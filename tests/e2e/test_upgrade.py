@@ -1,7 +1,7 @@
 """Two builds side by side: this one, and an earlier one of another contract out of the repository's own history.
 Drafters, verifiers and gateways are replaced one by one under load, up and down again.
 
-`pytest -s tests/e2e/test_upgrade.py` prints how much was served; with `-m "not slow"` one of two of each role is replaced.
+`pytest -s tests/e2e/test_upgrade.py` prints how much was served; `-m "not slow"` replaces one of two of each role.
 SLIPSTREAM_UPGRADE_FROM names another commit than the one before the last CHANGES changes of the contract.
 """
 
