@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running as drafter_running
 from slipstream.engine.emulated.engine import EmulatedEngine
@@ -19,7 +21,7 @@ from slipstream.engine.segment import Segment
 from slipstream.proposers.base import OpenedProposer
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.rpc import proto_conversion
-from slipstream.rpc.channel import channel
+from slipstream.rpc.channel import CHANNEL_OPTIONS
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.grammar import Grammars
@@ -167,7 +169,10 @@ class Gateway:
     """One Decode stream, spoken by hand."""
 
     def __init__(self, address: str) -> None:
-        self._channel = channel(address)
+        # The port may have been another test's: gRPC's common pool of connections remembers that nobody was there.
+        self._channel = grpc.aio.insecure_channel(
+            address, options=(*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        )
         self._call = verifier_pb2_grpc.VerifierServiceStub(self._channel).Decode()
         self._numbers = itertools.count(1)
         self._writing = asyncio.Lock()

@@ -23,7 +23,7 @@ from slipstream.client.async_client import AsyncClient
 from slipstream.client.client import RetrySettings
 from tests.e2e.conftest import ROOT
 from tests.fleet import emulated_text
-from tests.loopback import free_port
+from tests.loopback import HOST, free_port
 from tests.redis_server import redis_process
 
 CHANGES = 3
@@ -67,7 +67,7 @@ class Replica:
 
     def __init__(self, role: str, stack: AsyncExitStack, **settings: str) -> None:
         self.role, self._stack = role, stack
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"{HOST}:{free_port()}"
         own = {"LISTEN": self.address, "GRACE_S": "1", "LOG_LEVEL": "warning"} | settings
         self._settings = {f"{role.upper()}_{name}": value for name, value in own.items()}
         self._running: Role | None = None
