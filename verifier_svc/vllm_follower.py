@@ -61,16 +61,17 @@ def follow(config: VerifierConfig) -> None:
             executor = MultiprocExecutor(vllm_config, monitor_workers=False)
             log.info("node %d of %d runs", nodes.rank, nodes.size)
             multiprocessing.connection.wait([worker.proc.sentinel for worker in executor.workers])
-            why = "a vLLM worker ended"
+            why = "the leader is gone" if lost.is_set() else "a vLLM worker ended"
         except Exception as error:
             failed = refusal(error, failures)
             why = failed.message
             if not lost.is_set():
                 raise failed from error
+            why = "the leader is gone"
         finally:
             link.close(why)
             _kill_workers()
-        raise Unavailable("the leader is gone" if lost.is_set() else why, reason="WORKER_LOST")
+        raise Unavailable(why, reason="WORKER_LOST")
 
 
 def _end_with_leader(link: FollowerLink, lost: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
@@ -81,7 +82,8 @@ async def test_two_nodes_give_the_embedded_engine_s_text_and_one_that_is_lost_en
                     _, said = await asyncio.to_thread(follower.communicate)
                     await until(lambda: gone([*leading, *led]))
         assert follower.returncode == 1
-        assert "\nverifier: a vLLM worker ended\n" in said
+        # The leader may notice first, by its own worker.
+        assert re.search(r"^verifier: (a vLLM worker ended|the leader is gone)$", said, re.MULTILINE)
 
 
 def test_a_follower_s_rank_is_refused_by_a_verifier_and_a_leader_s_by_a_follower() -> None:
