@@ -25,6 +25,7 @@ from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import DISTINCT, distinct_share, held_out
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role, vllm_python
+from slipstream.client.load.machine import machine_ticks
 from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
@@ -118,12 +119,6 @@ async def start(stack: AsyncExitStack, target: Path) -> dict[str, System]:
     }
 
 
-def stolen() -> tuple[int, int]:
-    """Ticks that the machine's cores were given to others, and all ticks, since it started."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    return ticks[7], sum(ticks[:8])
-
-
 async def prompts_without_loops(count: int) -> Prompts:
     """Held-out prompts by the rule of `benchmarks.prompts`; the inflated target's text is the shipped one's."""
     tokenizer = load_tokenizer(str(MODELS / "target"))
@@ -143,11 +138,11 @@ async def measure(target: Path, repeats: int) -> list[Row]:
             await system(prompts[:2])
         for at_once in AT_ONCE:
             taken: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
-            steal, all_ticks = stolen()
+            before = machine_ticks()
             for _ in range(repeats):
                 for name, system in systems.items():
                     taken[name].append(await system(prompts[:at_once]))
-            lost, passed = (now - then for now, then in zip(stolen(), (steal, all_ticks), strict=True))
+            lost, _, passed = (now - then for now, then in zip(machine_ticks(), before, strict=True))
             for name, runs in taken.items():
                 speeds = sorted(at_once * TOKENS / seconds for seconds, _ in runs)
                 per_round = statistics.median(each for _, each in runs)

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.client.load.machine import machine_ticks
+
 MOST_STEAL, MOST_OTHERS = 2.0, 5.0
 """Percent of the cores' time beyond which a sample counts as disturbed."""
 
@@ -36,14 +38,8 @@ class Watch:
         return Seen(100.0 * steal / max(1, everything), max(0.0, 100.0 * others / max(1, everything)))
 
 
-def machine_ticks() -> tuple[int, int, int]:
-    """Stolen, idle, and all, since the machine started."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return ticks[7], ticks[3] + ticks[4], sum(ticks)
-
-
 def own_ticks() -> int:
-    """Of this process and all that it started, directly or not, and that live."""
+    """Ticks of this process and all that it started, directly or not, and that live."""
     parents, used = dict[int, int](), dict[int, int]()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

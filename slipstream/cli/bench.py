@@ -17,12 +17,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from slipstream.cli.bench_report import Measured, Pair, html, report, text
+from slipstream.cli.bench_report import BenchResult, Pair, html, report, text
 from slipstream.cli.options import CONNECTION, ApiKey, AsJson, Ca, MaxDraftTokens, Server, Tls, Workload, explained
 from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.client.load.arrivals import constant, poisson
 from slipstream.client.load.grpc_sender import sending_grpc
-from slipstream.client.load.latencies import Objectives
+from slipstream.client.load.latencies import LatencyObjectives
 from slipstream.client.load.machine import Watch
 from slipstream.client.load.runner import Run, Send, closed_loop, open_loop
 from slipstream.client.load.workload import Asked, read_workload
@@ -177,10 +177,10 @@ def bench(
             _write(html_file, "", "a")  # refused now rather than after minutes of measuring
         arms = [name for name in ("off", "on") if compare in (Compare.BOTH, name)]
         pairs = asyncio.run(_measured(plan, arms, repeats, warmup))
-        measured = Measured(
+        measured = BenchResult(
             command=" ".join(["slipstream bench", *_shown(sys.argv[2:])]),
             slices=[each.workload for each in plan.asked],
-            objectives=Objectives(ttft_ms, tpot_ms, e2e_ms),
+            objectives=LatencyObjectives(ttft_ms, tpot_ms, e2e_ms),
             pairs=pairs,
         )
         found = report(measured)

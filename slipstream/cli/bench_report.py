@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.client.load.latencies import LATENCIES, Figures, Objectives, figures, seconds
+from slipstream.client.load.latencies import LATENCIES, Figures, LatencyObjectives, figures, seconds
 from slipstream.client.load.machine import Disturbance
 from slipstream.client.load.paired import paired_ratio
 from slipstream.client.load.runner import Run
@@ -36,11 +36,11 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BenchResult:
     command: str
     slices: list[str]
     """The workload of each request."""
-    objectives: Objectives
+    objectives: LatencyObjectives
     pairs: list[Pair]
 
     def pooled(self, arm: str, workload: str | None = None) -> Run:
@@ -50,7 +50,7 @@ class Measured:
         return Run(chosen, sum(run.wall_s for run in runs))
 
 
-def report(measured: Measured) -> dict[str, Any]:
+def report(measured: BenchResult) -> dict[str, Any]:
     """The object that `--json` prints. Latencies in milliseconds; ratios are on / off."""
     arms = list(measured.pairs[0].runs)
     rows = [{arm: figures(run, measured.objectives) for arm, run in pair.runs.items()} for pair in measured.pairs]
@@ -121,7 +121,7 @@ def text(found: dict[str, Any], console: Console) -> None:
         console.print(table)
 
 
-def html(measured: Measured, found: dict[str, Any]) -> str:
+def html(measured: BenchResult, found: dict[str, Any]) -> str:
     """One page with its styles and drawings inside; it loads nothing."""
     parts = [f"<h1>slipstream bench</h1><p><code>{escape(measured.command)}</code></p>"]
     parts += [_curves(measured, latency) for latency in LATENCIES]
@@ -138,7 +138,7 @@ def html(measured: Measured, found: dict[str, Any]) -> str:
     return head + "".join(parts) + "</html>\n"
 
 
-def _curves(measured: Measured, latency: str) -> str:
+def _curves(measured: BenchResult, latency: str) -> str:
     """The share of values below each latency, one line for each arm."""
     values = {arm: sorted(seconds(measured.pooled(arm).outcomes, latency)) for arm in measured.pairs[0].runs}
     most = max((column[-1] for column in values.values() if column), default=0.0)

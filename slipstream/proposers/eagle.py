@@ -62,7 +62,7 @@ class _Part:
     hidden: Tensor
     """[rows, width]."""
     paths: list[Path] = field(default_factory=list)
-    """Of candidates; empty for pairs of the text."""
+    """Paths of candidates; empty for pairs of the text."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class _Growing:
     """A tree that grows pass by pass."""
 
     index: int
-    """Of its context in the call."""
+    """Index of its context in the call."""
     context: ProposerContext
     cache: PairCache
     nodes: list[ProposedNode] = field(default_factory=list)
@@ -121,7 +121,7 @@ class EagleProposer:
         self._caches = PairCaches(most_pairs)
         self._sequences: dict[Hashable, _Sequence] = {}
         self.passes = 0
-        """Of the draft layer."""
+        """Passes of the draft layer so far."""
 
     @torch.inference_mode()
     def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:

@@ -29,7 +29,7 @@ size]. The caller decides what else the queries see: its cache, its tree, its tr
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
     layer: PretrainedConfig
-    """Of a Llama or Qwen3 layer."""
+    """Configuration of a Llama or Qwen3 model, whose layer the head has."""
     target_width: int
     """Width of the target's hidden states."""
     layers: tuple[int, ...] = ()

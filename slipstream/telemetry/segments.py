@@ -43,7 +43,7 @@ class SlowRounds:
     total_s: float = 0.0
 
     def judge(self, seconds: float) -> bool:
-        """Whether it is slow. It counts for those to come."""
+        """True for a slow duration. The duration counts in the mean by which later ones are judged."""
         mean_s = self.total_s / self.count if self.count else seconds
         self.count += 1
         self.total_s += seconds

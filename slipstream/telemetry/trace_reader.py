@@ -40,7 +40,7 @@ class ReadSpan:
     parent_id: str
     """Empty for a span without a parent."""
     service: str
-    """Of the role, also where `OTEL_SERVICE_NAME` gives it another name in Jaeger."""
+    """Name of the role, also where `OTEL_SERVICE_NAME` gives it another name in Jaeger."""
     name: str
     """Our stable name of the span."""
     began_ns: int

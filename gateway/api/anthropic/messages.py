@@ -116,7 +116,7 @@ class MessageEvents:
 
     @property
     def _index(self) -> int:
-        """Of the block that was opened last."""
+        """Index of the block that was opened last."""
         return len(self._content) - 1
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.client.load.runner import Outcome, Run
+from slipstream.client.load.runner import RequestOutcome, Run
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 SHARES = (0.5, 0.9, 0.95, 0.99)
@@ -14,7 +14,7 @@ Figures = dict[str, float | int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Objectives:
+class LatencyObjectives:
     """Most milliseconds of each latency of a request; None sets no bound."""
 
     ttft_ms: float | None = None
@@ -26,14 +26,14 @@ class Objectives:
         bounds = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
-    def met(self, outcome: Outcome) -> bool:
+    def met(self, outcome: RequestOutcome) -> bool:
         """A request that failed or had no output meets none; one of a single token meets any TPOT."""
         if outcome.error is not None or not outcome.heard_s:
             return False
         return all((of(outcome, name) or [0.0])[0] <= bound / 1e3 for name, bound in self.given.items())
 
 
-def of(outcome: Outcome, latency: str) -> list[float]:
+def of(outcome: RequestOutcome, latency: str) -> list[float]:
     """One latency of a request in seconds: no value, one, or, for `itl`, several."""
     if latency == "itl":
         return outcome.itl_s
@@ -48,14 +48,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(1, rank) - 1]
 
 
-def seconds(outcomes: Sequence[Outcome], latency: str) -> list[float]:
+def seconds(outcomes: Sequence[RequestOutcome], latency: str) -> list[float]:
     """All values of a latency over the requests that were served."""
     return [value for outcome in outcomes if outcome.error is None for value in of(outcome, latency)]
 
 
-def figures(run: Run, objectives: Objectives | None = None) -> Figures:
+def figures(run: Run, objectives: LatencyObjectives | None = None) -> Figures:
     """Counts, rates and percentiles of a run; None where nothing was measured. Latencies in milliseconds."""
-    objectives = objectives or Objectives()
+    objectives = objectives or LatencyObjectives()
     answers = [outcome.answered for outcome in run.served]
     tokens, rounds, drafted, accepted, with_drafts = (
         sum(getattr(answer, name) for answer in answers)

@@ -14,7 +14,7 @@ class Disturbance:
     """None where the system does not tell."""
 
     steal_percent: float | None
-    """Of all time of the cores, what a hypervisor gave to others."""
+    """Share of all cores' time that a hypervisor gave to others."""
     idle_percent: float | None
     load: float
     """Average of the last minute of processes that ran or wanted to, the measured ones included."""
@@ -37,10 +37,15 @@ class Watch:
         return Disturbance(stolen * share, idle * share, load)
 
 
+def machine_ticks() -> tuple[int, int, int]:
+    """Ticks since the machine started: stolen, idle, and all. Raises OSError, ValueError or IndexError on systems
+    without Linux's /proc."""
+    ticks = [int(word) for word in TICKS.read_text().splitlines()[0].split()[1:9]]
+    return ticks[7], ticks[3] + ticks[4], sum(ticks)
+
+
 def _ticks() -> tuple[int, int, int] | None:
-    """Ticks since the machine started: stolen, idle, and all. None on systems without Linux's /proc."""
     try:
-        ticks = [int(word) for word in TICKS.read_text().splitlines()[0].split()[1:9]]
+        return machine_ticks()
     except (OSError, ValueError, IndexError):
         return None
-    return ticks[7], ticks[3] + ticks[4], sum(ticks)

@@ -32,7 +32,7 @@ Send = Callable[[int, Heard], Awaitable[Answered]]
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """One request. Seconds since the run's start."""
 
     index: int
@@ -67,12 +67,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     """In the order of the requests."""
     wall_s: float
 
     @property
-    def served(self) -> list[Outcome]:
+    def served(self) -> list[RequestOutcome]:
         return [outcome for outcome in self.outcomes if outcome.error is None]
 
     @property
@@ -82,11 +82,11 @@ class Run:
 
 async def closed_loop(send: Send, count: int, concurrency: int, ended: Callable[[], None] = lambda: None) -> Run:
     """Sends `count` requests, `concurrency` at once; `ended` is called after each. A request is due when it is sent."""
-    clock, outcomes = _Clock(), list[Outcome]()
+    clock, outcomes = _Clock(), list[RequestOutcome]()
 
     async def worker() -> None:
         while len(outcomes) < count:
-            outcomes.append(outcome := Outcome(len(outcomes), clock.now()))
+            outcomes.append(outcome := RequestOutcome(len(outcomes), clock.now()))
             await _sent(send, outcome, clock)
             ended()
 
@@ -99,9 +99,9 @@ async def closed_loop(send: Send, count: int, concurrency: int, ended: Callable[
 async def open_loop(send: Send, count: int, schedule: Schedule, ended: Callable[[], None] = lambda: None) -> Run:
     """Sends `count` requests when the schedule says, however many are under way; `ended` is called after each."""
     clock = _Clock()
-    outcomes = [Outcome(index, due_s) for index, due_s in enumerate(schedule(count))]
+    outcomes = [RequestOutcome(index, due_s) for index, due_s in enumerate(schedule(count))]
 
-    async def one(outcome: Outcome) -> None:
+    async def one(outcome: RequestOutcome) -> None:
         await _sent(send, outcome, clock)
         ended()
 
@@ -122,7 +122,7 @@ class _Clock:
         return self._loop.time() - self._began
 
 
-async def _sent(send: Send, outcome: Outcome, clock: _Clock) -> None:
+async def _sent(send: Send, outcome: RequestOutcome, clock: _Clock) -> None:
     outcome.sent_s = clock.now()
     try:
         outcome.answered = await send(outcome.index, lambda: outcome.heard_s.append(clock.now()))

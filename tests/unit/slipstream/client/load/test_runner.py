@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.virtual import run as on_virtual_clock
 from slipstream.client.load.arrivals import constant, poisson
-from slipstream.client.load.latencies import Objectives, figures, percentile
-from slipstream.client.load.runner import Answered, Heard, Outcome, Run, closed_loop, open_loop
+from slipstream.client.load.latencies import LatencyObjectives, figures, percentile
+from slipstream.client.load.runner import Answered, Heard, RequestOutcome, Run, closed_loop, open_loop
 from slipstream.errors import InvalidArgument, Unavailable
 
 
@@ -114,9 +114,9 @@ def test_a_rate_is_positive(rate: float) -> None:
 
 
 def test_latencies_of_known_arrivals() -> None:
-    outcome = Outcome(0, due_s=1.0, sent_s=1.25, heard_s=[2.0, 2.5, 4.0], answered=Answered(7))
+    outcome = RequestOutcome(0, due_s=1.0, sent_s=1.25, heard_s=[2.0, 2.5, 4.0], answered=Answered(7))
     assert (outcome.ttft_s, outcome.e2e_s, outcome.tpot_s, outcome.itl_s) == (1.0, 3.0, 2.0 / 6.0, [0.5, 1.5])
-    silent = Outcome(1, due_s=1.0)
+    silent = RequestOutcome(1, due_s=1.0)
     assert (silent.ttft_s, silent.e2e_s, silent.tpot_s, silent.itl_s) == (None, None, None, [])
 
 
@@ -132,18 +132,18 @@ def test_percentiles_are_by_nearest_rank() -> None:
 
 def test_goodput_counts_the_requests_that_meet_every_objective() -> None:
     outcomes = [
-        Outcome(0, 0.0, heard_s=[0.1, 0.3], answered=Answered(3)),  # TTFT 100, TPOT 100, E2E 300
-        Outcome(1, 0.0, heard_s=[0.2, 0.3], answered=Answered(2)),  # TTFT 200, TPOT 100
-        Outcome(2, 0.0, heard_s=[0.1, 0.5], answered=Answered(2)),  # TTFT 100, TPOT 400
-        Outcome(3, 0.0, heard_s=[0.1], answered=Answered(1)),  # one token: no TPOT
-        Outcome(4, 0.0, heard_s=[0.1, 0.2], error=Unavailable("gone")),
-        Outcome(5, 0.0),
+        RequestOutcome(0, 0.0, heard_s=[0.1, 0.3], answered=Answered(3)),  # TTFT 100, TPOT 100, E2E 300
+        RequestOutcome(1, 0.0, heard_s=[0.2, 0.3], answered=Answered(2)),  # TTFT 200, TPOT 100
+        RequestOutcome(2, 0.0, heard_s=[0.1, 0.5], answered=Answered(2)),  # TTFT 100, TPOT 400
+        RequestOutcome(3, 0.0, heard_s=[0.1], answered=Answered(1)),  # one token: no TPOT
+        RequestOutcome(4, 0.0, heard_s=[0.1, 0.2], error=Unavailable("gone")),
+        RequestOutcome(5, 0.0),
     ]
     run = Run(outcomes, wall_s=2.0)
-    both = figures(run, Objectives(ttft_ms=150.0, tpot_ms=150.0))
+    both = figures(run, LatencyObjectives(ttft_ms=150.0, tpot_ms=150.0))
     assert (both["goodput_per_s"], both["good_share"], both["failed"]) == (1.0, 2 / 6, 1)
-    assert figures(run, Objectives(tpot_ms=150.0))["goodput_per_s"] == 1.5
-    assert figures(run, Objectives(e2e_ms=250.0))["goodput_per_s"] == 0.5
+    assert figures(run, LatencyObjectives(tpot_ms=150.0))["goodput_per_s"] == 1.5
+    assert figures(run, LatencyObjectives(e2e_ms=250.0))["goodput_per_s"] == 0.5
     assert "goodput_per_s" not in figures(run)
 
 
