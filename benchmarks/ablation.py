@@ -21,11 +21,11 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from benchmarks.load_generator import run_load
 from benchmarks.processes import ANYWHERE, MODELS
 from benchmarks.prompts import request, without_loops
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role
-from slipstream.client.load_generator import run_load
 from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.segment import Segment
 from verifier_svc.config import VerifierConfig

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import INFLATED, MODELS, Far, inflate, serving
 from benchmarks.prompts import without_loops
 from benchmarks.records import Row, write
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import MODELS, serving
 from benchmarks.prompts import held_out, request
-from slipstream.client.load_generator import LoadResult, run_load
 
 TOKENS = 32
 CONCURRENCY = 16

@@ -11,10 +11,10 @@ import asyncio
 import statistics
 import sys
 
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import held_out, request
 from benchmarks.records import Row, write
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)

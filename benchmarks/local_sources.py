@@ -19,9 +19,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from benchmarks import records
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import ANYWHERE, MODELS, inflated, started
 from benchmarks.prompts import request, without_loops
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 
 PROMPTS = 4

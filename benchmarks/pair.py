@@ -12,9 +12,9 @@ import asyncio
 import statistics
 import sys
 
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import request, without_loops
-from slipstream.client.load_generator import LoadResult, run_load
 
 PROMPTS = 4
 TOKENS = 64

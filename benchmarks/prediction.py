@@ -14,10 +14,10 @@ import random
 import sys
 from collections.abc import Sequence
 
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import MODELS, serving
 from benchmarks.prompts import held_out, request, without_loops
 from benchmarks.records import Row, write
-from slipstream.client.load_generator import LoadResult, run_load
 
 TOKENS = 96
 CONCURRENCY = 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import secrets
 
-from slipstream.client.load_generator import run_load
+from benchmarks.load_generator import run_load
 from slipstream.v1 import gateway_pb2
 from training.corpus import read_corpus
 

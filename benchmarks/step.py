@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
+from benchmarks.load_generator import run_load
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS
 from benchmarks.prompts import held_out, request
 from slipstream.cli.serve import Role
-from slipstream.client.load_generator import run_load
 from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.segment import Segment
 from slipstream.process import tune_runtime

@@ -15,10 +15,10 @@ import statistics
 import sys
 import time
 
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import MODELS, serving
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.tokenizer.structured_output import StructuredOutput

@@ -21,12 +21,12 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import DISTINCT, distinct_share, held_out
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role, vllm_python
 from slipstream.client.load.machine import machine_ticks
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 
 from benchmarks.delay_line import Line
+from benchmarks.load_generator import run_load
 from benchmarks.processes import ANYWHERE, MODELS
 from benchmarks.prompts import held_out, request
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role
-from slipstream.client.load_generator import run_load
 from slipstream.v1 import drafter_pb2
 from verifier_svc.config import VerifierConfig
 from verifier_svc.sources.drafter_link import DrafterLink

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.load_generator import run_load
 from benchmarks.prompts import held_out
 from slipstream.client.completion import Completion
-from slipstream.client.load_generator import run_load
 from slipstream.rpc import proto_conversion
 from slipstream.v1 import gateway_pb2
 from tests.leaning import MOST_DEVIATIONS, FloatArray, Leaning, ranks, uniformity

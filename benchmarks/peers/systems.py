@@ -16,9 +16,9 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.load_generator import run_load
 from benchmarks.peers import environments
 from slipstream.cli.serve import Fleet, place, vllm_python
-from slipstream.client.load_generator import run_load
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
 from slipstream.v1 import gateway_pb2

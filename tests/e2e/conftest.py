@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.load_generator import LoadResult, run_load
 from slipstream.cli.serve import Role
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slipstream.client.load_generator import LoadResult, run_load
+from benchmarks.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import serving
 

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
+from benchmarks.load_generator import run_load
 from benchmarks.prompts import held_out, request
-from slipstream.client.load_generator import run_load
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import MOST_TRIES, accepting, tokens
 from tests.sampled_texts import assert_distributed

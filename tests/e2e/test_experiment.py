@@ -8,9 +8,9 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
+from benchmarks.load_generator import run_load
 from benchmarks.prompts import held_out, request
 from slipstream.cli import app
-from slipstream.client.load_generator import run_load
 from tests.e2e.conftest import serving
 
 ARMS = "old: 1 drafters=model shadow=suffix; plain: 1 off"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.prompts import held_out, request
 from slipstream.cli import app
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import MOST_TRIES, accepting, serving, tokens
 

@@ -16,9 +16,9 @@ from subprocess import PIPE
 
 import pytest
 
+from benchmarks.load_generator import run_load
 from benchmarks.prompts import held_out, request
 from slipstream.client.client import complete
-from slipstream.client.load_generator import run_load
 from slipstream.errors import SERVING_ENDED, Unavailable
 from slipstream.rpc.channel import channel
 from tests.e2e.conftest import ROOT, serve_command, serve_environment

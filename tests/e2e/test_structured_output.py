@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.prompts import held_out
 from slipstream.cli import app
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.grammars import END, LANGUAGES, SCHEMA, SUM
 

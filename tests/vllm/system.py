@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 import psutil
 
+from benchmarks.load_generator import LoadResult, run_load
 from slipstream.cli.serve import Role
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 from tests.fleet import Gateway
 from tests.loopback import ANY

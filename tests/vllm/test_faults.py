@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
+from benchmarks.load_generator import LoadResult, run_load
 from slipstream.cli.serve import Role
-from slipstream.client.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
 from tests.fleet import gateway, until
 from tests.sampled_texts import assert_distributed

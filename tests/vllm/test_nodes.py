@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from slipstream.client.load_generator import run_load
+from benchmarks.load_generator import run_load
 from slipstream.errors import InvalidArgument
 from tests.fleet import gateway, until
 from tests.machines import SAME, second_machine, two_free_ports
