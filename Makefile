@@ -20,7 +20,7 @@ help: ## Print this list
 
 setup: $(READY) ## Install the project and its tools into .venv (some minutes the first time)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(wildcard slipstream/engine/kernels/*.[ch])
 	@echo "Installing into $(VENV), torch included: some minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -47,9 +47,9 @@ HEAVY := tests/unit/benchmarks tests/unit/capacity tests/unit/slipstream/engine 
 test-fast: setup ## The inner loop: unit and contract tests without models and processes (under 90 s on two cores)
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(FAST) $(HEAVY:%=--ignore=%)
 
-# Two files at a time, slow ones first: most tests wait for other processes, or for time to pass.
+# Three files at a time, slow ones first: most tests wait for other processes, or for time to pass.
 test: setup ## Every test but the slow ones (under 8 minutes on two cores)
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
 
 # What a CPU without AVX-512 and bf16 instructions computes: kernels differ there, and what is promised does not.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2

@@ -35,7 +35,7 @@ from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.lean_decoder import Linear
+from slipstream.engine.models.linear import Linear
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.tokenizer.vocabulary import load_tokenizer

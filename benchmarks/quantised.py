@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.processes import MODELS, ROOT
-from benchmarks.prompts import DISTINCT, distinct_share, held_out
+from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import load_checkpoint
@@ -31,6 +31,7 @@ from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.tokenizer.vocabulary import load_tokenizer
+from training.corpus import DISTINCT, distinct_share
 from training.inflate.inflate import inflate
 from training.inflate.proportions import InflateRequest
 

@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from slipstream.engine.models.lean_decoder import Linear
+from slipstream.engine.models.linear import Linear
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,11 @@ def fast_dtype(own: torch.dtype) -> torch.dtype:
     name = str(own).removeprefix("torch.")
     log.warning("this CPU emulates %s (%s ms a product, %s in float32): computing in float32", name, took, less)
     return torch.float32
+
+
+def dtype_on(place: torch.device, own: torch.dtype) -> torch.dtype:
+    """The type to compute in on this device where settings leave it open: see `fast_dtype` for a CPU, `own` else."""
+    return fast_dtype(own) if place.type == "cpu" else own
 
 
 @torch.inference_mode()

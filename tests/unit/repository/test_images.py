@@ -79,7 +79,7 @@ def test_a_role_runs_without_root_and_hears_signals_itself(role: str) -> None:
 def test_images_for_gpus_alone_have_a_compiler() -> None:
     """Triton needs one at the first kernel that it launches."""
     found = stages(DOCKERFILE)
-    assert [name for name in found if "apt-get" in found[name]] == ["worker"]
+    assert [name for name in found if "apt-get" in found[name]] == ["sources", "worker"]  # the first is in no image
     (command,) = re.findall(r"^RUN (case .*? esac)$", found["worker"], re.MULTILINE | re.DOTALL)
     for index, installs in (("whl/cpu", False), ("whl/cu130", True)):
         script = f"apt-get() {{ echo $*; }}; rm() {{ :; }}\n{command}"
@@ -170,6 +170,10 @@ def test_a_service_on_a_gpu_can_read_its_settings_and_load_what_it_compiles(name
     assert GPU[name]["tmpfs"] == ["/tmp:exec"] and "whl/cu" in GPU[name]["build"]["args"]["TORCH_INDEX"]
     (device,) = GPU[name]["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"] and COMPOSE[name]["volumes"] == ["models:/models"]
+
+
+def test_the_base_of_our_images_is_named_by_digest() -> None:
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.11\.\d+-slim@sha256:[0-9a-f]{64}$", DOCKERFILE, re.MULTILINE)
 
 
 def test_manifests_and_compose_name_one_version_of_others_images() -> None:

@@ -17,7 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from slipstream.engine.engine import begin_unshared
-from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.checkpoint import describe_checkpoint, load_checkpoint
 from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
@@ -138,6 +138,22 @@ def test_pickled_weights_are_refused(llama: Path, tmp_path: Path) -> None:
     torch.save({"lm_head.weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(FailedPrecondition, match="cannot be loaded"):
         load_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "of-their-own"])
+@pytest.mark.parametrize("read", [load_checkpoint, describe_checkpoint])
+def test_code_in_a_checkpoint_never_runs(read: Any, model_type: str, tmp_path: Path) -> None:
+    save_checkpoint("llama", tmp_path)
+    file, ran = tmp_path / "config.json", tmp_path / "ran"
+    names = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model", "AutoTokenizer": "theirs.Tokenizer"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type, "auto_map": names}))
+    (tmp_path / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()")
+    if model_type == "llama":
+        read(str(tmp_path))
+    else:
+        with pytest.raises((NotFound, FailedPrecondition)):
+            read(str(tmp_path))
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,57 @@
-"""Linear layers that are joined and packed."""
+"""Linear layers that are joined and laid out for few rows, by each kernel that this machine can run."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
+from torch.nn.functional import linear
 
-from slipstream.engine.models.lean_decoder import Linear, packs
+from slipstream.engine.kernels import products
+from slipstream.engine.kernels.products import Kernels, Product, find_kernels, multiplies
+from slipstream.engine.models import linear as module
+from slipstream.engine.models.linear import Linear, OneDnn, packs
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+SHAPES = [(64, 199, 1), (1536, 96, 3), (2176, 64, 1), (96, 256, 1), (34, 3, 1)]
+"""Width, features and threads."""
+MOST_ROWS = 300
 SAME_ROWS = {torch.float32: 70, torch.bfloat16: 32}
-"""Most rows of a pass for which a row's bits do not depend on the others."""
+"""Most rows of a pass of oneDNN's for which a row's bits do not depend on the others."""
+Way = Callable[[torch.Tensor, torch.Tensor | None], Product | OneDnn]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels as their source is now, whatever was installed."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source = Path(products.__file__).with_name("products.c")
+    path = tmp_path_factory.mktemp("kernels") / "products.so"
+    warnings = ("-Wall", "-Wextra", "-Werror")
+    subprocess.run([compiler, "-O3", *warnings, "-fPIC", "-shared", str(source), "-o", str(path)], check=True)
+    return path
+
+
+def kernels(path: Path, wide: bool) -> Kernels:
+    found = Kernels(path, wide)
+    if not found.level or (wide and found.level == Kernels(path, False).level):
+        pytest.skip("this CPU has no instructions for it")
+    return found
+
+
+@pytest.fixture(params=["AVX2", "AVX-512", "oneDNN"])
+def way(request: pytest.FixtureRequest, compiled: Path) -> Way:
+    if request.param == "oneDNN":
+        return OneDnn
+    found = kernels(compiled, request.param == "AVX-512")
+    return lambda weight, bias: Product(found, weight, bias)
 
 
 def rows(count: int, width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -18,22 +59,52 @@ def rows(count: int, width: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("width", "features"), [(64, 199), (1536, 96), (2176, 64), (96, 256)])
+@pytest.mark.parametrize(("width", "features", "threads"), SHAPES)
 @torch.inference_mode()
-def test_a_packed_row_is_the_same_in_every_pass(width: int, features: int, dtype: torch.dtype) -> None:
-    """Widths beyond 1024 are summed in blocks, whose order depends on whether a row is alone. In bf16 the kernels of
-    CPUs with AMX sum in another order above SAME_ROWS rows: there a row is the same up to rounding."""
-    packed = Linear([torch.nn.Linear(width, features, dtype=dtype)])
-    if not packs(torch.empty(0, dtype=dtype)):
+def test_a_row_is_the_same_in_every_pass(
+    way: Way, width: int, features: int, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN sums widths beyond 1024 in blocks, whose order depends on whether a row is alone; in bf16 on CPUs with
+    AMX it sums in another order above SAME_ROWS rows: there a row is the same up to rounding."""
+    monkeypatch.setattr(products, "FEW", 0)
+    weight, bias = rows(features, width, dtype) / width**0.5, rows(1, features, dtype)[0]
+    if way is OneDnn and not packs(weight):
         pytest.skip("no packed kernels for the dtype on this machine")
-    x = rows(70, width, dtype)
-    same = x[: SAME_ROWS[dtype]]
-    full = packed(same)
-    for count in (1, 2, 3, 8, 17, 32, 64):
-        if count <= len(same):
-            assert torch.equal(packed(same[:count]), full[:count])
-            assert torch.equal(packed(same[-count:]), full[-count:])
-    assert torch.allclose(packed(x)[: len(same)], full, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    multiply = way(weight, bias)
+    x = rows(MOST_ROWS, width, dtype)
+    same = x[: SAME_ROWS[dtype]] if isinstance(multiply, OneDnn) else x
+    full = multiply(same)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for count in (0, 1, 2, 3, 5, 6, 7, 8, 12, 13, 17, 32, 64, 256, 257):
+            if count <= len(same):
+                assert torch.equal(multiply(same[:count]), full[:count])
+                assert torch.equal(multiply(same[len(same) - count :]), full[len(same) - count :])
+    finally:
+        torch.set_num_threads(before)
+    expected = linear(x.double(), weight.double(), bias.double())
+    assert torch.allclose(multiply(x).double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@torch.inference_mode()
+def test_in_fp32_all_cpus_add_up_alike(compiled: Path) -> None:
+    narrow, wide = (kernels(compiled, each) for each in (False, True))
+    weight, x = rows(199, 1537, torch.float32), rows(20, 1537, torch.float32)
+    assert torch.equal(Product(narrow, weight, None)(x), Product(wide, weight, None)(x))
+
+
+@torch.inference_mode()
+def test_products_in_bf16_are_rounded_once_to_the_nearest(compiled: Path) -> None:
+    """Sums that lie between two numbers of bf16, and what is no number."""
+    multiply = Product(kernels(compiled, False), torch.eye(2, dtype=torch.bfloat16), torch.tensor([0.0, 0.0]))
+    multiply._bias[:] = torch.tensor([1.0 + 3 * 2.0**-8, 1.0 + 2.0**-8])  # type: ignore[index]
+    found = multiply(torch.zeros(1, 2, dtype=torch.bfloat16))
+    assert found.tolist() == [[1.0 + 2.0**-6, 1.0]]
+    strange = torch.tensor([[float("nan"), float("inf")]], dtype=torch.bfloat16)
+    assert multiply(strange).isnan().all()
+    multiply._bias[:] = torch.tensor([float("inf"), 3.4e38])  # type: ignore[index]
+    assert multiply(torch.zeros(1, 2, dtype=torch.bfloat16)).isinf().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -56,9 +127,29 @@ def test_the_parts_weights_are_taken_unless_they_are_tied(keep: bool) -> None:
     assert hasattr(part, "weight") == keep
 
 
-def test_what_has_no_kernel_is_not_packed() -> None:
-    part = torch.nn.Linear(8, 4, dtype=torch.float64)
-    x = rows(3, 8, torch.float64)
-    with torch.inference_mode():
+@torch.inference_mode()
+def test_what_has_no_kernel_is_left_to_torch(compiled: Path) -> None:
+    assert not multiplies(Kernels(compiled, False), torch.ones(2, 3, dtype=torch.bfloat16))
+    for dtype in (torch.float64, torch.float16):
+        part = torch.nn.Linear(8, 4, dtype=dtype)
+        x = rows(3, 8, dtype)
         expected = part(x)
-        assert not packs(part.weight) and torch.equal(Linear([part])(x), expected)
+        assert not packs(part.weight) and not multiplies(Kernels(compiled, False), part.weight)
+        assert torch.equal(Linear([part])(x), expected)
+
+
+@torch.inference_mode()
+def test_without_a_compiled_file_onednn_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "__file__", str(tmp_path / "products.py"))
+    find_kernels.cache_clear()
+    try:
+        assert find_kernels() is None
+        assert isinstance(module.lay_out(torch.ones(4, 4), None), OneDnn)
+    finally:
+        find_kernels.cache_clear()
+
+
+def test_a_file_of_another_version_is_left_out(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "VERSION", -1)
+    with pytest.raises(OSError, match="another version"):
+        Kernels(compiled, False)
