@@ -23,12 +23,13 @@ from pathlib import Path
 
 from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate, serving
-from benchmarks.prompts import DISTINCT, distinct_share, held_out
+from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role, vllm_python
 from slipstream.client.load.machine import machine_ticks
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
+from training.corpus import DISTINCT, distinct_share
 
 AT_ONCE = (1, 6, 16)
 TOKENS = 32
@@ -171,6 +172,8 @@ async def parts_of_a_step(target: Path) -> list[Row]:
 
 
 async def main(kind: str, repeats: int) -> None:
+    if kind not in ("shipped", "inflated"):
+        sys.exit(__doc__)
     if kind == "inflated":
         inflate()
     target = INFLATED if kind == "inflated" else MODELS / "target"

@@ -1,4 +1,4 @@
-"""The life of a role's process: interpreter tuning, when it ends, and its exit message.
+"""The life of a role's process: interpreter tuning, when it ends, and the line that says why.
 
 The tuning replaces defaults of CPython and glibc that are costly for a process that computes in milliseconds.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
+import logging
 import os
 import signal
 import sys
@@ -15,6 +17,8 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from slipstream.errors import SlipstreamError
+
+log = logging.getLogger(__name__)
 
 END_WITH_PARENT = "SLIPSTREAM_END_WITH_PARENT"
 """Set to 1 for processes of `slipstream serve`: if it is killed, they end too."""
@@ -37,6 +41,9 @@ PATIENT_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 roles on a small machine: beside other work a token cost 140 ms of CPU instead of 15.
 """
 
+DEADLY_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+"""Those that end a process without a word, unless something handles them."""
+
 
 def tune_runtime() -> None:
     """For the whole process. What lives by now is never looked at again by the garbage collector."""
@@ -48,14 +55,19 @@ def tune_runtime() -> None:
 
 async def until_signal() -> None:
     """Wait for SIGTERM or SIGINT, or for the end of the parent process where this one ends with it."""
-    asked = asyncio.Event()
     loop = asyncio.get_running_loop()
+    asked: asyncio.Future[str] = loop.create_future()
+
+    def ask(name: str) -> None:
+        if not asked.done():
+            asked.set_result(name)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
+        loop.add_signal_handler(number, ask, number.name)
     parent = os.getppid() if os.environ.get(END_WITH_PARENT) == "1" else None
-    while not asked.is_set() and parent in (None, os.getppid()):
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asked.wait(), 1.0)
+    while not asked.done() and parent in (None, os.getppid()):
+        await asyncio.wait([asked], timeout=1.0)
+    log.info("the process ends: %s", asked.result() if asked.done() else "the one that started it is gone")
 
 
 def run_role(role: str, serving: Coroutine[Any, Any, None]) -> None:
@@ -66,9 +78,16 @@ def run_role(role: str, serving: Coroutine[Any, Any, None]) -> None:
 
 @contextlib.contextmanager
 def exit_on_error(role: str) -> Iterator[None]:
-    """A typed error prints one sentence and exits with status 1, without a traceback."""
+    """Whatever ends the process, a line on standard error says what, if anything can be said: a typed error in one
+    sentence with status 1, any other with its traceback."""
+    faulthandler.enable(2)  # tells of crashes of the interpreter
     try:
-        yield
+        with _telling_signals(role):
+            yield
+    except SystemExit as error:
+        if not isinstance(error.code, str):
+            print(f"{role}: something ended the process with status {error.code or 0}", file=sys.stderr)
+        raise
     except (SlipstreamError, BaseExceptionGroup) as error:
         first: BaseException = error
         while isinstance(first, BaseExceptionGroup):
@@ -76,3 +95,23 @@ def exit_on_error(role: str) -> Iterator[None]:
         if not isinstance(first, SlipstreamError):
             raise
         sys.exit(f"{role}: {first.message}")
+
+
+@contextlib.contextmanager
+def _telling_signals(role: str) -> Iterator[None]:
+    """Signals that nothing else handles still end the process, but not without a word."""
+
+    def die(number: int, _: object) -> None:
+        print(f"{role}: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in DEADLY_SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, die)
+    try:
+        yield
+    finally:
+        for number in DEADLY_SIGNALS:
+            if signal.getsignal(number) is die:
+                signal.signal(number, signal.SIG_DFL)

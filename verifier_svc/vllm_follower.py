@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import multiprocessing.connection
 import signal
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from slipstream.process import exit_on_error
 from slipstream.telemetry import logs
 from slipstream.tokenizer.vocabulary import check_folder
 from verifier_svc.config import PREFIX, VerifierConfig
+from verifier_svc.execution.vllm.engine_core import wait_for_end
 from verifier_svc.execution.vllm.engine_options import engine_config, nodes_of, prepare_vllm, refusal
 from verifier_svc.execution.vllm.node_link import FollowerLink
 
@@ -60,8 +60,8 @@ def follow(config: VerifierConfig) -> None:
 
             executor = MultiprocExecutor(vllm_config, monitor_workers=False)
             log.info("node %d of %d runs", nodes.rank, nodes.size)
-            multiprocessing.connection.wait([worker.proc.sentinel for worker in executor.workers])
-            why = "the leader is gone" if lost.is_set() else "a vLLM worker ended"
+            why = wait_for_end(executor.workers)
+            why = "the leader is gone" if lost.is_set() else why
         except Exception as error:
             failed = refusal(error, failures)
             why = failed.message

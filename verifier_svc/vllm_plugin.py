@@ -27,9 +27,8 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSamp
 
 from slipstream.engine.models.checkpoint import describe_checkpoint
 from slipstream.engine.sampler.coupled_sampling import choose
-from slipstream.rpc import proto_conversion
+from slipstream.rpc import DRAFTER, proto_conversion
 from slipstream.rpc.channel import dialer
-from slipstream.rpc.roles import DRAFTER
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams

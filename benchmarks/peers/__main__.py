@@ -27,12 +27,13 @@ from dataclasses import dataclass
 from benchmarks.peers.disturbance import Seen, Watch
 from benchmarks.peers.environments import PEERS, checkpoint
 from benchmarks.peers.systems import SYSTEMS, Answer, Setting, System, Tokens
-from benchmarks.prompts import DISTINCT, distinct_share, held_out
+from benchmarks.prompts import held_out
 from benchmarks.records import RESULTS, Row, write
 from slipstream.client.load.paired import paired_ratio
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
 from slipstream.tokenizer.vocabulary import load_tokenizer
+from training.corpus import DISTINCT, distinct_share
 
 REFERENCE = "llama.cpp"
 EXPECTED = "transformers"

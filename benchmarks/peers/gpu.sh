@@ -2,7 +2,8 @@
 # NOT RUN: no GPU was at hand. vLLM and SGLang, plain and with a draft model, on a machine with one, under the load of
 # `slipstream bench`, with which Slipstream itself is then measured. Install each in an environment of its own.
 #
-# usage: sh benchmarks/peers/gpu.sh vllm|sglang|slipstream TARGET DRAFT PROMPTS OUT     (folders or hub ids; OUT: a folder)
+# usage: sh benchmarks/peers/gpu.sh vllm|sglang|slipstream|slipstream-vllm TARGET DRAFT PROMPTS OUT
+# (folders or hub ids; OUT: a folder; slipstream-vllm: our verifier on vLLM, of the interpreter SLIPSTREAM_VLLM_PYTHON)
 set -eu
 system=$1 target=$2 draft=$3 prompts=$4 out=$5
 port=8100
@@ -18,6 +19,7 @@ start() { # NAME: the server of this arm, in the background
         --speculative-algorithm STANDALONE --speculative-draft-model-path "$draft" --speculative-num-steps 4 \
         --speculative-eagle-topk 1 --speculative-num-draft-tokens 5 & ;;
     slipstream) slipstream serve --target "$target" --draft "$draft" --http 127.0.0.1:$port & ;;
+    slipstream-vllm) slipstream serve --engine vllm --target "$target" --draft "$draft" --http 127.0.0.1:$port & ;;
     esac
     server=$!
     until curl -sf "http://127.0.0.1:$port/v1/models" >/dev/null; do
@@ -37,7 +39,7 @@ measure() { # NAME WHICH: 1, 6 and 16 at once
 }
 
 case $system in
-slipstream) measure slipstream both "" ;;
+slipstream | slipstream-vllm) measure "$system" both "" ;;
 vllm | sglang)
     measure "$system-plain" on
     measure "$system-draft" on

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -42,3 +43,11 @@ def embedded() -> Any:
     from verifier_svc.execution.embedded import EmbeddedExecutor
 
     return EmbeddedExecutor(open_engine(TARGET, "float32", 16_384))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def others() -> AsyncIterator[Any]:
+    from tests.vllm.system import running_others
+
+    async with running_others() as running:
+        yield running

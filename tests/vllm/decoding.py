@@ -17,11 +17,11 @@ from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import load_tokenizer
+from tests.enumeration import chain
 from tests.grammars import END, compiled
 from tests.masks import AT_ONCE
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor
-from verifier_svc.execution.vllm.step_sampler import chain
 from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.session import Session
 
@@ -176,12 +176,12 @@ class Decoding:
 def _drawn(token_ids: list[int], case: Case, chance: random.Random) -> Selection:
     """The candidates, under a ratio rule each with a distribution that it may have been drawn from."""
     if case.sampling.coupled:
-        return chain(token_ids, ())
+        return chain(tuple(token_ids), lambda path: None)
     given: list[DraftDistribution] = []
     for token in token_ids:
         others = tuple({chance.randrange(VOCABULARY) for _ in range(4)} - {token})
         given.append(DraftDistribution((token, *others), (40000, *(chance.randint(1, 9000) for _ in others))))
-    return chain(token_ids, given)
+    return chain(tuple(token_ids), lambda path: given[len(path)])
 
 
 def decode(

@@ -14,7 +14,7 @@ FAULT_EVERY = 100
 def main() -> None:
     from verifier_svc.__main__ import main as verify
     from verifier_svc.execution.vllm.executor import VLLMExecutor
-    from verifier_svc.execution.vllm.messages import ChainMasks
+    from verifier_svc.execution.vllm.messages import StepMasks
 
     right, steps, broken = VLLMExecutor._masks, 0, False
 
@@ -26,7 +26,7 @@ def main() -> None:
         nonlocal steps
         steps += 1
         if broken or steps % FAULT_EVERY == 0:  # for a request that the worker never heard of
-            return {"nobody": ChainMasks(np.zeros(1, np.int64), np.zeros((1, 512), np.uint8))}
+            return StepMasks(["nobody"], *np.zeros((2, 1), np.int64), np.zeros((1, 512), np.uint8))
         return right(self, *step)
 
     signal.signal(signal.SIGUSR1, toggle)

@@ -1,5 +1,5 @@
 """A system of real processes: a verifier on vLLM that can be struck, one on the embedded engine, two drafters, and
-gateways to the two verifiers together and to each alone."""
+gateways to the two verifiers together and to each alone. What is not on vLLM is started once for all tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import psutil
@@ -24,7 +23,7 @@ from tests.fleet import Gateway
 from tests.loopback import ANY
 from tests.vllm.decoding import DRAFT, ROOT, TARGET
 
-READY_S = 240
+READY_S = 400
 PYTHON = str(ROOT / ".venv/bin/python")
 """The environment of `make setup`: vLLM's has no room for what the gateway needs."""
 PROMPTS = [
@@ -37,6 +36,9 @@ QUICK = {"MEASURE_S": "0.5", "MAX_DRAFT_TOKENS": "8", "DTYPE": "float32", "KV_TO
 LIMIT_S = 60.0
 """A bound for machines that are busy; what is noticed takes milliseconds."""
 UNAVAILABLE: int = grpc.StatusCode.UNAVAILABLE.value[0]
+SPECULATING = {"VERIFIER_ALWAYS_SPECULATE": "true"}
+TOKENS = 250
+"""Of the longest texts."""
 STEP_TIMEOUT_S = 600.0
 """Nothing that a test waits for takes so long: what is noticed is not noticed by it."""
 
@@ -113,17 +115,33 @@ async def code_of_end(speaking: Gateway, number: int) -> int:
 
 
 @dataclass
+class Others:
+    """What a system has beside its verifier on vLLM."""
+
+    drafters: dict[str, Role]
+    """By address."""
+    verifier: str
+    """On the embedded engine."""
+    gateway: str
+    """To that verifier alone."""
+    plain: list[list[int]]
+    """Texts of `requests(TOKENS)`, without candidates, by that verifier."""
+
+
+@dataclass
 class System:
     """The vLLM verifier is `tests.vllm.failing_verifier`."""
 
     vllm: Role
     vllm_address: str
-    drafters: dict[str, Role]
-    """By address."""
-    embedded: str
-    """Gateways' addresses: to the embedded verifier, to the one on vLLM, and to both."""
+    others: Others
     on_vllm: str
+    """Gateways' addresses: to the verifier on vLLM, and to both."""
     both: str
+
+    def plain(self, tokens: int) -> list[list[int]]:
+        """Texts of `requests`, without candidates, by the embedded engine."""
+        return [text[:tokens] for text in self.others.plain]
 
     async def start_vllm(self) -> None:
         """Starts it again at its address."""
@@ -133,7 +151,7 @@ class System:
         """Tokens that the verifier on vLLM has committed since it started."""
         return await asyncio.to_thread(_committed, self.vllm.metrics)
 
-    async def in_mid_text(self, tokens: int, plain: list[list[int]]) -> asyncio.Task[list[list[int]]]:
+    async def in_mid_text(self, tokens: int) -> asyncio.Task[list[list[int]]]:
         """Requests to both verifiers of which the one on vLLM has just committed some tokens: again, if the gateway did
         not know of it yet, or all were served before anyone looked."""
         async with asyncio.timeout(120):
@@ -143,7 +161,7 @@ class System:
                 while not generating.done():
                     if await self.committed() > before + 10 and not generating.done():
                         return generating
-                assert generating.result() == plain
+                assert generating.result() == self.plain(tokens)
 
     def toggle_fault(self) -> None:
         """From now on every step of the verifier on vLLM fails in its sampler, or none does again."""
@@ -156,36 +174,44 @@ def _committed(metrics: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("slipstream_verifier_committed"))
 
 
+async def start(stack: AsyncExitStack, module: str, python: str = PYTHON, **settings: str) -> tuple[Role, str]:
+    """A role that ends with the stack, and its address."""
+    role = Role(module, settings, python)
+    stack.push_async_callback(role.end)
+    return role, await asyncio.wait_for(role.start(), READY_S)
+
+
+async def start_gateway(stack: AsyncExitStack, verifiers: str, drafters: str = "") -> str:
+    settings = {"VERIFIERS": verifiers, "DRAFTERS": drafters, "LISTEN": ANY, "TOKENIZER": TARGET}
+    settings["TRUSTED_DRAFTERS"] = "a,b" if drafters else ""
+    _, address = await start(stack, "gateway", **{f"GATEWAY_{name}": value for name, value in settings.items()})
+    return address
+
+
 @asynccontextmanager
-async def running_system(more: Mapping[str, str] | None = None) -> AsyncIterator[System]:
-    """`more` are settings of the verifier on vLLM."""
-    roles: list[Role] = []
-
-    async def start(module: str, python: str = PYTHON, **settings: str) -> tuple[Role, str]:
-        roles.append(role := Role(module, settings, python))
-        return role, await asyncio.wait_for(role.start(), READY_S)
-
-    def gateway(verifiers: str, drafters: str = "") -> Any:
-        settings = {"VERIFIERS": verifiers, "DRAFTERS": drafters, "LISTEN": ANY, "TOKENIZER": TARGET}
-        settings["TRUSTED_DRAFTERS"] = "a,b" if drafters else ""
-        return start("gateway", **{f"GATEWAY_{name}": value for name, value in settings.items()})
-
-    speculating = {"VERIFIER_ALWAYS_SPECULATE": "true"}
-    on_vllm = verifier_settings(ENGINE="vllm", METRICS_LISTEN="127.0.0.1:0", VLLM_STEP_TIMEOUT_S=str(STEP_TIMEOUT_S))
+async def running_others() -> AsyncIterator[Others]:
     draft = {"DRAFTER_MODEL": DRAFT, "DRAFTER_LISTEN": ANY, "DRAFTER_DTYPE": "float32"}
-    try:
-        (vllm, vllm_address), (_, embedded), *drafters = await asyncio.gather(
-            start("tests.vllm.failing_verifier", sys.executable, **on_vllm, **speculating, **(more or {})),
-            start("verifier_svc", sys.executable, **verifier_settings(), **speculating),
-            start("drafter_svc", **draft),
-            start("drafter_svc", **draft),
+    async with AsyncExitStack() as stack:
+        (_, verifier), *drafters = await asyncio.gather(
+            start(stack, "verifier_svc", sys.executable, **verifier_settings(), **SPECULATING),
+            start(stack, "drafter_svc", **draft),
+            start(stack, "drafter_svc", **draft),
         )
-        named = ",".join(f"{name}={address}" for name, (_, address) in zip("ab", drafters, strict=True))
-        gateways = await asyncio.gather(
-            gateway(embedded), gateway(vllm_address, named), gateway(f"{vllm_address},{embedded}", named)
+        gateway = await start_gateway(stack, verifier)
+        plain = await generate(gateway, requests(TOKENS, speculate=False))
+        yield Others({address: role for role, address in drafters}, verifier, gateway, plain)
+
+
+@asynccontextmanager
+async def running_system(others: Others, more: Mapping[str, str] | None = None) -> AsyncIterator[System]:
+    """`more` are settings of the verifier on vLLM."""
+    settings = verifier_settings(ENGINE="vllm", METRICS_LISTEN="127.0.0.1:0", VLLM_STEP_TIMEOUT_S=str(STEP_TIMEOUT_S))
+    named = ",".join(f"{name}={address}" for name, address in zip("ab", others.drafters, strict=True))
+    async with AsyncExitStack() as stack:
+        vllm, address = await start(
+            stack, "tests.vllm.failing_verifier", sys.executable, **settings, **SPECULATING, **(more or {})
         )
-        addresses = [address for _, address in gateways]
-        yield System(vllm, vllm_address, {address: role for role, address in drafters}, *addresses)
-    finally:
-        for role in roles[::-1]:
-            await role.end()
+        on_vllm, both = await asyncio.gather(
+            start_gateway(stack, address, named), start_gateway(stack, f"{address},{others.verifier}", named)
+        )
+        yield System(vllm, address, others, on_vllm, both)

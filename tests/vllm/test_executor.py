@@ -25,7 +25,7 @@ from tests.vllm.decoding import (
     prompts,
     texts,
 )
-from verifier_svc.execution.vllm.messages import ChainMasks
+from verifier_svc.execution.vllm.messages import StepMasks
 from verifier_svc.execution.vllm.requests import RequestStep
 
 SESSIONS = 16
@@ -177,8 +177,8 @@ def test_a_step_that_failed_may_run_again(
         output.scheduled_cached_reqs.req_ids.append("nobody")
         return output
 
-    def wrong_masks(*args: Any) -> dict[str, ChainMasks]:
-        return {"nobody": ChainMasks(np.zeros(1, np.int64), np.zeros((1, 512), np.uint8))}
+    def wrong_masks(*args: Any) -> StepMasks:
+        return StepMasks(["nobody"], *np.zeros((2, 1), np.int64), np.zeros((1, 512), np.uint8))
 
     broken = (executor, "_masks", wrong_masks) if where == "in the sampler" else (executor.kv, "schedule", failing)
     for number in range(20):

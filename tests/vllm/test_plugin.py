@@ -18,7 +18,7 @@ from slipstream.cli.serve import Role
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.loopback import ANY, HOST, free_port
 from tests.vllm.decoding import DRAFT, ROOT, TARGET, Case, decode, prompts, texts
-from tests.vllm.system import PYTHON
+from tests.vllm.system import PYTHON, READY_S
 
 TOKENS = 48
 CASES = [
@@ -52,7 +52,7 @@ def vllm_server(drafter: str) -> Iterator[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *words]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment)
     try:
-        end = time.monotonic() + 150
+        end = time.monotonic() + READY_S
         while True:
             assert process.poll() is None and time.monotonic() < end
             try:
@@ -63,7 +63,10 @@ def vllm_server(drafter: str) -> Iterator[str]:
         yield f"http://{HOST}:{port}"
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        try:
+            process.wait(timeout=60)
+        finally:
+            process.kill()
 
 
 def complete(server: str, case: Case) -> list[int]:

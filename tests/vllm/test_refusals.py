@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from tests.checkpoints import save_checkpoint
 from tests.vllm.conftest import open_executor
+from tests.vllm.system import LIMIT_S, until, workers
 from verifier_svc.execution.vllm.engine_core import _check_cache
 from verifier_svc.execution.vllm.engine_options import check_version
 
@@ -23,6 +26,7 @@ from verifier_svc.execution.vllm.engine_options import check_version
         ("--speculative-config {}", "--speculative-config, which cannot be set: candidates come from"),
         ("--trust-remote-code", "--trust-remote-code, which cannot be set: code of a checkpoint is never run"),
         ("-pp 2", "-pp, which cannot be set: pipelines of steps are not supported"),
+        ("--help", "VERIFIER_VLLM_ARGS holds --help or another option that ends the program"),
         ("'open quote", "VERIFIER_VLLM_ARGS cannot be read: No closing quotation"),
     ],
 )
@@ -42,6 +46,22 @@ def test_a_worker_s_refusal_is_its_own_sentence() -> None:
     """The KV cache does not fit the machine: only a worker finds out."""
     with pytest.raises(FailedPrecondition, match=r"vLLM cannot serve this target: .*[Mm]emory"):
         open_executor(vllm_args=f"--kv-cache-memory-bytes {1 << 50}")
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_told() -> None:
+    kill = threading.Thread(target=kill_next_worker)
+    kill.start()
+    with pytest.raises(FailedPrecondition, match="a worker ended at its start without a word"):
+        open_executor(kv_tokens=1024)
+    kill.join()
+
+
+def kill_next_worker() -> None:
+    known = workers(os.getpid())
+    until(lambda: len(workers(os.getpid())) > len(known), LIMIT_S)
+    for process in workers(os.getpid()):
+        if process not in known:
+            process.kill()
 
 
 def test_a_target_with_windows_is_refused(tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ class AcceptanceResult:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the accepted tokens and the next one, where the session asked for them; added after the
     rule returned."""
+    window: tuple[int, ...] = ()
+    """The target's likeliest tokens behind the newest rows of the sequence's lookahead window; -1 where its numbers
+    are broken. No rule sets it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ from slipstream.errors import (
 )
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.speculation.selection import Selection
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor, StepOutcome
 from verifier_svc.session import Session
 
@@ -52,7 +51,6 @@ KINDS = ("split", "memory", "session", "device")
 """Faults that are counted: a pass of several sessions that was run again in parts; a pass that lacked memory; a session
 that was ended; a step in which the probe failed."""
 _PASSED_ON = (EngineLost, *CONTROL_FLOW)
-_NO_CANDIDATES = Selection()
 
 
 class FaultIsolation:
@@ -139,7 +137,7 @@ class FaultIsolation:
         # The pass may fail for the tokens that were drawn. To drop them for that would bias the ratio rule, which keeps
         # them; a coupled session's text depends on no candidate.
         if session.sampling.coupled:
-            scheduled = scheduled._replace(selection=_NO_CANDIDATES)
+            scheduled = scheduled.plain
         for _ in range(LONE_TRIES - 1):
             if not self._probe():
                 return _step_failed()
@@ -182,7 +180,7 @@ class FaultIsolation:
         works = self._ran
         if kv.blocks_free:
             sequence = session.sequence = kv.begin(session.tokens, session.cache_salt)
-            probe = ScheduledSequence(session, 1, 0, session.tokens, complete=True, selection=_NO_CANDIDATES)
+            probe = ScheduledSequence(session, 1, 0, session.tokens, complete=True)
             works = self._attempt([probe]) is not None
             kv.close(sequence)
         self._device_lost = not works

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -223,22 +224,37 @@ def _keep(logits: Tensor, values: Tensor, counts: Tensor) -> Tensor:
     return logits.masked_fill(~kept, -math.inf)
 
 
-def logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprobs]:
-    """Raw logits [R, V], the token chosen in each row, and how many of the likeliest each row wants."""
+class LogprobArrays(NamedTuple):
+    """`TokenLogprobs` of T tokens."""
+
+    chosen: npt.NDArray[np.float32]
+    """[T] of the tokens themselves."""
+    tops: npt.NDArray[np.int64]
+    """[T] likeliest tokens of each row, whose ids and values follow one another in the next two."""
+    token_ids: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+
+    def tokens(self) -> list[TokenLogprobs]:
+        pairs = zip(self.token_ids.tolist(), self.values.tolist(), strict=True)
+        likeliest = (tuple(islice(pairs, count)) for count in self.tops.tolist())
+        return [TokenLogprobs(*each) for each in zip(self.chosen.tolist(), likeliest, strict=True)]
+
+
+def logprobs(logits: Tensor, tokens: Tensor, tops: npt.NDArray[np.int64]) -> LogprobArrays:
+    """Raw logits [T, V], the token int64 [T] chosen in each row, and how many of the likeliest each row wants [T].
+
+    Looks at all tokens that reach the last one's value: `topk` does not define which of equal ones it takes.
+    """
     logits = logits.float()
     shares = logits - logits.logsumexp(dim=-1, keepdim=True)
-    chosen = shares.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten().tolist()
-    best = _best(shares, tops)
-    return [TokenLogprobs(logprob, top) for logprob, top in zip(chosen, best, strict=True)]
-
-
-def _best(shares: Tensor, tops: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
-    """Looks at all tokens that reach the last one's value: `topk` does not define which of equal ones it takes."""
-    best: list[list[tuple[float, int]]] = [[] for _ in tops]
-    width = min(max(tops), shares.shape[-1])
-    if width:
-        last = shares.topk(width, dim=-1).values[:, -1:]
-        rows, ids = (shares >= last).nonzero(as_tuple=True)
-        for row, token, share in zip(rows.tolist(), ids.tolist(), shares[rows, ids].tolist(), strict=True):
-            best[row].append((-share, token))
-    return [tuple((token, -cost) for cost, token in sorted(found)[:top]) for found, top in zip(best, tops, strict=True)]
+    chosen = shares.gather(-1, tokens[:, None]).flatten().cpu().numpy()
+    width = min(int(tops.max(initial=0)), shares.shape[-1])
+    if not width:
+        return LogprobArrays(chosen, np.zeros(len(chosen), np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+    last = shares.topk(width, dim=-1).values[:, -1:]
+    where = (shares >= last).nonzero(as_tuple=True)
+    rows, ids, values = (each.cpu().numpy() for each in (*where, shares[where]))
+    order = np.lexsort((ids, -values, rows))
+    rank = np.arange(len(rows)) - np.searchsorted(rows, rows)  # the rows are ascending
+    best = order[rank < tops[rows]]
+    return LogprobArrays(chosen, np.bincount(rows[best], minlength=len(chosen)), ids[best], values[best])

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.vllm.engine_options import engine_config, nodes_of, prepare_vllm, refusal, unsupported
-from verifier_svc.execution.vllm.messages import Masks
+from verifier_svc.execution.vllm.messages import StepMasks
 from verifier_svc.execution.vllm.node_link import LeaderLink
 
 FIRST_STEP_S = 300.0
@@ -82,6 +83,11 @@ class EngineCore:
         return int(self._core.vllm_config.scheduler_config.max_num_seqs)
 
     @property
+    def lost(self) -> str:
+        """Why there are no workers any more; empty while they are there."""
+        return self._lost
+
+    @property
     def worker_pids(self) -> list[int]:
         return [worker.proc.pid for worker in self._executor.workers]
 
@@ -91,7 +97,7 @@ class EngineCore:
         if self._lost:
             call()
 
-    def run(self, output: Any, masks: Callable[[], Masks]) -> Any:
+    def run(self, output: Any, masks: Callable[[], StepMasks | None]) -> Any:
         """Runs one step: the model, meanwhile `masks`, then the sampling. Returns vLLM's output. Raises EngineLost;
         RuntimeError for a step that failed in a worker that lives."""
         if self._lost:
@@ -103,7 +109,7 @@ class EngineCore:
             raise EngineLost(self._lost, reason="WORKER_LOST") from error
         except Exception as error:
             if self._lost or self._executor.is_failed:
-                self._lose("a vLLM worker ended")
+                self._lose(ends_of(self._executor.workers))
                 raise EngineLost(self._lost, reason="WORKER_LOST") from error
             raise
         self._timeout_s = self._step_timeout_s
@@ -131,7 +137,7 @@ class EngineCore:
 
         return Core(vllm_config, Executor.get_class(vllm_config), log_stats=False)
 
-    def _run(self, output: Any, masks: Callable[[], Masks]) -> Any:
+    def _run(self, output: Any, masks: Callable[[], StepMasks | None]) -> Any:
         """Takes every answer that it asked for, also when one of them is an error."""
         computed = self._call("execute_model", output)
         try:
@@ -158,9 +164,7 @@ class EngineCore:
         )
 
     def _watch(self) -> None:
-        workers = [worker.proc for worker in self._executor.workers]
-        multiprocessing.connection.wait([worker.sentinel for worker in workers])
-        self._lose_workers("a vLLM worker ended")
+        self._lose_workers(wait_for_end(self._executor.workers))
 
     def _lose_workers(self, why: str) -> None:
         if self._lost:
@@ -184,6 +188,21 @@ class EngineCore:
     def _hang_up(self) -> None:
         if self._link is not None:
             self._link.close()
+
+
+def wait_for_end(workers: Sequence[Any]) -> str:
+    """Waits for the first of vLLM's worker handles whose process ends; says how."""
+    multiprocessing.connection.wait([worker.proc.sentinel for worker in workers])
+    return ends_of(workers)
+
+
+def ends_of(workers: Sequence[Any]) -> str:
+    """How the first of these processes that is gone ended."""
+    for worker in workers:
+        if (code := worker.proc.exitcode) is not None:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            return f"a vLLM worker {how}"
+    return "a vLLM worker ended"
 
 
 def _check_cache(kv_cache: Any) -> None:

@@ -114,6 +114,9 @@ def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any
         def error(self, message: str) -> None:
             raise InvalidArgument(f"VERIFIER_VLLM_ARGS cannot be read: {message}.")
 
+        def exit(self, status: int = 0, message: str | None = None) -> None:
+            raise InvalidArgument("VERIFIER_VLLM_ARGS holds --help or another option that ends the program.")
+
     source, revision = source_and_revision(config.model)
     fixed = ["--model", source, "--max-model-len", str(min(model.max_length, config.kv_tokens))]
     fixed += [] if is_local(config.model) else ["--revision", revision, "--tokenizer-revision", revision]
@@ -166,7 +169,12 @@ def nodes_of(vllm_config: Any) -> Nodes:
 
 def refusal(error: Exception, failures: Path) -> FailedPrecondition:
     """vLLM's own sentence, from the worker that failed if there is one."""
-    why = failures.read_text() if failures.exists() else f"{type(error).__name__}: {error}"
+    if failures.exists():
+        why = failures.read_text()
+    elif "background process" in str(error):
+        why = "a worker ended at its start without a word, as one does that the kernel kills for its memory"
+    else:
+        why = f"{type(error).__name__}: {error}"
     lines = [line.strip() for line in why.splitlines() if line.strip()]
     shown = " ".join(lines).partition(" [type=")[0][:SHOWN].rstrip(". ")  # what pydantic adds is of no use
     return FailedPrecondition(f"vLLM cannot serve this target: {shown}.", reason="VLLM_REFUSED")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,22 @@ from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment
 from slipstream.errors import Internal, SlipstreamError
-from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
+from slipstream.tokenizer.grammar import Mask
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.estimators.cost_measurement import SESSIONS, MeasuredSteps, measure_steps
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.execution.vllm.engine_core import EngineCore
-from verifier_svc.execution.vllm.messages import ChainMasks, Masks, SampledStep, SessionParameters
+from verifier_svc.execution.vllm.messages import SampledStep, SessionParameters, StepLogprobs, StepMasks
 from verifier_svc.execution.vllm.requests import NULL_BLOCKS, RequestStep, WorkerRequests
 from verifier_svc.session import Session
 
 Forbidden = dict[str, tuple[int, SlipstreamError]]
 """By request: the number of candidates after which its grammar cannot be followed, and why."""
+Logprobs = dict[str, tuple[TokenLogprobs, ...]]
+"""By request, one for each of its tokens."""
 
 
 class VLLMExecutor:
@@ -56,12 +60,13 @@ class VLLMExecutor:
         forbidden: Forbidden = {}
         output = self._run(requests, lambda: self._masks(step, requests, forbidden))
         try:
-            return [self._finish(*each, output, forbidden) for each in zip(step, requests, strict=True)]
+            likely = _by_request(output.sampled.logprobs)
+            return [self._finish(*each, output, likely, forbidden) for each in zip(step, requests, strict=True)]
         except BaseException:
             self.kv.step_failed(requests)
             raise
 
-    def _run(self, requests: Sequence[RequestStep], masks: Callable[[], Masks]) -> Any:
+    def _run(self, requests: Sequence[RequestStep], masks: Callable[[], StepMasks | None]) -> Any:
         """vLLM's output. A step that failed leaves the KV of committed tokens as it was, and may run again."""
         try:
             output = self.core.run(self.kv.schedule(requests), masks)
@@ -78,19 +83,19 @@ class VLLMExecutor:
             RequestStep(each, [*each.sequence.tokens, *each.pending] + [0] * (not each.want_logits), plain)
             for each in segments
         ]
-        self._run(requests, dict)
+        self._run(requests, lambda: None)
 
     def _finish(
-        self, scheduled: ScheduledSequence, request: RequestStep, output: Any, forbidden: Forbidden
+        self, scheduled: ScheduledSequence, request: RequestStep, output: Any, likely: Logprobs, forbidden: Forbidden
     ) -> StepOutcome:
         """Keeps the KV of what was decided; returns the outcome."""
-        outcome = self._outcome(scheduled, request, output, forbidden)
+        outcome = self._outcome(scheduled, request, output, likely, forbidden)
         if not isinstance(outcome, SlipstreamError):
             self.kv.keep(request.segment, [] if outcome is None else list(outcome.path))
         return outcome
 
     def _outcome(
-        self, scheduled: ScheduledSequence, request: RequestStep, output: Any, forbidden: Forbidden
+        self, scheduled: ScheduledSequence, request: RequestStep, output: Any, likely: Logprobs, forbidden: Forbidden
     ) -> StepOutcome:
         if not scheduled.complete:
             return None
@@ -102,20 +107,24 @@ class VLLMExecutor:
         if name in sampled.broken:
             self.kv.disown(request.segment.sequence)
             return Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS")
-        path, likely = tuple(range(len(tokens) - 1)), sampled.logprobs.get(name, ())
-        return AcceptanceResult(path, tokens[-1], dishonest=name in sampled.dishonest, logprobs=likely)
+        path = tuple(range(len(tokens) - 1))
+        return AcceptanceResult(path, tokens[-1], dishonest=name in sampled.dishonest, logprobs=likely.get(name, ()))
 
-    def _masks(self, step: list[ScheduledSequence], requests: list[RequestStep], forbidden: Forbidden) -> Masks:
-        masks: Masks = {}
+    def _masks(
+        self, step: list[ScheduledSequence], requests: list[RequestStep], forbidden: Forbidden
+    ) -> StepMasks | None:
+        names, owners, depths, bits = list[str](), list[int](), list[int](), list[Mask]()
         for scheduled, request in zip(step, requests, strict=True):
             if scheduled.session.masks is not None and scheduled.complete:
                 name = self.kv.name_of(request.segment.sequence)
                 found, failed = _chain_masks(scheduled)
                 if failed is not None:
                     forbidden[name] = failed
-                if found is not None:
-                    masks[name] = found
-        return masks
+                owners += [len(names)] * len(found)
+                depths += found.keys()
+                bits += found.values()
+                names.append(name)
+        return StepMasks(names, np.array(owners), np.array(depths), np.stack(bits)) if bits else None
 
 
 def _request(scheduled: ScheduledSequence) -> RequestStep:
@@ -136,25 +145,27 @@ def _parameters(session: Session) -> SessionParameters:
     return SessionParameters(session.sampling, session.prompt_length, session.top_logprobs)
 
 
-def _chain_masks(
-    scheduled: ScheduledSequence,
-) -> tuple[ChainMasks | None, tuple[int, SlipstreamError] | None]:
-    """The grammar's masks along the chain, as far as it allows the candidates; and after how many of them it cannot be
-    followed, if that is so. An error counts only if the target chooses the candidates before it."""
+def _chain_masks(scheduled: ScheduledSequence) -> tuple[dict[int, Mask], tuple[int, SlipstreamError] | None]:
+    """The grammar's masks along the chain by the number of candidates before, as far as it allows these; and after how
+    many it cannot be followed, if that is so. An error counts only if the target chooses the candidates before it."""
     constraint, chain = scheduled.session.masks, scheduled.selection.token_ids
     assert constraint is not None
-    depths, bits = list[int](), list[Any]()
-    failed: tuple[int, SlipstreamError] | None = None
+    masks: dict[int, Mask] = {}
     for depth in range(len(chain) + 1):
         try:
             mask = constraint.after(chain[:depth])
         except SlipstreamError as error:
-            failed = depth, error
-            break
+            return masks, (depth, error)
         if mask is None:  # after an end of text
             continue
-        depths.append(depth)
-        bits.append(mask)
+        masks[depth] = mask
         if depth < len(chain) and not mask[chain[depth] >> 3] >> (chain[depth] & 7) & 1:
             break  # never chosen, so nothing below matters
-    return (ChainMasks(np.array(depths), np.stack(bits)) if depths else None), failed
+    return masks, None
+
+
+def _by_request(logprobs: StepLogprobs | None) -> Logprobs:
+    if logprobs is None:
+        return {}
+    tokens = iter(logprobs.arrays.tokens())
+    return {name: tuple(islice(tokens, size)) for name, size in zip(logprobs.names, logprobs.lengths, strict=True)}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.engine.sampler.logits_processor import LogprobArrays
 from slipstream.speculation.draft_distribution import DraftDistribution
-from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
+from slipstream.speculation.sampling_params import SamplingParams
+
+Indices = npt.NDArray[np.int64]
 
 EXTRA = "slipstream"
 """Key of a session's parameters in the `extra_args` of vLLM's sampling parameters."""
@@ -36,28 +40,66 @@ class SessionParameters:
         return cls(SamplingParams(**packed["sampling"]), packed["prompt_length"], packed["top_logprobs"])
 
 
-class ChainMasks(NamedTuple):
-    """Tokens that a grammar allows along one session's chain of candidates."""
+class StepMasks(NamedTuple):
+    """The M rows of a step on which a grammar or a least length allows some tokens alone."""
 
-    depths: npt.NDArray[np.int64]
-    """[M] candidates before each masked row."""
+    names: Sequence[str]
+    """The requests that have such rows."""
+    requests: Indices
+    """[M] index of the row's request in `names`."""
+    depths: Indices
+    """[M] candidates before the row."""
     bits: npt.NDArray[np.uint8]
     """[M, ceil(V / 8)]; the lowest bit is the lowest token."""
 
 
-Masks = dict[str, ChainMasks]
-"""By the request's name; a request without a grammar has no entry."""
-Proposals = dict[str, tuple[DraftDistribution | None, ...]]
-"""The distribution that each candidate was drawn from, by the request's name; for sessions under a ratio rule."""
+class StepProposals(NamedTuple):
+    """The distributions that the candidates of sessions under a ratio rule were drawn from: P pairs of a token and its
+    weight. A candidate without any was not drawn."""
+
+    names: Sequence[str]
+    requests: Indices
+    """[P] index of the request in `names`."""
+    depths: Indices
+    """[P] candidates before the one that was drawn."""
+    token_ids: Indices
+    weights: Indices
+
+    @classmethod
+    def of(cls, distributions: Mapping[str, Sequence[DraftDistribution | None]]) -> StepProposals:
+        """Of each candidate of each request."""
+        found = [
+            (number, depth, each)
+            for number, chain_of_request in enumerate(distributions.values())
+            for depth, each in enumerate(chain_of_request)
+            if each is not None
+        ]
+        sizes = [len(each.token_ids) for _, _, each in found]
+        return cls(
+            list(distributions),
+            np.repeat(np.array([number for number, _, _ in found], np.int64), sizes),
+            np.repeat(np.array([depth for _, depth, _ in found], np.int64), sizes),
+            np.fromiter(chain.from_iterable(each.token_ids for _, _, each in found), np.int64),
+            np.fromiter(chain.from_iterable(each.weights for _, _, each in found), np.int64),
+        )
+
+
+class StepLogprobs(NamedTuple):
+    """Log-probabilities of the tokens of a step's requests that want them."""
+
+    names: Sequence[str]
+    lengths: Indices
+    """Tokens of each of these requests."""
+    arrays: LogprobArrays
+    """One row for each of these tokens."""
 
 
 @dataclass(slots=True)
 class SampledStep:
     """What a worker decided in a step, beside the tokens."""
 
-    broken: list[str] = field(default_factory=list)
+    broken: Sequence[str] = ()
     """Requests whose numbers are broken. The tokens that vLLM has for them mean nothing."""
-    dishonest: list[str] = field(default_factory=list)
+    dishonest: Sequence[str] = ()
     """Requests with a candidate that lay outside its own distribution."""
-    logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    """By request, one for each of its tokens."""
+    logprobs: StepLogprobs | None = None

@@ -18,7 +18,7 @@ from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment
 from slipstream.engine.segment import Sequence as KVSequence
 from slipstream.speculation.draft_distribution import DraftDistribution
-from verifier_svc.execution.vllm.messages import SessionParameters
+from verifier_svc.execution.vllm.messages import SessionParameters, StepProposals
 
 NULL_BLOCKS = 1
 """vLLM never writes its block 0; our block i is its block i + 1."""
@@ -109,7 +109,7 @@ class WorkerRequests(KVCacheManager):
             free_encoder_mm_hashes=[],
             kv_cache_block_copies=[KVCacheBlockCopy(a + shift, b + shift) for a, b in self._copies] or None,
         )
-        output.proposals = proposals
+        output.proposals = StepProposals.of(proposals) if proposals else None
         return output
 
     def step_succeeded(self, step: Sequence[RequestStep]) -> None:

@@ -1,9 +1,8 @@
-"""The sampling parameters of a worker's sessions, as columns of one array: a step reads all its rows at once."""
+"""The sampling parameters of a worker's sessions, as columns of arrays: a step reads all its rows at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.sampler.logits_processor import log_min_p
-from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.sampling_params import SamplingParams
-from verifier_svc.execution.vllm.messages import SessionParameters
+from verifier_svc.execution.vllm.messages import Indices, SessionParameters
 
+NONE = -1
 COLUMNS = np.dtype(
     [
         ("temperature", np.float32),
@@ -23,100 +22,102 @@ COLUMNS = np.dtype(
         ("floor", np.float32),
         ("seed", np.uint64),
         ("greedy", np.bool_),
-        ("adjusted", np.bool_),
+        ("ratio", np.bool_),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("biased", np.bool_),
+        ("adjustment", np.int64),
+        ("top_logprobs", np.int64),
     ]
 )
-"""Neutral temperature and cuts where greedy; `adjusted`: the session has penalties or a bias."""
+"""Neutral temperature and cuts where greedy; `ratio`: the session is under a ratio rule; `adjustment`: its place among
+the `Adjustments`, or NONE; `top_logprobs`: NONE where it wants no log-probabilities."""
 SLOTS = 64
 """Slots at the start; they are doubled as needed."""
 
 
-@dataclass(slots=True)
-class Adjustment:
-    """Penalties and bias of one session. float32 and bool [V] on the device; sessions are stacked."""
+class Adjustments:
+    """What penalties and bias need of the sessions that have any, on the device. S places, V tokens."""
 
-    repetition: float
-    presence: float
-    frequency: float
-    counts: Tensor
-    """How often each token is in the output."""
-    prompt: Tensor
-    """Which tokens are in the prompt."""
-    bias: Tensor
+    def __init__(self, vocabulary: int, device: torch.device) -> None:
+        self.counts = torch.zeros(0, vocabulary, device=device)
+        """float32 [S, V] how often each token is in the output."""
+        self.prompt = torch.zeros(0, vocabulary, dtype=torch.bool, device=device)
+        """[S, V] which tokens are in the prompt."""
+        self.bias = torch.zeros(0, vocabulary, device=device)
+        """float32 [S, V]"""
+        self._free: list[int] = []
 
-    @classmethod
-    def of(
-        cls, parameters: SessionParameters, tokens: Sequence[int], vocabulary: int, device: torch.device
-    ) -> Adjustment:
-        sampling, length = parameters.sampling, parameters.prompt_length
-        prompt, bias = np.zeros(vocabulary, np.bool_), np.zeros(vocabulary, np.float32)
-        prompt[np.array(tokens[:length])] = True
-        bias[np.array(list(sampling.logit_bias), np.int64)] = list(sampling.logit_bias.values())
-        counts = np.bincount(np.array(tokens[length:], np.int64), minlength=vocabulary).astype(np.float32)
-        on_device = (torch.from_numpy(array).to(device) for array in (counts, prompt, bias))
-        penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
-        return cls(*penalties, *on_device)
+    def add(self, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> int:
+        """Returns the session's place."""
+        if not self._free:
+            size = len(self.counts)
+            grown = (torch.cat([each, each.new_zeros(max(4, size), each.shape[1])]) for each in self._arrays())
+            self.counts, self.prompt, self.bias = grown
+            self._free = list(range(size, len(self.counts)))[::-1]
+        place = self._free.pop()
+        for array in self._arrays():
+            array[place] = 0
+        counts = np.bincount(np.array(output, np.int64), minlength=self.counts.shape[1]).astype(np.float32)
+        self.counts[place] = torch.from_numpy(counts)
+        self.prompt[place, torch.tensor(prompt, dtype=torch.int64)] = True
+        biased = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
+        self.bias[place, biased] = torch.tensor(list(sampling.logit_bias.values()), device=self.bias.device)
+        return place
 
+    def remove(self, place: int) -> None:
+        self._free.append(place)
 
-@dataclass(slots=True)
-class RatioSession:
-    """A session under a ratio rule, whose candidates are judged one after the other."""
+    def count(self, places: Tensor, tokens: Tensor) -> None:
+        """Adds decided tokens [K, width] to the counts at these places [K]; tokens below 0 are none."""
+        at = places[:, None].expand_as(tokens), tokens.clamp(min=0).long()
+        self.counts.index_put_(at, (tokens >= 0).float(), accumulate=True)
 
-    sampling: SamplingParams
-    history: TokenHistory | None
+    def _arrays(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.counts, self.prompt, self.bias
 
 
 class SessionTable:
     """Sessions by name; a name has one slot until it is removed."""
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
-        self.adjustments: dict[str, Adjustment] = {}
-        """By session, for those with penalties or a bias."""
-        self.ratio: dict[str, RatioSession] = {}
-        self.top_logprobs: dict[str, int] = {}
-        """By session, for those that want log-probabilities."""
-        self._vocabulary = vocabulary
-        self._device = device
+        self.adjustments = Adjustments(vocabulary, device)
         self._columns = np.zeros(SLOTS, COLUMNS)
         self._slots: dict[str, int] = {}
         self._free = list(range(SLOTS))[::-1]
 
     def add(self, name: str, parameters: SessionParameters, tokens: Sequence[int]) -> None:
         """`tokens` are all committed ones."""
-        sampling = parameters.sampling
+        sampling, length = parameters.sampling, parameters.prompt_length
         if not self._free:
             size = len(self._columns)
             self._columns = np.concatenate([self._columns, np.zeros(size, COLUMNS)])
             self._free = list(range(size, 2 * size))[::-1]
         slot = self._slots[name] = self._free.pop()
-        adjusted = sampling.coupled and (sampling.penalised or bool(sampling.logit_bias))
-        cuts = (0, 1.0, -np.inf) if sampling.greedy else (sampling.top_k, sampling.top_p, log_min_p(sampling))
-        temperature = 1.0 if sampling.greedy else sampling.temperature
-        self._columns[slot] = (temperature, *cuts, sampling.seed, sampling.greedy, adjusted)
-        if adjusted:
-            self.adjustments[name] = Adjustment.of(parameters, tokens, self._vocabulary, self._device)
-        if not sampling.coupled:
-            self.ratio[name] = RatioSession(sampling, _history(parameters, tokens))
-        if parameters.top_logprobs is not None:
-            self.top_logprobs[name] = parameters.top_logprobs
+        adjusted = sampling.penalised or bool(sampling.logit_bias)
+        self._columns[slot] = (
+            1.0 if sampling.greedy else sampling.temperature,
+            *((0, 1.0, -np.inf) if sampling.greedy else (sampling.top_k, sampling.top_p, log_min_p(sampling))),
+            sampling.seed,
+            sampling.greedy,
+            not sampling.coupled,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            bool(sampling.logit_bias),
+            self.adjustments.add(sampling, tokens[:length], tokens[length:]) if adjusted else NONE,
+            NONE if parameters.top_logprobs is None else parameters.top_logprobs,
+        )
 
     def remove(self, name: str) -> None:
         """Removing an unknown name is harmless."""
         if (slot := self._slots.pop(name, None)) is not None:
             self._free.append(slot)
-            self.adjustments.pop(name, None)
-            self.ratio.pop(name, None)
-            self.top_logprobs.pop(name, None)
+            if (place := self._columns[slot]["adjustment"]) != NONE:
+                self.adjustments.remove(int(place))
 
-    def rows(self, names: Sequence[str], owners: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
-        """The columns [R] of each row's session; `owners` [R] are indices of `names`."""
-        slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, len(names))
-        return self._columns[slots[owners]]
-
-
-def _history(parameters: SessionParameters, tokens: Sequence[int]) -> TokenHistory | None:
-    if not parameters.sampling.penalised:
-        return None
-    history = TokenHistory(tokens[: parameters.prompt_length])
-    history.append(tokens[parameters.prompt_length :])
-    return history
+    def sessions(self, names: Iterable[str], size: int) -> npt.NDArray[np.void]:
+        """The columns [N] of these sessions."""
+        slots: Indices = np.fromiter(map(self._slots.__getitem__, names), np.int64, size)
+        return self._columns[slots]

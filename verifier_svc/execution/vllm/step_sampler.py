@@ -1,13 +1,14 @@
-"""Decides a step's tokens in vLLM's worker: logits processing and the coupled rule, over whole batches.
+"""Decides a step's tokens in vLLM's worker: logits processing and the acceptance rules, over whole batches.
 
 Rows stand as vLLM packs them: for each request the row after its last committed token, then one after each candidate.
-All of it is a function of logits and messages, so every rank of a tensor-parallel group decides the same. Only sessions
-under a ratio rule are judged one by one, by the same code as in the embedded executor.
+All of it is a function of logits and messages, so every rank of a tensor-parallel group decides the same. No statement
+runs once for each row or request.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,20 @@ from torch import Tensor
 
 from slipstream.engine.sampler.coupled_sampling import choose
 from slipstream.engine.sampler.logits_processor import Cuts, forbid, logprobs, sharpen
-from slipstream.speculation.selection import ROOT, Selection
-from slipstream.tokenizer.grammar import Mask
-from verifier_svc.acceptance.judge import VerifyInput, judge
-from verifier_svc.acceptance.result import BrokenNumbers
+from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, leading, reject
 from verifier_svc.execution.vllm.messages import (
     EXTRA,
-    ChainMasks,
-    Masks,
-    Proposals,
+    Indices,
     SampledStep,
     SessionParameters,
+    StepLogprobs,
+    StepMasks,
+    StepProposals,
 )
-from verifier_svc.execution.vllm.session_table import SessionTable
+from verifier_svc.execution.vllm.session_table import NONE, SessionTable
 
 PADDING = -1
 """vLLM's token id behind the last token of a row."""
-NO_DRAFT = -2
-"""A draft token that no choice equals."""
 
 
 @dataclass(slots=True)
@@ -44,21 +41,29 @@ class Batch:
     names: list[str]
     logits: Tensor
     """float32 [R, V], raw."""
-    counts: npt.NDArray[np.int64]
+    counts: Indices
     """[N] candidates of each request."""
     drafts: Tensor
-    """int [R - N] all candidates."""
-    starts: npt.NDArray[np.int64]
+    """int64 [R] the candidate behind each row, or NO_DRAFT."""
+    starts: Indices
     """[N] first row of each request."""
-    owners: npt.NDArray[np.int64]
+    owners: Indices
     """[R] index of each row's request."""
-    depths: npt.NDArray[np.int64]
+    depths: Indices
     """[R] candidates before the row."""
-    positions: npt.NDArray[np.int64]
+    positions: Indices
     """[R] index of the token that the row decides."""
+    decided: npt.NDArray[np.bool_]
+    """[N] False for prefills that go on."""
 
     def to_device(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.logits.device, non_blocking=True)
+        return torch.from_numpy(array.copy()).to(self.logits.device, non_blocking=True)
+
+    def rows_of(self, names: Any, requests: Indices, depths: Indices) -> Indices:
+        """The rows of requests that are given by their index in `names`."""
+        index = dict(zip(self.names, range(len(self.names)), strict=True))
+        found: Indices = np.fromiter(map(index.__getitem__, names), np.int64, len(names))
+        return self.starts[found[requests]] + depths
 
 
 class StepSampler:
@@ -67,14 +72,15 @@ class StepSampler:
     def __init__(self, runner: Any, vocabulary: int, device: torch.device) -> None:
         self._runner = runner
         self._table = SessionTable(vocabulary, device)
-        self._proposals: Proposals = {}
-        self._masks: Masks = {}
+        self._proposals: StepProposals | None = None
+        self._masks: StepMasks | None = None
         self._sampled = SampledStep()
-        self._broken: tuple[list[str], Tensor] = ([], torch.empty(0))
+        self._flagged: tuple[list[str], Tensor] = ([], torch.empty(2, 0))
+        """The step's requests; which of them are broken, and which dishonest."""
         self.active = False
         """False while vLLM profiles itself with rows that belong to no session."""
 
-    def begin(self, new_requests: list[Any], finished: set[str], proposals: Proposals) -> None:
+    def begin(self, new_requests: list[Any], finished: set[str], proposals: StepProposals | None) -> None:
         """Learns the requests that a scheduler output adds and removes."""
         for name in finished:
             self._table.remove(name)
@@ -84,38 +90,42 @@ class StepSampler:
             self._table.add(request.req_id, parameters, request.prompt_token_ids)
         self._proposals = proposals
 
-    def start_sampling(self, masks: Masks) -> None:
+    def start_sampling(self, masks: StepMasks | None) -> None:
         self._masks, self._sampled, self.active = masks, SampledStep(), True
 
     def take_sampled(self) -> SampledStep:
         """The step's decisions beside its tokens; waits for the device."""
         self.active = False
-        names, flags = self._broken
-        self._sampled.broken += [names[index] for index in np.flatnonzero(flags.cpu().numpy())]
+        names, flags = self._flagged
+        broken, dishonest = flags.cpu().numpy()
+        self._sampled.broken = list(compress(names, broken))
+        self._sampled.dishonest = list(compress(names, dishonest))
         return self._sampled
 
-    def decide(self, logits: Tensor, counts: npt.NDArray[np.int64], drafts: Tensor) -> Tensor:
+    def decide(self, logits: Tensor, counts: Indices, drafts: Tensor) -> Tensor:
         """logits [R, V], candidates of each request [N] and all candidates [R - N] -> tokens int32 [N, most
         candidates + 1], PADDING behind each request's last. Every request gets a token, also where its numbers are
         broken."""
         batch = self._batch(logits, counts, drafts)
-        rows = self._table.rows(batch.names, batch.owners)
-        processed = self._mask(batch)
-        if rows["adjusted"].any():
-            processed = self._adjust(batch, processed, np.flatnonzero(rows["adjusted"]))
-        cuts = Cuts(*(rows[name].copy() for name in ("top_k", "top_p", "floor")))
-        processed = sharpen(processed, rows["temperature"].copy(), cuts)
-        chosen, _ = choose(processed, rows["greedy"], rows["seed"], batch.positions)
-        tokens = self._accept(batch, chosen)
-        if self._table.ratio or self._table.adjustments or self._table.top_logprobs:
-            decided = np.flatnonzero(~self._runner.discard_request_mask.np[: len(batch.names)])
-            named = {batch.names[index]: int(index) for index in decided}
-            self._judge_ratio(batch, named, tokens)
-            self._count(named, tokens)
-            self._add_logprobs(batch, named, tokens)
+        sessions = self._table.sessions(batch.names, len(batch.names))
+        rows = sessions[batch.owners]
+        processed = self._process(batch, rows)
+        # Rows under a ratio rule take part as greedy ones: that finds the broken among them, and the argmax.
+        chosen, _ = choose(processed, rows["greedy"] | rows["ratio"], rows["seed"], batch.positions)
+        accepted, dishonest = chosen == batch.drafts, torch.zeros(len(counts), dtype=torch.bool, device=logits.device)
+        if rows["ratio"].any():
+            dishonest = self._reject(batch, rows, processed, chosen, accepted)
+        tokens = self._emit(batch, chosen, accepted, dishonest)
+        adjusted = np.flatnonzero((sessions["adjustment"] != NONE) & batch.decided)
+        if len(adjusted):
+            places = batch.to_device(sessions["adjustment"][adjusted])
+            self._table.adjustments.count(places, tokens[batch.to_device(adjusted)])
+        wanting = (sessions["top_logprobs"] != NONE) & batch.decided
+        if wanting.any():
+            self._sampled.logprobs = self._logprobs(batch, wanting, sessions["top_logprobs"], tokens)
         return tokens
 
-    def _batch(self, logits: Tensor, counts: npt.NDArray[np.int64], drafts: Tensor) -> Batch:
+    def _batch(self, logits: Tensor, counts: Indices, drafts: Tensor) -> Batch:
         size = len(counts)
         ends = np.cumsum(counts + 1)
         starts = ends - counts - 1
@@ -123,111 +133,92 @@ class StepSampler:
         depths = np.arange(ends[-1]) - starts[owners]
         lengths = self._runner.input_batch.num_tokens_no_spec[:size].astype(np.int64)
         names = list(self._runner.input_batch.req_ids[:size])
-        return Batch(names, logits.float(), counts, drafts, starts, owners, depths, lengths[owners] + depths)
+        behind = torch.full((len(owners),), NO_DRAFT, dtype=torch.int64, device=logits.device)
+        behind[torch.from_numpy(np.flatnonzero(depths < counts[owners])).to(logits.device)] = drafts.long()
+        decided = ~self._runner.discard_request_mask.np[:size]
+        positions = lengths[owners] + depths
+        return Batch(names, logits.float(), counts, behind, starts, owners, depths, positions, decided)
 
-    def _mask(self, batch: Batch) -> Tensor:
-        if not self._masks:
-            return batch.logits
-        starts = dict(zip(batch.names, batch.starts, strict=True))
-        rows = np.concatenate([starts[name] + masks.depths for name, masks in self._masks.items()])
-        return forbid(batch.logits, rows, np.concatenate([masks.bits for masks in self._masks.values()]))
+    def _process(self, batch: Batch, rows: npt.NDArray[np.void]) -> Tensor:
+        """What `logits_processor.process` makes of the rows."""
+        processed, masks = batch.logits, self._masks
+        if masks is not None:
+            processed = forbid(processed, batch.rows_of(masks.names, masks.requests, masks.depths), masks.bits)
+        adjusted = np.flatnonzero(rows["adjustment"] != NONE)
+        if len(adjusted):
+            processed = self._adjust(batch, processed, adjusted, rows[adjusted])
+        cuts = Cuts(*(rows[name].copy() for name in ("top_k", "top_p", "floor")))
+        return sharpen(processed, rows["temperature"].copy(), cuts)
 
-    def _adjust(self, batch: Batch, processed: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+    def _adjust(self, batch: Batch, processed: Tensor, index: Indices, rows: npt.NDArray[np.void]) -> Tensor:
         """Penalties and bias of these rows, as `logits_processor.process` computes them row by row."""
-        sessions, places = np.unique(batch.owners[rows], return_inverse=True)
-        found = [self._table.adjustments[batch.names[session]] for session in sessions]
-        index, place = batch.to_device(rows), batch.to_device(places)
-        counts = torch.stack([each.counts for each in found])[place]
-        lengths = batch.depths[rows]
-        if lengths.any():
-            first = (batch.starts - np.arange(len(batch.starts)))[batch.owners[rows]]
+        table, places = self._table.adjustments, batch.to_device(rows["adjustment"])
+        counts, lengths = table.counts[places], batch.depths[index]
+        if lengths.any():  # the candidates before a row count as output
             ends = np.cumsum(lengths)
-            path = np.repeat(first - (ends - lengths), lengths) + np.arange(ends[-1])
-            where = batch.to_device(np.repeat(np.arange(len(rows)), lengths))
-            tokens = batch.drafts[batch.to_device(path)].long()
-            counts.index_put_((where, tokens), counts.new_ones(()), accumulate=True)
-        seen = torch.stack([each.prompt for each in found])[place] | (counts > 0.0)
-        penalties = np.array([[each.repetition, each.presence, each.frequency] for each in found], np.float32)[places]
-        repetition, presence, frequency = batch.to_device(penalties).unsqueeze(-1).unbind(1)
-        values = processed[index]
-        values = torch.where(seen, torch.where(values > 0.0, values / repetition, values * repetition), values)
-        values = values - presence * (counts > 0.0) - frequency * counts
-        values += torch.stack([each.bias for each in found])[place]
+            path = np.repeat(batch.starts[batch.owners[index]] - (ends - lengths), lengths) + np.arange(ends[-1])
+            where = batch.to_device(np.repeat(np.arange(len(index)), lengths))
+            counts.index_put_((where, batch.drafts[batch.to_device(path)]), counts.new_ones(()), accumulate=True)
+        names = ("repetition", "presence", "frequency")
+        repetition, presence, frequency = (batch.to_device(rows[name])[:, None] for name in names)
+        at = batch.to_device(index)
+        values = processed[at]
+        if (rows["repetition"] != 1.0).any():
+            seen = table.prompt[places] | (counts > 0.0)
+            values = torch.where(seen, torch.where(values > 0.0, values / repetition, values * repetition), values)
+        if rows["presence"].any():
+            values -= presence * (counts > 0.0)
+        if rows["frequency"].any():
+            values -= counts.mul_(frequency)
+        if rows["biased"].any():
+            values += table.bias[places]
         output = processed.clone() if processed is batch.logits else processed
-        output[index] = values
+        output[at] = values
         return output
 
-    def _accept(self, batch: Batch, chosen: Tensor) -> Tensor:
-        """Each request's choices up to the first that its draft is not; what stands behind them is PADDING."""
-        width = int(batch.counts.max()) + 1
-        columns = np.arange(width)
-        at = batch.to_device(batch.starts[:, None] + np.minimum(columns, batch.counts[:, None]))
-        choices = chosen[at]
-        drafts = torch.full_like(choices, NO_DRAFT)
-        inner = batch.depths < batch.counts[batch.owners]
-        owners, depths = batch.to_device(batch.owners[inner]), batch.to_device(batch.depths[inner])
-        drafts[owners, depths] = batch.drafts.to(drafts.dtype)
-        accepted = (choices == drafts).cumprod(dim=-1).sum(dim=-1, keepdim=True)
-        emitted = batch.to_device(columns) <= accepted
-        self._broken = batch.names, (emitted & (choices < 0)).any(dim=-1)
+    def _reject(
+        self, batch: Batch, rows: npt.NDArray[np.void], processed: Tensor, chosen: Tensor, accepted: Tensor
+    ) -> Tensor:
+        """Writes into `chosen` and `accepted` what the ratio rule decides, and returns who is dishonest [N]."""
+        ratio = np.flatnonzero(rows["ratio"])
+        at, sessions = batch.to_device(ratio), np.unique(batch.owners[ratio])
+        likeliest, one_hot = chosen[at], batch.to_device(np.flatnonzero(rows["greedy"][ratio]))
+        p = processed[at].double().softmax(dim=-1)
+        p[one_hot] = 0.0
+        p[one_hot, likeliest[one_hot].clamp(min=0)] = 1.0
+        p.masked_fill_((likeliest < 0)[:, None], torch.nan)
+        chains = Chains(batch.counts[sessions], batch.drafts[at], rows["seed"][ratio], batch.positions[ratio])
+        judged = reject(p, chains, self._drawn(batch, ratio))
+        stops = batch.to_device(batch.starts[sessions]) + leading(judged.accepted, chains.counts)
+        accepted[at] = judged.accepted
+        chosen[at] = torch.where(judged.accepted, chains.drafts, likeliest)
+        broken = chosen[stops] < 0
+        chosen[stops] = judged.next_tokens.masked_fill(broken, -1)
+        dishonest = torch.zeros(len(batch.counts), dtype=torch.bool, device=p.device)
+        dishonest[batch.to_device(sessions)] = judged.dishonest & ~broken
+        return dishonest
+
+    def _drawn(self, batch: Batch, ratio: Indices) -> Drawn:
+        """The proposals, by the index of their row in `ratio`."""
+        if (given := self._proposals) is None:
+            return Drawn(*np.zeros((3, 0), np.int64))
+        rows = np.searchsorted(ratio, batch.rows_of(given.names, given.requests, given.depths))
+        return Drawn(rows, given.token_ids, given.weights)
+
+    def _emit(self, batch: Batch, chosen: Tensor, accepted: Tensor, dishonest: Tensor) -> Tensor:
+        """Each request's choices up to the first that was not accepted; what stands behind them is PADDING."""
+        columns = np.arange(int(batch.counts.max()) + 1)
+        choices = chosen[batch.to_device(batch.starts[:, None] + np.minimum(columns, batch.counts[:, None]))]
+        emitted = batch.to_device(columns) <= leading(accepted, batch.counts)[:, None]
+        broken = (emitted & (choices < 0)).any(dim=-1)
+        self._flagged = batch.names, torch.stack([broken, dishonest])
         return torch.where(emitted, choices.clamp(min=0), PADDING).to(torch.int32)
 
-    def _count(self, named: dict[str, int], tokens: Tensor) -> None:
-        """Adds the decided tokens to the counts of sessions with penalties."""
-        for name in self._table.adjustments.keys() & named.keys():
-            row = tokens[named[name]]
-            self._table.adjustments[name].counts.scatter_add_(0, row.clamp(min=0).long(), (row >= 0).float())
-
-    def _judge_ratio(self, batch: Batch, named: dict[str, int], tokens: Tensor) -> None:
-        """Replaces the tokens of sessions under a ratio rule."""
-        names = [name for name in self._table.ratio if name in named]
-        if not names:
-            return
-        cases = [self._case(batch, name, named[name]) for name in names]
-        for name, case, result in zip(names, cases, judge(cases, batch.logits), strict=True):
-            row = tokens[named[name]]
-            row.fill_(PADDING)
-            row[0] = 0
-            self._broken[1][named[name]] = isinstance(result, BrokenNumbers)
-            if isinstance(result, BrokenNumbers):
-                continue
-            decided = [*(case.selection.token_ids[node] for node in result.path), result.next_token]
-            row[: len(decided)] = torch.tensor(decided, dtype=row.dtype)
-            if (history := self._table.ratio[name].history) is not None:
-                history.append(decided)
-            if result.dishonest:
-                self._sampled.dishonest.append(name)
-
-    def _case(self, batch: Batch, name: str, index: int) -> VerifyInput:
-        session, start, count = self._table.ratio[name], int(batch.starts[index]), int(batch.counts[index])
-        selection = chain(batch.drafts[start - index : start - index + count].tolist(), self._proposals.get(name, ()))
-        masks = self._masks.get(name)
-        grammar = None if masks is None else _PathMasks(masks)
-        return VerifyInput(selection, start, session.sampling, int(batch.positions[start]), session.history, grammar)
-
-    def _add_logprobs(self, batch: Batch, named: dict[str, int], tokens: Tensor) -> None:
-        """Log-probabilities of the decided tokens alone, for the sessions that want them."""
-        for name in self._table.top_logprobs.keys() & named.keys():
-            index = named[name]
-            decided = [token for token in tokens[index].tolist() if token >= 0]
-            start = int(batch.starts[index])
-            tops = [self._table.top_logprobs[name]] * len(decided)
-            self._sampled.logprobs[name] = tuple(logprobs(batch.logits[start : start + len(decided)], decided, tops))
-
-
-class _PathMasks:
-    """The masks of one chain, as the acceptance rules ask for them."""
-
-    def __init__(self, masks: ChainMasks) -> None:
-        self._bits = dict(zip(masks.depths.tolist(), masks.bits, strict=True))
-
-    def after(self, path: tuple[int, ...]) -> Mask | None:
-        return self._bits.get(len(path))
-
-
-def chain(token_ids: list[int], distributions: Any) -> Selection:
-    """Candidates of which each stands below the one before."""
-    size = len(token_ids)
-    given = tuple(distributions) if distributions else (None,) * size
-    zeros = (0.0,) * size
-    return Selection(tuple(token_ids), (ROOT, *range(size))[:size], tuple(range(1, size + 1)), zeros, zeros, given)
+    def _logprobs(self, batch: Batch, wanting: npt.NDArray[np.bool_], tops: Indices, tokens: Tensor) -> StepLogprobs:
+        """Of the decided tokens alone, so these are fetched first."""
+        emitted = np.where(wanting[:, None], tokens.cpu().numpy(), PADDING)
+        requests, depths = np.nonzero(emitted != PADDING)
+        logits = batch.logits[batch.to_device(batch.starts[requests] + depths)]
+        decided = batch.to_device(emitted[requests, depths].astype(np.int64))
+        lengths = np.bincount(requests, minlength=len(wanting))[wanting]
+        return StepLogprobs(list(compress(batch.names, wanting)), lengths, logprobs(logits, decided, tops[requests]))

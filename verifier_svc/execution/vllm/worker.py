@@ -19,7 +19,7 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
-from verifier_svc.execution.vllm.messages import EXTRA, Masks
+from verifier_svc.execution.vllm.messages import EXTRA, StepMasks
 from verifier_svc.execution.vllm.step_sampler import StepSampler
 
 if current_platform.is_cpu():
@@ -108,11 +108,11 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any) -> Any:
         self.model_runner.execute_model_state = None  # of a step that failed before it was sampled
         new, finished = scheduler_output.scheduled_new_reqs, scheduler_output.finished_req_ids
-        self._step.begin(new, finished, getattr(scheduler_output, "proposals", {}))
+        self._step.begin(new, finished, getattr(scheduler_output, "proposals", None))
         return super().execute_model(scheduler_output)
 
     @torch.inference_mode()
-    def sample_tokens(self, masks: Masks) -> Any:
+    def sample_tokens(self, masks: StepMasks | None) -> Any:
         """vLLM's output of the step, with a `SampledStep` in its attribute `sampled`."""
         if self.model_runner.execute_model_state is None:
             raise RuntimeError("the step did not run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ CELLS = st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, float("-inf")])
 def test_they_are_the_log_softmax_of_the_raw_row(cases: list[tuple[list[float], int, int]]) -> None:
     """The cells tie often, as those of a model in bf16 do: of equal tokens the lowest ids are named."""
     rows, tokens, tops = zip(*cases, strict=True)
-    told = logprobs(torch.tensor(rows), tokens, tops)
+    told = logprobs(torch.tensor(rows), torch.tensor(tokens), np.array(tops)).tokens()
     for row, token, top, one in zip(rows, tokens, tops, told, strict=True):
         expected = torch.tensor(row).double().log_softmax(-1).tolist()
         assert one.logprob == pytest.approx(expected[token], abs=1e-5)
@@ -41,7 +42,7 @@ def test_they_are_the_log_softmax_of_the_raw_row(cases: list[tuple[list[float], 
 
 def test_rows_are_read_in_float32() -> None:
     row = torch.randn(1, 4096, generator=torch.Generator().manual_seed(1)).bfloat16()
-    (told,) = logprobs(row, [7], [2])
+    (told,) = logprobs(row, torch.tensor([7]), np.array([2])).tokens()
     assert told.logprob == pytest.approx(float(row.double().log_softmax(-1)[0, 7]), abs=1e-5)
 
 
