@@ -40,9 +40,10 @@ def config_of(
     return EagleConfig(made, width, draft_vocabulary=vocabulary or known.vocabulary, **flags)
 
 
-def save_easy_target(folder: Path) -> Path:
-    """A target whose layers hardly change what enters them: what follows a token is learned from few texts."""
-    save_checkpoint("llama", folder, seed=0)
+def save_easy_target(folder: Path, **changes: Any) -> Path:
+    """A target whose layers hardly change what enters them: what follows a token is learned from few texts. `changes`
+    go to its configuration."""
+    save_checkpoint("llama", folder, seed=0, **changes)
     held = load_file(folder / "model.safetensors")
     for name, tensor in held.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -8,6 +8,7 @@ from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import ProposerSettings
 from slipstream.proposers.registry import METHODS
+from slipstream.speculation.lookahead import LookaheadSize
 from slipstream.telemetry import logs
 from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.wait_policy.draft_threshold import LEVELS
@@ -65,11 +66,11 @@ class VerifierConfig:
     """Seconds without a sign of life after which a drafter that owes a step is given up."""
     local_drafters: tuple[str, ...] = ()
     """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
-    draft model (a folder or hub id), `medusa=FOLDER` or `eagle=FOLDER` for heads. Gateways name them as
-    `verifier:METHOD`."""
+    draft model (a folder or hub id), `medusa=FOLDER`, `eagle=FOLDER` or `dflash=FOLDER` for heads. Gateways name
+    them as `verifier:METHOD`."""
     min_head_accuracy: float = 0.05
-    """For `eagle`: share of the target's next tokens that a head must find at the start, in texts that the target
-    writes itself; 0: not tried."""
+    """Share of the target's next tokens that heads must find at the start, in texts that the target writes itself
+    (`medusa`: among its best ten); 0: not tried."""
     draft_dtype: str = "auto"
     """For a draft model inside the verifier: like `dtype`."""
     draft_quantisation: str = ""
@@ -82,6 +83,9 @@ class VerifierConfig:
     """For `suffix` inside the verifier: like `DRAFTER_CORPUS_TOKENS`."""
     corpus_shared: bool = False
     """For `suffix` inside the verifier: like `DRAFTER_CORPUS_SHARED`."""
+    lookahead: str = "4,3,3"
+    """For `lookahead`: W,N,G of its paper: columns of the window, tokens of an n-gram, n-grams for one first token.
+    The window is (N-1)*W-1 rows of a session's `max_draft_tokens`, while no other candidates fill them."""
     drafters_allowed: tuple[str, ...] = ()
     """HOST:PORT patterns (`verifier_svc.address_allowlist`) of the drafters that gateways may name; none:
     any address."""
@@ -97,6 +101,7 @@ class VerifierConfig:
     def __post_init__(self) -> None:
         self.local_methods()
         AddressAllowlist(self.drafters_allowed)  # raises for what cannot be read
+        LookaheadSize.parse(self.lookahead)
         logs.check(self.log_level, self.log_format)
         require_positive(self, PREFIX, "silence_s", "kv_tokens", "max_sessions", "step_tokens", "prefill_tokens")
         require_positive(self, PREFIX, "draft_kv_tokens")
@@ -141,4 +146,5 @@ class VerifierConfig:
             kv_tokens=self.draft_kv_tokens,
             corpus_tokens=self.corpus_tokens,
             corpus_shared=self.corpus_shared,
+            lookahead=self.lookahead,
         )

@@ -7,6 +7,7 @@ step decided for one session, and writes the `Round` that its gateway is sent.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,12 +86,17 @@ class RoundResult(NamedTuple):
         )
 
     def _drafter_shares(self) -> list[verifier_pb2.DrafterShare]:
+        """In the order of the drafters' first candidates. Candidates of the same sources are counted together."""
+        sources, session = self.scheduled.selection.sources, self.scheduled.session
+        if not sources:
+            return []
         shares: dict[str, verifier_pb2.DrafterShare] = {}
-        for node, sources in enumerate(self.scheduled.selection.sources):
-            for name in self.scheduled.session.drafters_of(sources):
+        accepted = Counter([sources[node] for node in self.result.path])
+        for some, drafted in Counter(sources).items():
+            for name in session.drafters_of(some):
                 share = shares.setdefault(name, verifier_pb2.DrafterShare(drafter=name))
-                share.drafted += 1
-                share.accepted += node in self.result.path
+                share.drafted += drafted
+                share.accepted += accepted[some]
         return list(shares.values())
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import Sequence
 from slipstream.speculation.candidate_tree import CandidateTree
+from slipstream.speculation.lookahead import LookaheadWindow
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
@@ -99,6 +100,8 @@ class Session:
     """Likeliest tokens whose log-probabilities go with each committed token's own; None: no log-probabilities."""
     served: bool = True
     """False for a copy on which a shadow drafter is scored (`verifier_svc.sources.shadow`); it is in no step."""
+    window: LookaheadWindow | None = None
+    """Set while the drafter `lookahead` serves the session."""
     choice: CandidateChoice | None = None
     """The planner's last choice, reused while the tree stays as it is."""
     _source_names: dict[int, str] = field(default_factory=dict)

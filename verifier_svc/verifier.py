@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
 from slipstream.engine.model_thread import ModelThread
-from slipstream.rpc import proto_conversion
+from slipstream.rpc import DRAFTER, proto_conversion
 from slipstream.rpc.channel import dialer
-from slipstream.rpc.roles import DRAFTER
 from slipstream.rpc.server import Server, role_access
 from slipstream.rpc.tls import Certificates
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService

@@ -15,6 +15,7 @@ from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.registry import find_method
 from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.lookahead import LookaheadWindow
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 
@@ -158,6 +159,7 @@ class ProposerSettings:
     corpus_tokens: int = 0
     corpus_salts: int = 16
     corpus_shared: bool = False
+    lookahead: str = "4,3,3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class OpenedProposer:
     accuracy: Callable[[list[int], HiddenStates, list[int]], float] | None = None
     """Share of places in a text of the target where the method's likeliest next token is the target's own. Takes the
     tokens, the hidden states of all of them, and the target's likeliest token behind each."""
+    open_window: Callable[[Hashable, list[int], frozenset[int]], LookaheadWindow] | None = None
+    """The window that runs along in the target's passes, for a sequence's handle, tokens and end tokens."""
 
 
 def open_proposer(method: str, settings: ProposerSettings) -> OpenedProposer:

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from slipstream.engine.devices import find_device
 from slipstream.engine.engine import HiddenStates
-from slipstream.engine.models.fast_dtype import fast_dtype
+from slipstream.engine.models.fast_dtype import dtype_on
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import (
     ROOT,
     HiddenNeed,
-    HiddenRows,
     OpenedProposer,
     Proposal,
     ProposedNode,
@@ -31,7 +30,7 @@ from slipstream.proposers.base import (
     ProposerSettings,
     any_vocabulary,
 )
-from slipstream.proposers.eagle_cache import PairCache, PairCaches, Path
+from slipstream.proposers.eagle_cache import PairCache, PairReader, Path
 from slipstream.proposers.eagle_checkpoint import load_head, read_target
 from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.node_choice import NodeChooser, Place
@@ -42,15 +41,6 @@ TREE = 32
 """Candidates that one call proposes; which of them pay, the verifier decides."""
 LEAST = math.log(0.02)
 """Path log-probability below which a candidate is not worth a place in a pass."""
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """What is known of one text besides its cache."""
-
-    cache: PairCache
-    rows: list[HiddenRows] = field(default_factory=list)
-    """Hidden states that were not read yet."""
 
 
 @dataclass(slots=True)
@@ -118,8 +108,7 @@ class EagleProposer:
     def __init__(self, head: EagleHead, *, width: int = 4, proposal_tokens: int = 32, most_pairs: int = 65_536) -> None:
         self._head, self._width = head, width
         self._chooser = NodeChooser(width, proposal_tokens)
-        self._caches = PairCaches(most_pairs)
-        self._sequences: dict[Hashable, _Sequence] = {}
+        self._reader = PairReader(most_pairs)
         self.passes = 0
         """Passes of the draft layer so far."""
 
@@ -128,7 +117,7 @@ class EagleProposer:
         answers = self._read(contexts)
         growing: list[_Growing] = []
         for index, (context, answer) in enumerate(zip(contexts, answers, strict=True)):
-            cache = self._sequences[context.handle].cache
+            cache = self._reader.cache(context.handle)
             whole = cache.end == context.length - 1 and () in cache.states
             if whole and context.expand and isinstance(answer, Proposal) and not answer.no_room:
                 growing.append(_Growing(index, context, cache))
@@ -142,47 +131,14 @@ class EagleProposer:
         return answers
 
     def close_sequence(self, handle: Hashable) -> None:
-        self._sequences.pop(handle, None)
-        self._caches.close(handle)
+        self._reader.close(handle)
         self._chooser.close_sequence(handle)
 
     def _read(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
         """One pass over the pairs of committed tokens that are new; empty proposals."""
-        parts: list[_Part] = []
-        answers: list[Proposal | SlipstreamError] = []
-        for context in contexts:
-            cache = self._caches.find(context.handle, context.cache_salt, context.tokens, context.length)
-            sequence = self._sequences.setdefault(context.handle, _Sequence(cache))
-            sequence.rows += context.hidden
-            if sequence.rows and (not cache.length or sequence.rows[0].first > cache.end):
-                self._caches.begin(cache, sequence.rows[0].first)
-            end = min(context.length - 1, cache.end + context.max_read_tokens)
-            features = self._take(sequence, end)
-            count = 0 if features is None else len(features.last)
-            room = self._caches.has_room(count)
-            if features is not None and not room:
-                sequence.rows.insert(0, HiddenRows(cache.end, features))
-            elif features is not None:
-                cache.drop_candidates()
-                tokens = context.tokens[cache.end + 1 : cache.end + 1 + count]
-                parts.append(_Part(cache, tokens, fuse(self._head, features)))
-            read = cache.end + 1 + (count if room else 0)
-            partly = bool(sequence.rows) and read < context.length
-            answers.append(Proposal([], read if partly else context.length, no_room=not room))
-        self._compute(parts)
-        return answers
-
-    def _take(self, sequence: _Sequence, end: int) -> HiddenStates | None:
-        """States of the tokens from the cache's end up to `end`, as far as they came."""
-        taken: list[HiddenStates] = []
-        at = sequence.cache.end
-        while sequence.rows and sequence.rows[0].first < end:
-            rows = sequence.rows.pop(0)
-            if min(end, rows.end) > at:
-                taken.append(_cut(rows.states, max(0, at - rows.first), min(end, rows.end) - rows.first))
-            if rows.end > end:
-                sequence.rows.insert(0, HiddenRows(end, _cut(rows.states, end - rows.first, len(rows.states.last))))
-        return _joined(taken) if taken else None
+        answers, new = self._reader.read(contexts)
+        self._compute([_Part(each.cache, each.tokens, fuse(self._head, each.states)) for each in new])
+        return list(answers)
 
     def _compute(self, parts: list[_Part]) -> None:
         """One pass over all parts; the states of candidates and of each text's last pair are kept."""
@@ -276,17 +232,6 @@ def fuse(head: EagleHead, states: HiddenStates) -> Tensor:
     return head.fuse(features.to(head.fc.weight))
 
 
-def _cut(states: HiddenStates, first: int, end: int) -> HiddenStates:
-    return HiddenStates(states.last[first:end], {number: rows[first:end] for number, rows in states.layers.items()})
-
-
-def _joined(parts: list[HiddenStates]) -> HiddenStates:
-    if len(parts) == 1:
-        return parts[0]
-    layers = {number: torch.cat([part.layers[number] for part in parts]) for number in parts[0].layers}
-    return HiddenStates(torch.cat([part.last for part in parts]), layers)
-
-
 def one_step_accuracy(head: EagleHead) -> Callable[[list[int], HiddenStates, list[int]], float]:
     """How well a head follows its target: see `OpenedProposer.accuracy`."""
 
@@ -304,8 +249,7 @@ def one_step_accuracy(head: EagleHead) -> Callable[[list[int], HiddenStates, lis
 def open_proposer(settings: ProposerSettings) -> OpenedProposer:
     """The method `eagle` for `settings.target`. Raises what `load_head` raises."""
     target, place = read_target(settings.target), find_device(settings.device)
-    own = target.output.dtype
-    head = load_head(settings.model, target, fast_dtype(own) if place.type == "cpu" else own).to(place)
+    head = load_head(settings.model, target, dtype_on(place, target.output.dtype)).to(place)
     proposer = EagleProposer(
         head, width=settings.width, proposal_tokens=settings.proposal_tokens, most_pairs=settings.kv_tokens
     )

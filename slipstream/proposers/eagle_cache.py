@@ -1,4 +1,6 @@
-"""Keys and values of EAGLE's draft layer: of every pair of a text, and of the candidates below its end.
+"""Keys and values of draft layers: of every token of a text with its hidden states, and of candidates below its end.
+
+`PairReader` takes in what the target's passes bring of the texts, for EAGLE's layer and for block drafters alike.
 
 Rows that were computed from the target's hidden states stay. Those of candidates were computed from the layer's own
 states and go with the root that they hang below. A text whose beginning the target found in its prefix cache brings no
@@ -15,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from slipstream.engine.engine import HiddenStates
+from slipstream.proposers.base import HiddenRows, Proposal, ProposerContext
 from slipstream.tokenizer.vocabulary import common_prefix
 
 Path = tuple[int, ...]
@@ -87,6 +91,11 @@ class PairCache:
             mask[row, self.used + row] = True
         return mask
 
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """[kv heads, slots, size] keys and values of the text."""
+        assert self._keys is not None and self._values is not None
+        return self._keys[:, : self.length], self._values[:, : self.length]
+
     def copy_from(self, other: PairCache, first: int) -> None:
         """Takes over the other text's rows of the pairs before `first`."""
         assert other._keys is not None and other._values is not None
@@ -148,3 +157,79 @@ class PairCaches:
             cache.drop_candidates()
             self._ended[id(cache)] = cache
             self.has_room(0)
+
+
+@dataclass(slots=True)
+class NewPairs:
+    """Pairs of one text that are read now, the first of them the first that its cache lacks."""
+
+    cache: PairCache
+    tokens: list[int]
+    """The token behind each one's hidden states."""
+    states: HiddenStates
+
+
+class PairReader:
+    """Keeps what each text has of hidden states and of rows."""
+
+    def __init__(self, most_pairs: int) -> None:
+        self.caches = PairCaches(most_pairs)
+        self._of_handle: dict[Hashable, PairCache] = {}
+        self._unread: dict[Hashable, list[HiddenRows]] = {}
+        """Hidden states that were not read yet."""
+
+    def cache(self, handle: Hashable) -> PairCache:
+        return self._of_handle[handle]
+
+    def read(self, contexts: list[ProposerContext]) -> tuple[list[Proposal], list[NewPairs]]:
+        """Empty proposals, which say how far each text is read, and the pairs that have to get rows for that."""
+        new: list[NewPairs] = []
+        answers: list[Proposal] = []
+        for context in contexts:
+            cache = self.caches.find(context.handle, context.cache_salt, context.tokens, context.length)
+            self._of_handle[context.handle] = cache
+            rows = self._unread.setdefault(context.handle, [])
+            rows += context.hidden
+            if rows and (not cache.length or rows[0].first > cache.end):
+                self.caches.begin(cache, rows[0].first)
+            end = min(context.length - 1, cache.end + context.max_read_tokens)
+            states = _take(rows, cache.end, end)
+            count = 0 if states is None else len(states.last)
+            room = self.caches.has_room(count)
+            if states is not None and not room:
+                rows.insert(0, HiddenRows(cache.end, states))
+            elif states is not None:
+                cache.drop_candidates()
+                new.append(NewPairs(cache, context.tokens[cache.end + 1 : cache.end + 1 + count], states))
+            read = cache.end + 1 + (count if room else 0)
+            partly = bool(rows) and read < context.length
+            answers.append(Proposal([], read if partly else context.length, no_room=not room))
+        return answers, new
+
+    def close(self, handle: Hashable) -> None:
+        self._of_handle.pop(handle, None)
+        self._unread.pop(handle, None)
+        self.caches.close(handle)
+
+
+def _take(unread: list[HiddenRows], at: int, end: int) -> HiddenStates | None:
+    """Takes the states of the tokens from `at` up to `end`, as far as they came."""
+    taken: list[HiddenStates] = []
+    while unread and unread[0].first < end:
+        rows = unread.pop(0)
+        if min(end, rows.end) > at:
+            taken.append(_cut(rows.states, max(0, at - rows.first), min(end, rows.end) - rows.first))
+        if rows.end > end:
+            unread.insert(0, HiddenRows(end, _cut(rows.states, end - rows.first, len(rows.states.last))))
+    return _joined(taken) if taken else None
+
+
+def _cut(states: HiddenStates, first: int, end: int) -> HiddenStates:
+    return HiddenStates(states.last[first:end], {number: rows[first:end] for number, rows in states.layers.items()})
+
+
+def _joined(parts: list[HiddenStates]) -> HiddenStates:
+    if len(parts) == 1:
+        return parts[0]
+    layers = {number: torch.cat([part.layers[number] for part in parts]) for number in parts[0].layers}
+    return HiddenStates(torch.cat([part.last for part in parts]), layers)

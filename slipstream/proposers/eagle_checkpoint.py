@@ -14,13 +14,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
 from slipstream.proposers.eagle_head import EagleConfig, EagleHead
@@ -72,6 +73,69 @@ def read_target(name: str) -> EagleTarget:
     return EagleTarget(name, output, int(text["num_hidden_layers"]))
 
 
+@dataclass(slots=True)
+class HeadFile:
+    """The tensors of one folder, taken one by one: what is left is an error."""
+
+    name: str
+    raw: dict[str, Any]
+    """Its configuration."""
+    tensors: dict[str, Tensor]
+    original: dict[str, str]
+    """How the file calls each tensor."""
+
+    @classmethod
+    def read(cls, name: str, plain: Callable[[str], str]) -> HeadFile:
+        """`plain` gives each tensor the name that the module has for it. Raises NotFound and FailedPrecondition."""
+        folder = model_folder(name)
+        raw = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+        files = checkpoint_files(folder, FILES)
+        if raw is None:
+            raise unfit(f"{folder} has no config.json, which a head's shapes are read from.")
+        held = read_tensors(files, lambda key: True)
+        original = {plain(key): key for key in held}
+        return cls(str(folder), raw, {own: held[key] for own, key in original.items()}, original)
+
+    def fill(self, head: nn.Module, target: EagleTarget, of_target: Collection[str], dtype: torch.dtype) -> None:
+        """Gives a head its tensors, in this type; those of `of_target` may be the target's own. Raises
+        FailedPrecondition for tensors that are missing, left over, of another shape, not finite, or never trained."""
+        state: dict[str, Tensor] = {}
+        for key, wanted in head.state_dict().items():
+            shape, padded = tuple(wanted.shape), key in (EMBEDDING, OUTPUT)
+            if key in self.tensors:
+                state[key] = fitted(self.name, self.original[key], self.tensors.pop(key), shape, padded).to(dtype)
+            elif key in of_target:
+                own = embedding_weight(target.name) if key == EMBEDDING else target.output
+                state[key] = fitted(target.name, key, own, shape, padded).to(dtype)
+            else:
+                midlayer = any("midlayer." in each for each in self.original.values())
+                shown = key.replace("layers.0.", "midlayer.") if midlayer else key
+                raise unfit(f"{self.name} lacks the tensor {shown} {list(shape)}.")
+        if self.tensors:
+            left = self.original[min(self.tensors)]
+            raise unfit(f"{self.name} has the tensor {left}, which no layout of such heads knows.")
+        if not bool(state["fc.weight"].any()):
+            raise unfit(f"the head in {self.name} is not trained: fc.weight is zero.")
+        head.load_state_dict(state, assign=True)
+        head.eval().requires_grad_(False)
+
+    def target_ids(self, rows: int, vocabulary: int) -> Tensor:
+        """The target's token of each row of the output. Raises FailedPrecondition where the two maps disagree."""
+        offsets, known = self.tensors.pop(OFFSETS, None), self.tensors.pop(KNOWN, None)
+        if offsets is None:
+            return torch.arange(rows)
+        ids = torch.arange(rows) + offsets.long()
+        ascending = bool((ids.diff() > 0).all())
+        if not ascending or int(ids[0]) < 0 or int(ids[-1]) >= vocabulary:
+            raise unfit(f"{self.name}: the offsets {OFFSETS} [{rows}] must lead to ascending token ids below "
+                        f"{vocabulary}.")  # fmt: skip
+        if known is not None:
+            known = fitted(self.name, KNOWN, known, (vocabulary,), padded=True)
+            if int(known.sum()) != rows or not bool(known[ids].all()):
+                raise unfit(f"{self.name}: {KNOWN} [{vocabulary}] and {OFFSETS} [{rows}] mean different tokens.")
+        return ids
+
+
 def default_layers(layer_count: int) -> tuple[int, ...]:
     """The layers that EAGLE-3 heads read where their configuration names none."""
     return 2, layer_count // 2, layer_count - 3
@@ -95,37 +159,16 @@ def load_head(name: str, target: EagleTarget, dtype: torch.dtype) -> EagleHead:
     Raises NotFound without such files, FailedPrecondition for a configuration that cannot be followed and for tensors
     that are missing, left over, of another shape than the target's, not finite, or never trained.
     """
-    folder = model_folder(name)
-    raw = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
-    files = checkpoint_files(folder, FILES)
-    if raw is None:
-        raise unfit(f"{folder} has no config.json, which an EAGLE head's shapes are read from.")
-    held = read_tensors(files, lambda key: True)
-    original = {_plain(key): key for key in held}
-    tensors = {plain: held[key] for plain, key in original.items()}
-    config = _read_config(str(folder), raw, tensors, target)
+    file = HeadFile.read(name, _plain)
+    config = _read_config(file, target)
     with torch.device("meta"):
         head = EagleHead(config)
     head.rotary = type(head.rotary)(config.layer)  # its frequencies are computed, not read
-    head.target_ids = _target_ids(str(folder), tensors, config)
-    state: dict[str, Tensor] = {}
-    for key, wanted in head.state_dict().items():
-        shape, padded = tuple(wanted.shape), key in (EMBEDDING, OUTPUT)
-        if key in tensors:
-            state[key] = fitted(str(folder), original[key], tensors.pop(key), shape, padded).to(dtype)
-        elif key == EMBEDDING and config.width == config.target_width:
-            state[key] = fitted(target.name, key, embedding_weight(target.name), shape, padded).to(dtype)
-        elif key == OUTPUT and not config.layers:
-            state[key] = target.output.to(dtype)
-        else:
-            shown = key.replace("layers.0.", "midlayer.") if any("midlayer." in each for each in held) else key
-            raise unfit(f"{folder} lacks the tensor {shown} {list(shape)}.")
-    if tensors:
-        raise unfit(f"{folder} has the tensor {original[min(tensors)]}, which no layout of EAGLE heads knows.")
-    if not bool(state["fc.weight"].any()):
-        raise unfit(f"the head in {folder} is not trained: fc.weight is zero.")
-    head.load_state_dict(state, assign=True)
-    return head.eval().requires_grad_(False)
+    rows = config.draft_vocabulary if config.layers else config.vocabulary
+    head.target_ids = file.target_ids(rows, config.vocabulary)
+    of_target = [EMBEDDING] if config.width == config.target_width else []
+    file.fill(head, target, of_target + [OUTPUT] * (not config.layers), dtype)
+    return head
 
 
 def _plain(key: str) -> str:
@@ -137,14 +180,15 @@ def _plain(key: str) -> str:
     return key
 
 
-def _read_config(name: str, raw: dict[str, Any], tensors: dict[str, Tensor], target: EagleTarget) -> EagleConfig:
+def _read_config(file: HeadFile, target: EagleTarget) -> EagleConfig:
+    name, raw, tensors = file.name, file.raw, file.tensors
     kind = raw.get("speculators_model_type")
     if kind not in (None, "eagle", "eagle3"):
         raise unfit(f"{name} is a {kind!r} drafter of speculators; the method eagle reads eagle and eagle3.")
     if kind == "eagle" and raw.get("layernorms"):
         raise unfit(f"{name} has norms before its fusion (layernorms), which no maintained format has; train it anew.")
     fields = raw if kind is None else raw.get("transformer_layer_config") or {}
-    layer = _read_layer(name, fields, target)
+    layer = read_layer(name, fields, target, 1)
     third = "layers.0.hidden_norm.weight" in tensors
     nested = raw.get("eagle_config") or {}
     known = tensors.get(OFFSETS)
@@ -158,11 +202,13 @@ def _read_config(name: str, raw: dict[str, Any], tensors: dict[str, Tensor], tar
     )
 
 
-def _read_layer(name: str, fields: dict[str, Any], target: EagleTarget) -> PretrainedConfig:
+def read_layer(name: str, fields: dict[str, Any], target: EagleTarget, count: int | None = None) -> PretrainedConfig:
+    """The configuration of draft layers, of which there have to be `count`. Raises FailedPrecondition for others than
+    are read."""
     family = fields.get("model_type", "llama")
     if family not in FAMILIES:
         raise unfit(f"{name}: the draft layer is a {family!r} one; these are read: {', '.join(FAMILIES)}.")
-    if fields.get("num_hidden_layers", 1) != 1:
+    if count is not None and fields.get("num_hidden_layers", 1) != count:
         raise unfit(f"{name} has {fields['num_hidden_layers']} draft layers; the method eagle reads heads with one.")
     if fields.get("hidden_act", "silu") != "silu":
         raise unfit(f"{name}: hidden_act is {fields['hidden_act']!r}; only 'silu' is read.")
@@ -184,24 +230,6 @@ def _layers(name: str, raw: dict[str, Any], nested: dict[str, Any], target: Eagl
     if not all(0 <= each < count for each in numbers):
         raise unfit(f"{name} reads the target's layers {list(numbers)}; {target.name} has layers 0 to {count - 1}.")
     return numbers
-
-
-def _target_ids(name: str, tensors: dict[str, Tensor], config: EagleConfig) -> Tensor:
-    """The target's token of each row of the output. Raises FailedPrecondition where the two maps disagree."""
-    offsets, known = tensors.pop(OFFSETS, None), tensors.pop(KNOWN, None)
-    rows = config.draft_vocabulary if config.layers else config.vocabulary
-    if offsets is None:
-        return torch.arange(rows)
-    ids = torch.arange(rows) + offsets.long()
-    ascending = bool((ids.diff() > 0).all())
-    if not ascending or int(ids[0]) < 0 or int(ids[-1]) >= config.vocabulary:
-        raise unfit(f"{name}: the offsets {OFFSETS} [{rows}] must lead to ascending token ids below "
-                    f"{config.vocabulary}.")  # fmt: skip
-    if known is not None:
-        known = fitted(name, KNOWN, known, (config.vocabulary,), padded=True)
-        if int(known.sum()) != rows or not bool(known[ids].all()):
-            raise unfit(f"{name}: {KNOWN} [{config.vocabulary}] and {OFFSETS} [{rows}] mean different tokens.")
-    return ids
 
 
 def save_head(head: EagleHead, folder: Path, target: str, *, speculators: bool = True) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Rotated queries [batch, heads, T, size], keys and values [batch, kv heads, T, size] of one call -> [batch, heads, T,
@@ -62,32 +62,46 @@ class EagleConfig:
         return int(self.layer.sliding_window) if kinds[0] == "sliding_attention" else 0
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: EagleConfig, inputs: int) -> None:
+class DraftAttention(nn.Module):
+    """A Llama's or Qwen3's, over inputs of any width."""
+
+    def __init__(self, layer: PretrainedConfig, inputs: int) -> None:
         super().__init__()
-        layer = config.layer
-        self.size = int(getattr(layer, "head_dim", None) or config.width // layer.num_attention_heads)
+        self.size = int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
         bias = bool(getattr(layer, "attention_bias", False) or getattr(layer, "qkv_bias", False))
         self.q_proj = nn.Linear(inputs, layer.num_attention_heads * self.size, bias=bias)
         self.k_proj = nn.Linear(inputs, layer.num_key_value_heads * self.size, bias=bias)
         self.v_proj = nn.Linear(inputs, layer.num_key_value_heads * self.size, bias=bias)
         o_bias = bool(getattr(layer, "attention_bias", False))
-        self.o_proj = nn.Linear(layer.num_attention_heads * self.size, config.width, bias=o_bias)
+        self.o_proj = nn.Linear(layer.num_attention_heads * self.size, layer.hidden_size, bias=o_bias)
         if layer.model_type == "qwen3":
             self.q_norm, self.k_norm = (LlamaRMSNorm(self.size, layer.rms_norm_eps) for _ in range(2))
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        queries, keys, values = (
-            each(x).unflatten(-1, (-1, self.size)) for each in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        queries = self.q_proj(x).unflatten(-1, (-1, self.size))
         if hasattr(self, "q_norm"):
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries, keys = apply_rotary_pos_emb(queries.transpose(1, 2), keys.transpose(1, 2), *rotation)
-        found: Tensor = self.o_proj(attend(queries, keys, values.transpose(1, 2)).transpose(1, 2).flatten(2))
+            queries = self.q_norm(queries)
+        keys, values = self.keys_and_values(x, rotation)
+        found: Tensor = self.o_proj(attend(_rotated(queries, rotation), keys, values).transpose(1, 2).flatten(2))
         return found
 
+    def keys_and_values(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """[batch, kv heads, T, size] each, the keys rotated."""
+        keys, values = (each(x).unflatten(-1, (-1, self.size)) for each in (self.k_proj, self.v_proj))
+        if hasattr(self, "k_norm"):
+            keys = self.k_norm(keys)
+        return _rotated(keys, rotation), values.transpose(1, 2)
 
-class _MLP(nn.Module):
+
+def _rotated(rows: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """[batch, heads, T, size] from [batch, T, heads, size]."""
+    cosine, sine = (each.unsqueeze(1) for each in rotation)
+    turned = rows.transpose(1, 2)
+    found: Tensor = turned * cosine + rotate_half(turned) * sine
+    return found
+
+
+class DraftMLP(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
@@ -104,8 +118,8 @@ class _Layer(nn.Module):
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         width, eps = config.width, config.layer.rms_norm_eps
-        self.self_attn = _Attention(config, 2 * width if config.layers else width)
-        self.mlp = _MLP(width, config.layer.intermediate_size)
+        self.self_attn = DraftAttention(config.layer, 2 * width if config.layers else width)
+        self.mlp = DraftMLP(width, config.layer.intermediate_size)
         self.post_attention_layernorm = LlamaRMSNorm(width, eps)
         if config.layers:
             self.input_layernorm, self.hidden_norm = LlamaRMSNorm(width, eps), LlamaRMSNorm(width, eps)

@@ -16,12 +16,13 @@ Configurations are not believed: published ones state the wrong number of heads.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch.nn.functional import linear, silu
 
+from slipstream.engine.models.fast_dtype import dtype_on
 from slipstream.proposers.weights import checkpoint_files, fitted, output_weight, read_tensors, unfit
 from slipstream.tokenizer.vocabulary import model_folder
 
@@ -55,17 +56,29 @@ class MedusaHeads:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    def on(self, place: torch.device) -> MedusaHeads:
+        """The heads on this device, which the target's hidden states come on; on a CPU in the type that is fastest
+        there. An output that heads share stays one tensor."""
+        dtype = dtype_on(place, self.outputs[0].dtype)
+        moved = {id(each): each.to(place, dtype) for each in self.outputs}
+        blocks = [
+            [(weight.to(place, dtype), None if bias is None else bias.to(place, dtype)) for weight, bias in head]
+            for head in self.blocks
+        ]
+        ids = None if self.token_ids is None else self.token_ids.to(place)
+        return replace(self, blocks=blocks, outputs=[moved[id(each)] for each in self.outputs], token_ids=ids)
+
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """float32 [heads, rows, vocabulary] from last hidden states [rows, hidden]; -inf for tokens unknown to a
         head."""
-        found = [self._logits_of(head, states) for head in range(len(self))]
+        found = [self.logits_of(head, states) for head in range(len(self))]
         stacked = torch.stack(found).float()
         if self.token_ids is not None:
             everything = stacked.new_full((*stacked.shape[:2], self.vocabulary), -torch.inf)
             return everything.index_copy_(2, self.token_ids, stacked)
         return stacked
 
-    def _logits_of(self, head: int, states: torch.Tensor) -> torch.Tensor:
+    def logits_of(self, head: int, states: torch.Tensor) -> torch.Tensor:
         x = states.to(self.outputs[head].dtype)
         for weight, bias in self.blocks[head]:
             x = x + silu(linear(x, weight, bias))

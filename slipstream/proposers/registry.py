@@ -37,11 +37,17 @@ class ProposerMethod:
     """True for a method with a model, which `DRAFTER_MODEL` must name. In a verifier it has a thread of its own; one
     without a model runs on the event loop there and must answer within microseconds."""
     needs_hidden_states: bool = False
-    """True for a method that reads the target's hidden states, so that it can run inside a verifier only."""
+    """True for a method that reads the target's hidden states."""
+    needs_target_passes: bool = False
+    """True for a method whose own rows run in the target's passes."""
     needs_prediction: bool = False
     """True for a method that can propose only for requests that carry a prediction."""
     gives_distribution: bool = False
     """True for a method that can send the distribution its tokens were drawn from, which `rejection` needs."""
+
+    @property
+    def in_verifier_only(self) -> bool:
+        return self.needs_hidden_states or self.needs_target_passes
 
 
 IN_VERIFIER = "verifier:"
@@ -65,6 +71,12 @@ METHODS: dict[str, ProposerMethod] = {
             needs_prediction=True,
         ),
         ProposerMethod(
+            "lookahead",
+            "slipstream.proposers.lookahead:open_proposer",
+            "n-grams that the target guesses in its own passes",
+            needs_target_passes=True,
+        ),
+        ProposerMethod(
             "medusa",
             "slipstream.proposers.medusa:open_proposer",
             "heads on the target's last hidden state",
@@ -76,6 +88,14 @@ METHODS: dict[str, ProposerMethod] = {
             "eagle",
             "slipstream.proposers.eagle:open_proposer",
             "a draft layer on the target's hidden states (EAGLE-1, EAGLE-2, EAGLE-3)",
+            needs_model=True,
+            needs_hidden_states=True,
+            gives_distribution=True,
+        ),
+        ProposerMethod(
+            "dflash",
+            "slipstream.proposers.dflash:open_proposer",
+            "a block of tokens from one pass of draft layers on the target's hidden states (DFlash)",
             needs_model=True,
             needs_hidden_states=True,
             gives_distribution=True,

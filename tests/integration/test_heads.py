@@ -1,4 +1,4 @@
-"""Heads inside the verifier, good ones and bad ones: the text is the one without them, whatever happens to a session.
+"""Heads and windows inside the verifier, good ones and bad ones: the text is the one without, whatever happens.
 
 The EAGLE heads know the easy target they read, so that many of their candidates are accepted.
 """
@@ -17,6 +17,8 @@ from slipstream.errors import FailedPrecondition
 from slipstream.proposers.eagle_checkpoint import save_head
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import save_checkpoint
+from tests.dflash_heads import config_of as config_of_block
+from tests.dflash_heads import random_tensors, save_dflash
 from tests.eagle_heads import LAYERS, config_of, knowing_head, random_head, save_easy_target
 from tests.fleet import Decoded, Gateway, gateway, until, verifier
 from tests.heads import random_heads, save_heads
@@ -27,7 +29,7 @@ from tests.leaning import MOST_DEVIATIONS, Leaning, ranks, uniformity
 TOKENS = 48
 PROMPTS = [[3 + (at * number) % 190 for at in range(70)] for number in (1, 7)]
 SAMPLINGS = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=0.8, seed=11)}
-KINDS = "eagle-1", "eagle-3", "medusa"
+KINDS = "eagle-1", "eagle-3", "medusa", "dflash", "lookahead"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,9 @@ def heads(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     for name, layers in (("eagle-1", ()), ("eagle-3", LAYERS)):
         save_head(knowing_head(target, layers), place / name, str(target), speculators=name == "eagle-3")
     medusa = save_heads(random_heads(target, scale=0.002), place / "medusa")
-    return {"medusa": f"medusa={medusa}"} | {name: f"eagle={place / name}" for name in ("eagle-1", "eagle-3")}
+    dflash = save_dflash(place / "dflash", random_tensors(), config_of_block())
+    others = {"medusa": f"medusa={medusa}", "dflash": f"dflash={dflash}", "lookahead": "lookahead"}
+    return others | {name: f"eagle={place / name}" for name in ("eagle-1", "eagle-3")}
 
 
 def address_of(entry: str) -> list[str]:
@@ -50,7 +54,10 @@ def address_of(entry: str) -> list[str]:
 
 
 def options_of(target: Path, entry: str, **settings: Any) -> dict[str, Any]:
-    return {"local_drafters": (entry,), "always_speculate": True, "model": str(target)} | settings
+    """Heads that were never trained are not tried."""
+    floor = 0.05 if entry.startswith("eagle") else 0.0
+    own = {"local_drafters": (entry,), "always_speculate": True, "model": str(target), "min_head_accuracy": floor}
+    return own | settings
 
 
 async def decode_all(client: Gateway, sampling: SamplingParams, *, short: bool, **options: Any) -> list[Decoded]:
@@ -87,7 +94,7 @@ async def test_the_text_is_the_one_without_heads(
                 drafted = await decode_all(client, sampling, short=short, drafters=address_of(entry))
                 assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
                 assert all(each.drafted > 0 for each in drafted)
-                if kind != "medusa":
+                if kind.startswith("eagle"):
                     rounds = sum(len(each.rounds) for each in drafted)
                     assert sum(each.accepted for each in drafted) > 0.1 * rounds, "a good head is hardly accepted"
         assert short == (server.scheduler.kv_admission.preemptions > 0)
@@ -104,15 +111,23 @@ async def test_a_rolled_back_session_goes_on_with_the_same_text(kind: str, targe
     assert again.token_ids == first.token_ids[5:] and again.drafted > 0
 
 
-@pytest.mark.parametrize("kind", ["eagle-1", "medusa"])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_drawn_tokens_are_distributed_as_the_target_says(kind: str, tmp_path: Path) -> None:
-    """The rule `rejection`, with heads that were never trained: what they draw must not show."""
-    shape = {"vocab_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "initializer_range": 0.3}
+    """The rule `rejection`, with heads that were never trained: what they draw must not show. Lookahead draws nothing:
+    the coupled rule."""
+    shape = {"vocab_size": 4, "hidden_size": 16, "num_hidden_layers": 3, "initializer_range": 0.3}
+    rule = "coupled" if kind == "lookahead" else "rejection"
     small = save_checkpoint("llama", tmp_path / "target", seed=0, **shape)
     if kind == "medusa":
         entry = f"medusa={save_heads(random_heads(small, scale=0.3), tmp_path / 'heads')}"
+    elif kind == "dflash":
+        small_one = config_of_block(16, vocab_size=4, dflash_config={"mask_token_id": 3, "target_layer_ids": [0, 1]})
+        entry = f"dflash={save_dflash(tmp_path / 'heads', random_tensors(16, scale=0.3), small_one)}"
+    elif kind == "lookahead":
+        entry = kind
     else:
-        save_head(random_head(small, config_of(small), scale=0.3), tmp_path / "heads", str(small))
+        layers = LAYERS if kind == "eagle-3" else ()
+        save_head(random_head(small, config_of(small, layers=layers), scale=0.3), tmp_path / "heads", str(small))
         entry = f"eagle={tmp_path / 'heads'}"
     texts: list[list[int]] = []
     drafted = 0
@@ -122,7 +137,7 @@ async def test_drawn_tokens_are_distributed_as_the_target_says(kind: str, tmp_pa
         for start in range(0, 300, 20):
             runs = [
                 client.decode(
-                    SHORT, tokens=30, sampling=SamplingParams(seed=seed, acceptance="rejection"),
+                    SHORT, tokens=30, sampling=SamplingParams(seed=seed, acceptance=rule),
                     drafters=address_of(entry), trusted=True,
                 )
                 for seed in range(start, start + 20)
@@ -150,8 +165,16 @@ async def test_the_second_session_of_a_prompt_takes_the_drafts_rows_of_the_first
         for _ in range(2):
             await client.decode(PROMPTS[0], tokens=8, drafters=address_of(entry))
         proposer: Any = next(iter(server.service.sources._local.values()))._proposer  # type: ignore[attr-defined]
-        await until(lambda: len(proposer._caches._ended) == 2)
-        assert {each.start for each in proposer._caches._ended.values()} == {0}
+        await until(lambda: len(proposer._reader.caches._ended) == 2)
+        assert {each.start for each in proposer._reader.caches._ended.values()} == {0}
+
+
+@pytest.mark.parametrize("kind", ["medusa", "dflash"])
+async def test_heads_without_layers_to_name_are_tried_too(kind: str, target: Path, heads: dict[str, str]) -> None:
+    engine = open_engine(str(target), "float32", 4096)
+    with pytest.raises(FailedPrecondition, match=f"drafter {kind} finds \\d%"):
+        async with verifier(engine, **options_of(target, heads[kind], min_head_accuracy=0.3)):
+            pass
 
 
 async def test_a_head_that_follows_the_target_badly_ends_the_start(target: Path, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ async def test_the_draft_model_draws_for_the_ratio_rule(temperature: float) -> N
     assert len(looked_up.token_ids) == TOKENS
 
 
+@pytest.mark.slow
 async def test_a_lookup_inside_the_verifier_accepts_about_as_much_as_the_same_one_behind_grpc() -> None:
     config = DrafterConfig(method="ngram", listen="127.0.0.1:0", grace_s=0.0)
     async with drafter_running(config) as remote, shipped_verifier("ngram") as client:

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from slipstream.speculation.selection import ROOT, Selection
-from verifier_svc.estimators.isotonic import non_decreasing
 
 EDGES = (0.1, 0.25, 0.45, 0.65, 0.8, 0.92, 0.98)
 """Between the eight bins of confidence."""
@@ -212,3 +211,22 @@ def _draw(bins: list[_Bin], prior: _Curve, now: float) -> _Curve:
         ys.append((evidence.accepted * age + STRENGTH * prior(centre)) / weight)
         weights.append(weight)
     return _Curve(xs, non_decreasing(ys, weights), now)
+
+
+def non_decreasing(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """argmin over x[0] <= x[1] <= ... of sum of weights * (x - values)^2, by pooling adjacent violators, in O(n).
+
+    A running maximum would be non-decreasing too, but there one value measured too high lifts all values after it.
+    Here it is averaged with those that contradict it, by how much each is trusted. Weights are positive.
+    Ayer et al., "An empirical distribution function for sampling with incomplete information", 1955.
+    """
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        size = 1
+        while pools and pools[-1][0] >= value:
+            before, heavy, count = pools.pop()
+            # Written so that equal values stay what they are, to the last bit.
+            value = before + (value - before) * (weight / (weight + heavy))
+            weight, size = weight + heavy, size + count
+        pools.append((value, weight, size))
+    return [value for value, _, size in pools for _ in range(size)]

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from verifier_svc.estimators.isotonic import non_decreasing
+from verifier_svc.estimators.calibration import non_decreasing
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 """Tokens. Linear between them."""

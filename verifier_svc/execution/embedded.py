@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 import torch
 
 from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.sampler.coupled_sampling import likeliest
 from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
 from slipstream.errors import Internal, SlipstreamError
+from slipstream.speculation.selection import ROOT
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 from verifier_svc.estimators.cost_curve import CostCurve
@@ -48,6 +51,7 @@ class EmbeddedExecutor:
         inputs = _inputs(step, segments)
         results = dict(zip(inputs, judge(list(inputs.values()), logits), strict=True))
         results |= _with_logprobs(step, inputs, results, logits)
+        results |= _with_windows(step, inputs, results, logits)
         outcomes: list[StepOutcome] = []
         for index, segment in enumerate(segments):
             result = results.get(index)
@@ -73,6 +77,9 @@ def _segment(scheduled: ScheduledSequence) -> Segment:
     sequence, chosen = scheduled.session.sequence, scheduled.selection
     assert sequence is not None
     nodes, parents = list(chosen.token_ids), list(chosen.parents)
+    if scheduled.window.token_ids:
+        nodes += scheduled.window.token_ids
+        parents += [each if each == ROOT else each + len(chosen) for each in scheduled.window.parents]
     return Segment(sequence, scheduled.pending, nodes, parents, want_logits=scheduled.complete)
 
 
@@ -126,7 +133,32 @@ def _with_logprobs(
         rows += [verified.first_row, *(verified.first_row + 1 + node for node in result.path)]
         tokens += [*(verified.selection.token_ids[node] for node in result.path), result.next_token]
         tops += [step[index].session.top_logprobs or 0] * (1 + len(result.path))
-    likely = iter(logprobs(logits[torch.tensor(rows, device=logits.device)], tokens, tops))
+    where, chosen = (torch.tensor(each, device=logits.device) for each in (rows, tokens))
+    found = iter(logprobs(logits[where], chosen, np.array(tops)).tokens())
     return {
-        index: replace(result, logprobs=tuple(islice(likely, 1 + len(result.path)))) for index, result in wanted.items()
+        index: replace(result, logprobs=tuple(islice(found, 1 + len(result.path)))) for index, result in wanted.items()
+    }
+
+
+def _with_windows(
+    step: list[ScheduledSequence],
+    inputs: dict[int, VerifyInput],
+    results: dict[int, AcceptanceResult | BrokenNumbers],
+    logits: torch.Tensor,
+) -> dict[int, AcceptanceResult | BrokenNumbers]:
+    """Results with what the target finds likeliest behind the rows of lookahead windows, by index."""
+    running = {index: result for index, result in results.items() if step[index].window.token_ids}
+    if not running:
+        return {}
+    rows: list[int] = []
+    for index in running:
+        own = inputs[index].first_row + 1
+        behind = own + len(inputs[index].selection)
+        rows += [own + ROOT if row == ROOT else behind + row for row in step[index].window.newest]
+    found = iter(likeliest(logits[torch.tensor(rows, device=logits.device)])) if rows else iter(())
+    windows = {index: tuple(islice(found, len(step[index].window.newest))) for index in running}
+    return {
+        index: replace(result, window=windows[index])
+        for index, result in running.items()
+        if isinstance(result, AcceptanceResult)
     }

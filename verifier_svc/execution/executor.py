@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Sequence
 from slipstream.errors import SlipstreamError
+from slipstream.speculation.lookahead import WindowRows
 from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import CostCurve
@@ -33,13 +34,20 @@ class ScheduledSequence(NamedTuple):
     """The tokens after those that this step computes."""
     complete: bool
     """True when `pending` reaches the last committed token, so that the step decides tokens for the session."""
-    selection: Selection
+    selection: Selection = Selection()
     """Candidates to verify."""
+    window: WindowRows = WindowRows()
+    """Rows of a lookahead window, which no acceptance rule looks at."""
 
     @property
     def tokens(self) -> int:
         """KV rows that the sequence writes in the step."""
-        return len(self.pending) + len(self.selection)
+        return len(self.pending) + len(self.selection.token_ids) + len(self.window.token_ids)
+
+    @property
+    def plain(self) -> ScheduledSequence:
+        """The same without candidates."""
+        return self._replace(selection=Selection(), window=WindowRows())
 
 
 StepOutcome = AcceptanceResult | SlipstreamError | None

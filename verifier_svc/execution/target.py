@@ -42,7 +42,7 @@ async def _running_vllm(config: VerifierConfig, thread: ModelThread) -> AsyncIte
     executor.core.call_when_lost(partial(loop.call_soon_threadsafe, lost.set))
     try:
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(_raise_when(lost))
+            watching = tasks.create_task(_raise_when(lost, executor))
             try:
                 yield executor
             finally:
@@ -51,9 +51,9 @@ async def _running_vllm(config: VerifierConfig, thread: ModelThread) -> AsyncIte
         await thread.run(executor.close)
 
 
-async def _raise_when(lost: asyncio.Event) -> None:
+async def _raise_when(lost: asyncio.Event, executor: VLLMExecutor) -> None:
     await lost.wait()
-    raise EngineLost("a vLLM worker ended", reason="WORKER_LOST")
+    raise EngineLost(executor.core.lost, reason="WORKER_LOST")
 
 
 def _open_vllm(config: VerifierConfig) -> VLLMExecutor:

@@ -1,4 +1,4 @@
-"""Divides the tokens of one step: candidates of all sessions compete for them, prompts get a bounded share.
+"""Divides the tokens of one step: candidates of `coupled` sessions compete for them, prompts get a bounded share.
 
 `allot` returns how many candidates of each session a step verifies, `prefill_chunks` how much of each prompt it
 computes; both are pure functions. The rest of this text shows that `allot` finds the best division.

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from slipstream.engine.segment import Sequence as KVSequence
-from slipstream.speculation.selection import Selection
+from slipstream.speculation.lookahead import WindowRows
 from verifier_svc.execution.executor import KVBlocks, ScheduledSequence
 from verifier_svc.session import Rank, Session
 
@@ -170,9 +170,8 @@ class KVAdmission:
     def _fit(self, scheduled: ScheduledSequence, victims: list[Session]) -> ScheduledSequence | None:
         """Reserves KV for the sequence, with its candidates or without; None if no session of lower rank is left to
         preempt. Room depends on how many candidates there are, not on their tokens, so the ratio rule stays exact."""
-        plain = scheduled._replace(selection=Selection())
         while True:
-            for each in (scheduled, plain):
+            for each in (scheduled, scheduled._replace(window=WindowRows()), scheduled.plain):
                 if self._missing(each) <= self._kv.blocks_free:
                     self._grow(each)
                     return each

@@ -9,6 +9,7 @@ after a failed pass. `wait_policy` decides how long a step is held back for cand
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,8 @@ from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
 PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
+LONG_CONTEXTS = (2048, 8192, 32768)
+"""Tokens from which on acceptance is measured apart: draft heads are trained on shorter texts."""
 NO_CANDIDATES = Selection()
 ANY_CANDIDATES = ExecutorLimits()
 NO_CHOICE = CandidateChoice(-1, 0, NO_CANDIDATES, [])
@@ -41,7 +44,8 @@ class StepLimits:
     max_wait_s: float
     executor: ExecutorLimits = ANY_CANDIDATES
     always_speculate: bool = False
-    """True: a step waits max_wait_s for candidates that are on their way, whether that pays or not."""
+    """True: a step waits max_wait_s for candidates that are on their way, whether that pays or not. The cost curve then
+    has candidates for nothing, so that all are verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class Planner:
             reserved = min(most, sum(session.pending for session in prefilling))
         decoding = decoding[: min(self._limits.step_tokens - reserved, self._most_decoding(len(prefilling)))]
         plan = self._plan_decoding(decoding, self._limits.step_tokens - reserved - len(decoding), reserved)
-        room = self._limits.step_tokens - sum(1 + len(scheduled.selection) for scheduled in plan.step)
+        room = self._limits.step_tokens - sum(scheduled.tokens for scheduled in plan.step)
         room = min(room, self._limits.prefill_tokens) if decoding else room
         chunks = prefill_chunks(self._first_prompts(prefilling, len(decoding)), room)
         plan.step.extend(_schedule(session, size, NO_CANDIDATES) for session, size in chunks.items())
@@ -140,7 +144,24 @@ class Planner:
             chosen[session] = choice.selection.head(count)
         step = [_schedule(session, 1, chosen[session]) for session in sessions]
         paths = {session: choice.paths for session, choice in zip(competing, choices, strict=True)}
-        return StepPlan(step, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
+        plan = StepPlan(step, allotment.tokens + len(sessions) - len(competing), allotment.seconds, paths)
+        return self._with_windows(plan, room - sum(map(len, chosen.values())), prefill)
+
+    def _with_windows(self, plan: StepPlan, room: int, prefill: int) -> StepPlan:
+        """The plan with rows of lookahead windows, where a session's candidates leave them room and they pay."""
+        windows = [scheduled.session.window for scheduled in plan.step]
+        if not any(windows) or not self._limits.executor.verifies_trees:
+            return plan
+        price = 0.0 if self._limits.always_speculate else self.candidate_price
+        step: list[ScheduledSequence] = []
+        for scheduled, window in zip(plan.step, windows, strict=True):
+            if window is not None and scheduled.session.sampling.coupled:
+                left = self._draft_limit(scheduled.session) - len(scheduled.selection)
+                scheduled = scheduled._replace(window=window.rows(min(left, room), price))
+                room -= len(scheduled.window)
+            step.append(scheduled)
+        tokens = prefill + sum(scheduled.tokens for scheduled in step)
+        return replace(plan, step=step, seconds=self._curve.seconds(tokens, max(1, len(step))))
 
     def _most_decoding(self, prompts: int) -> int:
         """Most sessions of a step that decode: where the executor bounds its sessions, prompts get some places too."""
@@ -177,7 +198,7 @@ class Planner:
 
     def _paths(self, session: Session, chosen: Selection) -> list[float]:
         calibration = self._calibrations[session.tenant]
-        return calibration.path_probabilities(_labels(session, chosen), session.workload, chosen)
+        return calibration.path_probabilities(_labels(session, chosen), _workload(session), chosen)
 
     # Waiting.
 
@@ -227,7 +248,7 @@ class Planner:
         session, chosen, path = scheduled.session, scheduled.selection, result.path
         if len(chosen):
             calibration = self._calibrations[session.tenant]
-            calibration.learn(_labels(session, chosen), session.workload, chosen, path)
+            calibration.learn(_labels(session, chosen), _workload(session), chosen, path)
             rejected = chosen.first_child(path[-1] if path else ROOT) is not None
             self._wait_policy.observe_round(len(path), rejected, session.tenant)
 
@@ -249,6 +270,12 @@ class Planner:
 def _labels(session: Session, chosen: Selection) -> list[str]:
     """Label of the drafters that sent each node; confidences are calibrated by it."""
     return [session.source_label(sources) for sources in chosen.sources]
+
+
+def _workload(session: Session) -> str:
+    """The kind of work with how long its context is: a drafter may be good at one length and bad at another."""
+    at = bisect_right(LONG_CONTEXTS, len(session.tokens))
+    return f"{session.workload} beyond {LONG_CONTEXTS[at - 1]} tokens" if at else session.workload
 
 
 def _schedule(session: Session, size: int, selection: Selection) -> ScheduledSequence:

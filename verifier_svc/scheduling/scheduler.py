@@ -188,6 +188,8 @@ class Scheduler:
         miss, idle_s = self._miss(session), timing.started - session.idle_since
         self._unreported_rounds.append(RoundResult(scheduled, result, token_ids, timing, self.steps, miss, idle_s))
         session.commit(token_ids, scheduled.base + len(path))
+        if session.window is not None:
+            session.window.advance(result.window, len(scheduled.window), token_ids)
         session.idle_since = timing.ended
         self._sources.root_moved(session)
         self.tokens += len(token_ids)

@@ -150,6 +150,7 @@ class LocalSource:
         self._max_length = opened.model.max_length
         self._depth = min(DEEPEST, opened.depth)
         self._need, self._feed = opened.hidden, feed
+        self._open_window = opened.open_window
         self._context = context
         self._thread = thread
         # What hidden states are worth is known for one root: nothing is proposed ahead of the next.
@@ -196,6 +197,8 @@ class LocalSource:
         self._sessions[session] = attachment
         if self._feed is not None and self._need is not None:
             attachment.hidden = self._feed.subscribe(session, self._need)
+        if self._open_window is not None and session.served:
+            session.window = self._open_window(attachment, session.tokens, session.stop_token_ids)
         self._wake(attachment)
 
     def close(self, session: Session) -> None:
@@ -203,6 +206,8 @@ class LocalSource:
         if attachment is None:
             return
         session.tree.forget(attachment.number)
+        if self._open_window is not None:
+            session.window = None
         if self._feed is not None and attachment.hidden is not None:
             self._feed.unsubscribe(session, attachment.hidden)
         self._pending.pop(attachment, None)

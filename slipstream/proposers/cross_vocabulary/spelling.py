@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from slipstream.tokenizer.byte_decoder import byte_level, byte_token, chain, plain_token
-from slipstream.tokenizer.mid_text_decoding import MidTextEncoder
+from slipstream.tokenizer.codec import MidTextEncoder, byte_level, byte_token, chain, plain_token
 
 _BROKEN = re.compile("([\udc80-\udcff]+)")
 """Bytes that are no UTF-8, as `surrogateescape` shows them."""

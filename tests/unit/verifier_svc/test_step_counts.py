@@ -6,9 +6,12 @@ from slipstream.engine.factory import open_engine
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
+from slipstream.v1.verifier_pb2 import MISS_CAUSE_UNSPECIFIED
 from tests.call_counts import ROOT_FOLDER, calls_of
+from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence
+from verifier_svc.observer import RoundResult, StepTiming
 from verifier_svc.session import Session
 
 
@@ -56,3 +59,19 @@ def test_a_step_makes_few_python_calls_for_each_session_and_candidate() -> None:
     assert 50 < alone <= 150
     assert (plain - alone) / 16 <= 65, "calls for each further session"
     assert (guessed - plain) / 17 / 8 <= 3.0, "calls for each candidate"
+
+
+def test_a_rounds_message_costs_the_same_whatever_the_number_of_candidates() -> None:
+    executor = EmbeddedExecutor(open_engine("emulated:vocabulary=64&base_ms=0", kv_tokens=8192))
+
+    def message(candidates: int) -> tuple[int, list[tuple[str, int, int]]]:
+        turn = scheduled(executor, candidates, candidates)
+        turn.session.name_source(1, "model")
+        decided = AcceptanceResult((0,), 5)
+        result = RoundResult(turn, decided, [9, 5], StepTiming(0.0, 1.0, 0.0, 1, 1), 1, MISS_CAUSE_UNSPECIFIED, 0.0)
+        shares = [(share.drafter, share.drafted, share.accepted) for share in result.message(0.1).drafters]
+        return calls_of(lambda: result.message(0.1), "slipstream", "verifier_svc"), shares
+
+    (few, one), (many, all_nodes) = message(1), message(8)
+    assert one == [("model", 1, 1)] and all_nodes == [("model", 8, 1)]
+    assert many == few <= 15

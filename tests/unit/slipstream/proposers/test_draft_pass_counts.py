@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slipstream.engine.kernels.products import find_kernels
 from slipstream.proposers.base import ROOT, Proposal, Proposer, ProposerContext, ProposerSettings
 from slipstream.proposers.model_factory import open_proposer
 from slipstream.speculation.sampling_params import SamplingParams
@@ -57,5 +58,6 @@ def test_a_pass_makes_few_operators(proposer: Proposer) -> None:
         propose(proposer, 1)
     with Operators() as large:
         propose(proposer, 25)
-    assert 50 < small.count <= 170
+    # Without compiled kernels two operators more a layer: rows are filled up for oneDNN.
+    assert 50 < small.count <= (170 if find_kernels() else 180)
     assert large.count <= small.count + 4

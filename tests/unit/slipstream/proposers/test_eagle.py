@@ -73,7 +73,7 @@ def test_eagle_3_gives_the_numbers_of_speculators(case: str, speculators: bool, 
     for row, expected in zip(ROWS, second, strict=True):
         proposer, text = EagleProposer(head), tokens[: row + 2].tolist()
         proposer.propose([context(text, states_of(features[: row + 1]), expand=[])])
-        cache = proposer._sequences["session"].cache
+        cache = proposer._reader.cache("session")
         below = proposer._states([(cache, ()), (cache, (int(tokens[row + 2]),))])
         assert torch.allclose(head.logits(below[0])[columns], whole[row, columns], atol=1e-4)
         assert torch.allclose(head.logits(below[1])[columns], expected, atol=2e-4)
@@ -252,7 +252,7 @@ def test_the_beginning_of_a_text_is_taken_from_another_of_its_salt(target: str) 
         assert tree_of(shared) == expected
         foreign = proposer.propose([context(tokens, later, 8, handle="third", cache_salt="b")])[0]
         assert tree_of(foreign) != expected
-        assert proposer._sequences["third"].cache.start == 8
+        assert proposer._reader.cache("third").start == 8
 
 
 def test_without_room_nothing_is_proposed_until_another_text_ends(target: str) -> None:
@@ -288,7 +288,7 @@ def test_a_candidate_sees_the_text_and_the_candidates_above_it_alone(layers: tup
         below = head(torch.tensor([[token]]), below, positions[:, at : at + 1], attend)
     proposer = EagleProposer(head)
     proposer.propose([context(tokens, states, expand=[])])
-    cache = proposer._sequences["session"].cache
+    cache = proposer._reader.cache("session")
     proposer._states([(cache, (7, 9)), (cache, (5, 1, 1))])  # branches beside it, which have rows already
     assert torch.allclose(proposer._states([(cache, path)])[0], below[0, 0], atol=1e-4)
 

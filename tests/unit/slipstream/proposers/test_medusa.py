@@ -13,9 +13,9 @@ import torch
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
 from slipstream.proposers.base import ROOT, HiddenRows, Proposal, ProposerContext, ProposerSettings, open_proposer
-from slipstream.proposers.medusa import MedusaProposer, RankAccuracy
+from slipstream.proposers.marginals import RankAccuracy, grow
+from slipstream.proposers.medusa import MedusaProposer
 from slipstream.proposers.medusa_heads import load_heads
-from slipstream.proposers.medusa_tree import grow
 from slipstream.proposers.weights import output_weight
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import VOCABULARY, save_checkpoint
@@ -65,6 +65,20 @@ def test_an_output_head_padded_beyond_the_vocabulary_is_cut(target: str, tmp_pat
     padded = torch.randn(256, WIDTH)
     heads = load_heads(in_layout("medusa-1", blocks, [padded], tmp_path), target)
     assert torch.equal(heads.outputs[0], padded[:VOCABULARY])
+
+
+def test_heads_compute_in_the_type_that_is_fastest_where_they_stand(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target's own type elsewhere than on a CPU, where bfloat16 may be emulated. A shared output stays one."""
+    heads = load_heads(save_heads(random_heads(target, HEADS), tmp_path), target)
+    monkeypatch.setattr("slipstream.engine.models.fast_dtype.fast_dtype", lambda own: torch.float64)
+    moved = heads.on(torch.device("cpu"))
+    assert {each.dtype for each in moved.outputs} == {torch.float64} and moved.outputs[0] is moved.outputs[-1]
+    states = torch.randn(5, WIDTH)
+    assert torch.allclose(moved.logits(states), heads.logits(states), atol=1e-4)
+    away = heads.on(torch.device("meta"))
+    assert away.outputs[0].dtype is heads.outputs[0].dtype and away.blocks[0][0][0].is_meta
 
 
 class Evil:

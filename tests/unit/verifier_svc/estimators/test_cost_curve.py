@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verifier_svc.estimators.calibration import non_decreasing
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
-from verifier_svc.estimators.isotonic import non_decreasing
 from verifier_svc.scheduling.budget import Offer, allot
 
 STEPS = [1, 2, 3, 4, 6, 8, 12, 16, 31, 32, 33, 64, 100, 128, 300, 512, 700, 2048]

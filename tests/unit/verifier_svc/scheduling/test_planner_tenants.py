@@ -1,4 +1,5 @@
-"""What one tenant's candidates came to decides nothing for another tenant's, whatever both call their work."""
+"""What one tenant's candidates came to decides nothing for another tenant's, whatever both call their work; what those
+of long contexts came to, nothing for short ones."""
 
 from __future__ import annotations
 
@@ -19,17 +20,17 @@ from verifier_svc.sources.candidate_sources import CandidateSources
 SOURCE = 1
 
 
-def session(tenant: str) -> Session:
-    """A session with three likely candidates in a row."""
-    prompt = [1, 2, 3]
+def session(tenant: str, length: int = 3) -> Session:
+    """A session of so many tokens with three likely candidates in a row."""
+    prompt = list(range(1, length + 1))
     made = Session(
         id=tenant,
         number=1,
         epoch=1,
         sampling=SamplingParams(temperature=0.0),
         tokens=list(prompt),
-        prompt_length=3,
-        max_length=1000,
+        prompt_length=length,
+        max_length=100_000,
         stop_token_ids=frozenset(),
         max_draft_tokens=8,
         credit=None,
@@ -38,10 +39,10 @@ def session(tenant: str) -> Session:
         send=lambda reply: None,
         workload="code",
         tenant=tenant,
-        computed=2,
+        computed=length - 1,
     )
     made.name_source(SOURCE, "model")
-    made.tree.graft(Frame(3, 0, 1, (4, 5, 6), (-0.05, -0.05, -0.05), source=SOURCE))
+    made.tree.graft(Frame(length, 0, 1, (4, 5, 6), (-0.05, -0.05, -0.05), source=SOURCE))
     return made
 
 
@@ -53,9 +54,9 @@ def planner() -> Planner:
     return Planner(CandidateSources(types_pb2.ModelInfo(), 0.0), StepLimits(512, 256, 0.25), curve)
 
 
-def planned(planner: Planner, tenant: str) -> tuple[int, float, float]:
+def planned(planner: Planner, tenant: str, length: int = 3) -> tuple[int, float, float]:
     """Candidates in a step of the tenant's own, what they are expected to bring, and what one more would."""
-    plan: StepPlan = planner.plan([session(tenant)])
+    plan: StepPlan = planner.plan([session(tenant, length)])
     (scheduled,) = plan.step
     gain = planner._expected_gain(scheduled, plan)
     return len(scheduled.selection), gain.worth, gain.gain
@@ -72,6 +73,18 @@ def test_a_tenant_whose_candidates_are_all_rejected_costs_no_other_its_drafting(
     assert planned(planner, "victim") == pytest.approx(before)
     unnamed = planned(planner, "")
     assert unnamed == pytest.approx(before)  # sessions without a tenant share a place of their own
+
+
+def test_a_drafter_that_fails_at_long_contexts_goes_on_at_short_ones(planner: Planner) -> None:
+    before = planned(planner, "victim")
+    for _ in range(100):
+        (short,) = planner.plan([session("victim")]).step
+        planner.observe_round(short, AcceptanceResult(tuple(range(len(short.selection))), 9))
+        (long,) = planner.plan([session("victim", 5000)]).step
+        planner.observe_round(long, AcceptanceResult((), 9))
+    (_, short_worth, _), (_, long_worth, _) = planned(planner, "victim"), planned(planner, "victim", 5000)
+    assert short_worth >= before[1] and long_worth < 0.2 * short_worth
+    assert long_worth < planned(planner, "victim", 9000)[1] < short_worth, "never measured: the other lengths count"
 
 
 def test_only_so_many_tenants_are_remembered() -> None:
