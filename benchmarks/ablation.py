@@ -26,7 +26,7 @@ from benchmarks.processes import ANYWHERE, MODELS
 from benchmarks.prompts import request, without_loops
 from benchmarks.records import Row, write
 from slipstream.cli.serve import Role
-from slipstream.engine.engine import Engine, ModelOutput
+from slipstream.engine.engine import Engine, HiddenRequest, ModelOutput
 from slipstream.engine.segment import Segment
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.target import open_target
@@ -51,13 +51,13 @@ def stretched(config: VerifierConfig) -> Engine:
     engine = open_target(config)
     forward = engine.forward
 
-    def slow(segments: list[Segment]) -> ModelOutput:
+    def slow(segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
         end = time.perf_counter() + PASS_S
-        output = forward(segments)
+        output = forward(segments, hidden)
         time.sleep(max(0.0, end - time.perf_counter()))
         return output
 
-    engine.forward = slow  # type: ignore[method-assign, assignment]
+    engine.forward = slow  # type: ignore[method-assign]
     return engine
 
 

@@ -11,9 +11,7 @@ import secrets
 
 from benchmarks.load_generator import run_load
 from slipstream.v1 import gateway_pb2
-from training.corpus import read_corpus
-
-DISTINCT = 0.6
+from training.corpus import DISTINCT, distinct_share, read_corpus
 
 
 def held_out(count: int, *, characters: int = 400, seed: int = 0) -> list[str]:
@@ -26,12 +24,6 @@ def held_out(count: int, *, characters: int = 400, seed: int = 0) -> list[str]:
         start = text.rfind("\n", 0, chance.randrange(len(text) - characters)) + 1
         pieces.append(text[start : start + characters])
     return pieces
-
-
-def distinct_share(token_ids: list[int], size: int = 4) -> float:
-    """Distinct 4-grams over all 4-grams; 1.0 for text too short to repeat."""
-    grams = [tuple(token_ids[i : i + size]) for i in range(len(token_ids) - size + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0
 
 
 async def without_loops(server: str, count: int, max_tokens: int) -> list[str]:

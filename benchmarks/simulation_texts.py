@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.prompts import DISTINCT, distinct_share, held_out
+from benchmarks.prompts import held_out
 from slipstream.engine.engine import Engine, begin_unshared
 from slipstream.engine.segment import Segment
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.vocabulary import load_tokenizer
+from training.corpus import DISTINCT, distinct_share
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 

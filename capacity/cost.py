@@ -12,8 +12,8 @@ import numpy as np
 
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.rpc import VERIFIER
 from slipstream.rpc.channel import dialer, error_of, parsed
-from slipstream.rpc.roles import VERIFIER
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ LEFT_OUT_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data", "data", "encoded_modules"}
 )
 HELD_OUT_PER_MILLE = 20
+DISTINCT = 0.6
+"""Least share of different 4-grams in a greedy text: a loop is guessed by anybody, and flatters all figures."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ def read_corpus(directory: Path | None) -> TrainingCorpus:
     return TrainingCorpus(tuple(train), tuple(held_out), f"the Python files of `{root.name}`", "as stated by its owner")
 
 
-def is_held_out(path: str) -> bool:
+def is_held_out(path: str, per_mille: float = HELD_OUT_PER_MILLE) -> bool:
     """About 2 % of files, chosen by a hash of the path, so that the split survives new and changed files."""
-    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") % 1000 < HELD_OUT_PER_MILLE
+    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") % 1000 < per_mille
 
 
 def _read(path: Path) -> str:
@@ -74,6 +76,12 @@ def _read(path: Path) -> str:
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
         return ""
+
+
+def distinct_share(token_ids: Sequence[int], size: int = 4) -> float:
+    """Distinct 4-grams over all 4-grams; 1.0 for text too short to repeat."""
+    grams = [tuple(token_ids[i : i + size]) for i in range(len(token_ids) - size + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
 
 
 END_OF_TEXT = "<|endoftext|>"
@@ -124,6 +132,18 @@ def encode_stream(tokenizer: Tokenizer, documents: Iterable[Document], seed: int
         pieces.extend(encoding.ids)
         pieces.append(END_OF_TEXT_ID)
     return np.asarray(pieces, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """The data of a step."""
+
+    tokens: torch.Tensor
+    """int64 [rows, length + 1]."""
+    learned: torch.Tensor | None = None
+    """bool [rows, length + 1]: the tokens to learn; None: all."""
+    used: float = 0.0
+    """Part of the budget that is gone."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Cross-entropy and distillation over a tied output head, a chunk of positions at a time.
+"""Losses: cross-entropy and distillation over a tied output head, a chunk of positions at a time; and divergences.
 
 The gradient of a softmax loss is known in closed form, so the forward pass computes it chunk by chunk while the
 logits are still in the cache; a full [positions, vocabulary] fp32 matrix never exists.
@@ -66,3 +66,22 @@ def head_loss(
     """
     loss: torch.Tensor = _HeadLoss.apply(hidden, head, goals, teacher)  # type: ignore[no-untyped-call]
     return loss
+
+
+def divergence(draft: torch.Tensor, target: torch.Tensor, kind: str) -> torch.Tensor:
+    """[rows] how far the draft's distribution is from the target's, both as logits [rows, tokens].
+
+    `kl`: KL(target || draft). `tv`: the total variation, which is the share of rejected candidates. `lk`: between the
+    two, exp(-3 a) KL + (1 - exp(-3 a)) TV with the accepted share a: far off KL has the better slope ("LK losses",
+    arXiv 2602.23881).
+    """
+    draft_logs, target_logs = (each.float().log_softmax(-1) for each in (draft, target))
+    wanted = target_logs.exp()
+    forward = (wanted * (target_logs - draft_logs)).sum(-1)
+    if kind == "kl":
+        return forward
+    variation = 1.0 - torch.minimum(wanted, draft_logs.exp()).sum(-1)
+    if kind == "tv":
+        return variation
+    share = torch.exp(-3.0 * (1.0 - variation.detach()))
+    return share * forward + (1.0 - share) * variation

@@ -1,4 +1,4 @@
-"""The network under training: a bf16 Llama that computes, with fp32 master weights that learn.
+"""The network under training: a bf16 Llama that computes, with fp32 master weights that learn; or an fp32 module.
 
 It starts fresh or from a smaller trained model: the two output projections of a new layer are zero, so it adds nothing
 to the residual stream, and the grown model computes the small one's function at its first step (Chen, Goodfellow and
@@ -41,7 +41,7 @@ def build_llama(shape: Shape, vocabulary: int, seed: int) -> Any:
 
 
 class Network:
-    """Splits a model into fp32 masters: `embedding` [V, H] (also the head), `matrices` (2-D) and `vectors` (norms)."""
+    """Splits a model into fp32 masters: `embedding` [V, H] (also the head), `matrices` (2-D) and norms."""
 
     def __init__(self, model: Any, compiled: bool) -> None:
         self.model = model
@@ -58,8 +58,8 @@ class Network:
         return [master for master in self._masters if master.ndim == 2]
 
     @property
-    def vectors(self) -> list[torch.Tensor]:
-        return [master for master in self._masters if master.ndim != 2]
+    def others(self) -> list[torch.Tensor]:
+        return [self.embedding, *(master for master in self._masters if master.ndim != 2)]
 
     @property
     def masters(self) -> list[torch.Tensor]:
@@ -92,6 +92,41 @@ class Network:
         for master, saved in zip(self.masters, masters, strict=True):
             master.copy_(saved)
         self.publish()
+
+
+class ModuleLearner:
+    """A module in fp32, whose parameters are their own masters."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._named = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+
+    @property
+    def masters(self) -> list[torch.Tensor]:
+        return [each for _, each in self._named]
+
+    @property
+    def matrices(self) -> list[torch.Tensor]:
+        return [each for name, each in self._named if each.ndim == 2 and not _is_table(name)]
+
+    @property
+    def others(self) -> list[torch.Tensor]:
+        return [each for name, each in self._named if each.ndim != 2 or _is_table(name)]
+
+    def collect(self) -> None:
+        """The gradients are where they belong."""
+
+    def publish(self) -> None:
+        """The masters compute."""
+
+    @torch.no_grad()
+    def restore(self, masters: list[torch.Tensor]) -> None:
+        for master, saved in zip(self.masters, masters, strict=True):
+            master.copy_(saved)
+
+
+def _is_table(name: str) -> bool:
+    """Whether a matrix has a row for each token: Muon is for the others."""
+    return any(part in name for part in ("embed", "lm_head", "outputs"))
 
 
 SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")

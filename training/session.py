@@ -12,13 +12,13 @@ from tokenizers import Tokenizer
 
 from slipstream.errors import InvalidArgument
 from training.card import TrainingRecord, write_card
-from training.corpus import TrainingCorpus, encode_stream, train_vocabulary
+from training.corpus import TrainingBatch, TrainingCorpus, Windows, encode_stream, train_vocabulary
 from training.evaluate import evaluate
 from training.folder import save_model
 from training.loss import Teacher, head_loss
 from training.network import Network, build_llama, grow
 from training.settings import Settings, TrainingStage
-from training.trainer import CheckpointPolicy, LossFunction, Position, Trainer
+from training.trainer import Batches, CheckpointPolicy, LossFunction, Position, Trainer
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ class TrainingSession:
         return size / (len(self.held_out) - len(self.corpus.held_out) - 1)
 
     def _target(self) -> tuple[Any, Position]:
-        def loss_of(network: Network, batch: torch.Tensor) -> torch.Tensor:
-            return head_loss(network.hidden(batch[:, :-1]), network.embedding, batch[:, 1:].reshape(-1))
+        def loss_of(network: Network, batch: TrainingBatch) -> torch.Tensor:
+            tokens = batch.tokens
+            return head_loss(network.hidden(tokens[:, :-1]), network.embedding, tokens[:, 1:].reshape(-1))
 
         network, end = self._stage(self.settings.target, loss_of, self.settings.seed)
         return network.model.eval(), end
@@ -74,12 +75,12 @@ class TrainingSession:
         body = torch.compile(target.model, dynamic=False) if self.settings.compiled else target.model
         head = target.get_input_embeddings().weight.detach()
 
-        def loss_of(network: Network, batch: torch.Tensor) -> torch.Tensor:
-            inputs = batch[:, :-1]
+        def loss_of(network: Network, batch: TrainingBatch) -> torch.Tensor:
+            inputs = batch.tokens[:, :-1]
             with torch.no_grad():
                 states = body(input_ids=inputs, use_cache=False).last_hidden_state
             teacher = Teacher(states.reshape(-1, states.shape[-1]), head)
-            return head_loss(network.hidden(inputs), network.embedding, batch[:, 1:].reshape(-1), teacher)
+            return head_loss(network.hidden(inputs), network.embedding, batch.tokens[:, 1:].reshape(-1), teacher)
 
         network, end = self._stage(self.settings.draft, loss_of, self.settings.seed + 100)
         return network.model.eval(), end
@@ -92,7 +93,13 @@ class TrainingSession:
         key = f"{stage} {seed} {self._fingerprint()} {self.places.start}"
         path = self.places.cache / f"{stage.name}.pt"
         keeping = CheckpointPolicy(path, key, self.settings.checkpoint_minutes, self.places.resume)
-        return network, Trainer(stage, network, self.stream, seed).run(loss_of, keeping)
+        return network, Trainer(stage, network, self._batches(stage, seed)).run(loss_of, keeping)
+
+    def _batches(self, stage: TrainingStage, seed: int) -> Batches:
+        short = Windows(self.stream, stage.window, stage.rows, seed)
+        rows = max(1, stage.rows * stage.window // stage.long_window)
+        long = Windows(self.stream, stage.long_window, rows, seed + 1)
+        return lambda used, step: TrainingBatch((long if used >= stage.long_from else short).batch(step))
 
     def _fingerprint(self) -> str:
         return hashlib.sha256(self.stream.tobytes()).hexdigest()[:16]

@@ -1,25 +1,22 @@
-"""The loop both stages share: step until the time budget is used, with checkpoints on the way."""
+"""The loop that everything trained here shares: step until the budget is used, with checkpoints on the way."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from slipstream.errors import FailedPrecondition
-from training.corpus import Windows
-from training.network import Network
-from training.settings import Optimisation, TrainingStage
+from training.corpus import TrainingBatch
+from training.settings import Budget, Optimisation, Schedule
 
 
 @dataclass
@@ -30,6 +27,10 @@ class Position:
     tokens: int = 0
     seconds: float = 0.0
     finished: bool = False
+    losses: list[float] = field(default_factory=list)
+    """The loss of every step."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """What the caller found on the way."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ LINE_EVERY_S = 30.0
 
 
 class TrainingProgress:
-    """Shows loss (smoothed, nats per token), speed and remaining time of one stage."""
+    """Shows loss (smoothed, nats per token), speed and remaining time of one stage, and what was found last."""
+
+    finding = ""
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self._name = name
@@ -96,9 +99,9 @@ class TrainingProgress:
     def update(self, used: float, step: int, loss: float, seconds: float, tokens: int) -> None:
         """`used` of the budget 0..1, the step's `loss`, training `seconds` and `tokens` so far."""
         self._smooth = loss if self._smooth is None else 0.95 * self._smooth + 0.05 * loss
-        speed = tokens / max(seconds, 1e-9)
+        speed = tokens / seconds if seconds else 0.0
         left = seconds * (1.0 - used) / max(used, 1e-9)
-        status = f"step {step}  loss {self._smooth:.3f}  {speed:,.0f} tokens/s  {left / 60:.1f} min left"
+        status = f"step {step}  loss {self._smooth:.3f}  {speed:,.0f} tokens/s  {left / 60:.1f} min left{self.finding}"
         self._bar.update(self._task, completed=used, status=status)
         now = time.monotonic()
         if not self._console.is_terminal and (now - self._last_line > LINE_EVERY_S or used >= 1.0):
@@ -106,19 +109,44 @@ class TrainingProgress:
             self._console.print(f"{self._name}  {used:6.1%}  {status}", soft_wrap=True, highlight=False)
 
 
+class Learner(Protocol):
+    """What is trained: weights that compute, and fp32 masters of them that learn."""
+
+    @property
+    def masters(self) -> list[torch.Tensor]:
+        """All of them: `matrices` inside layers, for Muon, and `others`, for AdamW."""
+        ...
+
+    @property
+    def matrices(self) -> list[torch.Tensor]: ...
+
+    @property
+    def others(self) -> list[torch.Tensor]: ...
+
+    def collect(self) -> None:
+        """Moves the gradients to the masters."""
+        ...
+
+    def publish(self) -> None:
+        """Copies the masters into the weights that compute."""
+        ...
+
+    def restore(self, masters: list[torch.Tensor]) -> None:
+        """Takes over the masters of a checkpoint."""
+        ...
+
+
 class Optimiser:
     """One step of both rules. Muon's step costs about 10 % of a pass and saves far more in steps."""
 
-    def __init__(self, network: Network, chosen: Optimisation) -> None:
+    def __init__(self, network: Learner, chosen: Optimisation) -> None:
         self._network = network
         self._clip = chosen.clip
-        self._muon = torch.optim.Muon(
+        muon = torch.optim.Muon(
             network.matrices, lr=chosen.muon_rate, weight_decay=chosen.muon_decay, momentum=chosen.muon_momentum
         )
-        self._adam = torch.optim.AdamW(
-            [network.embedding, *network.vectors], lr=chosen.adam_rate, betas=chosen.adam_betas, weight_decay=0.0
-        )
-        self._rates = ((self._muon, chosen.muon_rate), (self._adam, chosen.adam_rate))
+        adam = torch.optim.AdamW(network.others, lr=chosen.adam_rate, betas=chosen.adam_betas, weight_decay=0.0)
+        self._rates = ((muon, chosen.muon_rate), (adam, chosen.adam_rate))
 
     def step(self, factor: float) -> None:
         """Apply the collected gradients with `factor` times the base rates, then publish the weights."""
@@ -134,13 +162,36 @@ class Optimiser:
     def state(self) -> list[Any]:
         return [rule.state_dict() for rule, _ in self._rates]
 
+    def size(self) -> int:
+        """Bytes of what the rules keep."""
+        kept = [value for rule, _ in self._rates for state in rule.state.values() for value in state.values()]
+        return sum(each.numel() * each.element_size() for each in kept if isinstance(each, torch.Tensor))
+
     def restore(self, state: list[Any]) -> None:
         for (rule, _), saved in zip(self._rates, state, strict=True):
             rule.load_state_dict(saved)
 
 
-# Mean loss in nats per position of one batch, tokens int64 [B, T + 1].
-LossFunction = Callable[[Network, torch.Tensor], torch.Tensor]
+LossFunction = Callable[[Any, TrainingBatch], torch.Tensor]
+"""(what is trained, a batch) -> the mean loss in nats per position."""
+Batches = Callable[[float, int], TrainingBatch]
+"""(used part of the budget, step) -> the data of a step: it depends on nothing else."""
+
+
+class TrainingPlan(Protocol):
+    """What the loop has to know of a stage."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def budget(self) -> Budget: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def optimisation(self) -> Optimisation: ...
 
 
 @dataclass(frozen=True)
@@ -154,32 +205,35 @@ class CheckpointPolicy:
 
 
 class Trainer:
-    """Trains one network on one stream; the data of a step depends on the seed and the step alone."""
+    """Trains one network."""
 
-    def __init__(self, stage: TrainingStage, network: Network, stream: npt.NDArray[np.int64], seed: int) -> None:
-        self.stage = stage
+    def __init__(self, plan: TrainingPlan, network: Learner, batches: Batches) -> None:
+        self.plan = plan
         self.network = network
-        self.optimiser = Optimiser(network, stage.optimisation)
+        self.optimiser = Optimiser(network, plan.optimisation)
         self.position = Position()
-        rows = max(1, stage.rows * stage.window // stage.long_window)
-        self._short = Windows(stream, stage.window, stage.rows, seed)
-        self._long = Windows(stream, stage.long_window, rows, seed + 1)
+        self._batches = batches
 
-    def run(self, loss_of: LossFunction, policy: CheckpointPolicy) -> Position:
-        """Train to the end of the budget, from the last checkpoint if `policy.resume`."""
+    def run(
+        self, loss_of: LossFunction, policy: CheckpointPolicy, observe: Callable[[Position], str] | None = None
+    ) -> Position:
+        """Train to the end of the budget, from the last checkpoint if `policy.resume`. `observe` is called after each
+        step, and may add to the position's evaluations; what it returns is shown."""
         if policy.resume:
             self._restore(policy)
         saved_at = time.monotonic()
         first = True
-        with TrainingProgress(self.stage.name) as progress:
+        with TrainingProgress(self.plan.name) as progress:
             while not self.position.finished:
                 started = time.monotonic()
-                loss = self._step(loss_of)
+                loss = self.step(loss_of)
                 # The first step of a process compiles; that time is not training.
                 self.position.seconds += 0.0 if first else time.monotonic() - started
                 first = False
                 used = self._used()
                 self.position.finished = used >= 1.0
+                if observe is not None:
+                    progress.finding = observe(self.position)
                 progress.update(used, self.position.step, loss, self.position.seconds, self.position.tokens)
                 if self.position.finished or time.monotonic() - saved_at > 60.0 * policy.every_minutes:
                     self.save(policy)
@@ -191,18 +245,19 @@ class Trainer:
         TrainingCheckpoint(policy.key, self.position, masters, self.optimiser.state()).save(policy.path)
 
     def _used(self) -> float:
-        return self.stage.budget.used(self.position.seconds, self.position.step)
+        return self.plan.budget.used(self.position.seconds, self.position.step)
 
-    def _step(self, loss_of: LossFunction) -> float:
+    def step(self, loss_of: LossFunction) -> float:
+        """One step; returns its loss."""
         used = self._used()
-        windows = self._long if used >= self.stage.long_from else self._short
-        batch = windows.batch(self.position.step)
+        batch = self._batches(used, self.position.step)
         loss = loss_of(self.network, batch)
         loss.backward()
-        self.optimiser.step(self.stage.schedule.factor(used))
+        self.optimiser.step(self.plan.schedule.factor(used))
         self.position.step += 1
-        self.position.tokens += batch.shape[0] * (batch.shape[1] - 1)
-        return float(loss.detach())
+        self.position.tokens += batch.tokens.shape[0] * (batch.tokens.shape[1] - 1)
+        self.position.losses.append(float(loss.detach()))
+        return self.position.losses[-1]
 
     def _restore(self, policy: CheckpointPolicy) -> None:
         checkpoint = TrainingCheckpoint.load(policy.path, policy.key)

@@ -1,12 +1,9 @@
-"""`slipstream train` and `inflate`: a small target with its distilled drafter, and a model inflated in size."""
+"""`slipstream inflate`: a model inflated in size."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,105 +11,8 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.options import AsJson, explained, need_installed
-from slipstream.process import ALLOCATOR
 
-BUDGET, FILES = "Time and threads", "Files"
-"""Groups of options in `--help`."""
 COUNT_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
-
-
-def train(
-    out: Annotated[
-        Path, typer.Option(help="Output folder for target/, draft/ and README.md.", rich_help_panel=FILES)
-    ] = Path("models"),
-    minutes: Annotated[float, typer.Option(help="Wall time for the target.", rich_help_panel=BUDGET)] = 60.0,
-    draft_minutes: Annotated[float, typer.Option(help="Wall time for the drafter.", rich_help_panel=BUDGET)] = 20.0,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(help="Folder of .py files to train on; default: the standard library.", rich_help_panel=FILES),
-    ] = None,
-    cache: Annotated[Path, typer.Option(help="Folder for checkpoints.", rich_help_panel=FILES)] = Path(".cache/train"),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the checkpoints in the cache folder.", rich_help_panel=FILES)
-    ] = False,
-    steps: Annotated[
-        int | None, typer.Option(help="Exact steps for the target instead of minutes.", rich_help_panel=BUDGET)
-    ] = None,
-    draft_steps: Annotated[
-        int | None, typer.Option(help="Exact steps for the drafter instead of minutes.", rich_help_panel=BUDGET)
-    ] = None,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of an earlier pair to start from; added layers start as identity.", rich_help_panel=FILES
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.")] = 17,
-    threads: Annotated[int, typer.Option(help="CPU threads to use.", rich_help_panel=BUDGET)] = 1,
-    compiled: Annotated[
-        bool | None,
-        typer.Option(
-            "--compile/--no-compile",
-            help="Compile the model (1.3x faster); default: where there is a C++ compiler.",
-            rich_help_panel=BUDGET,
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Train a target, distil its drafter, evaluate both on held-out files, and write the models."""
-    _with_allocator(threads)
-    with explained("train"):
-        need_installed("torch", "transformers")
-    from slipstream.engine.models.quantisation import silence_quantiser_logs
-
-    silence_quantiser_logs()
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    from training.corpus import read_corpus
-    from training.session import TrainingFolders, TrainingSession
-    from training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, TrainingStage
-
-    torch.set_num_threads(threads)
-    schedule = Schedule() if start is None else Schedule(peak=0.4)
-    settings = Settings(
-        target=TrainingStage("target", TARGET, Budget(minutes, steps), schedule=schedule),
-        # A small model learns more from many small steps, and at a higher rate.
-        draft=TrainingStage(
-            "draft", DRAFT, Budget(draft_minutes, draft_steps), rows=4, optimisation=Optimisation(adam_rate=1e-2)
-        ),
-        seed=seed,
-        compiled=_has_compiler() if compiled is None else compiled,
-    )
-    disable_progress_bar()
-    lengths = f"{_length('', minutes, steps)} {_length('draft-', draft_minutes, draft_steps)}"
-    command = f"slipstream train {lengths} --seed {seed}" + (f" --start {start.name}" if start else "")
-    with explained("train"):
-        session = TrainingSession(settings, read_corpus(corpus), TrainingFolders(out, cache, resume, start))
-        found = session.run(command).evaluation
-    if as_json:
-        typer.echo(json.dumps({"out": str(out)} | asdict(found)))
-        return
-    typer.echo(
-        f"{out}: held-out loss {found.target_loss:.3f} / {found.draft_loss:.3f} nats per token, "
-        f"greedy agreement {found.greedy_agreement:.3f}, 1 - TV {found.overlap:.3f}, coupled {found.coupled:.3f}"
-    )
-
-
-def _length(stage: str, minutes: float, steps: int | None) -> str:
-    return f"--{stage}minutes {minutes:g}" if steps is None else f"--{stage}steps {steps}"
-
-
-def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "c++", "clang++"))
-
-
-def _with_allocator(threads: int) -> None:
-    """Restarts this process with the allocator's settings: glibc reads them only at the start."""
-    if not sys.platform.startswith("linux") or "MALLOC_MMAP_THRESHOLD_" in os.environ:
-        return
-    environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads)}
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def inflate(

@@ -1,0 +1,206 @@
+"""`slipstream train`: drafters for a target of yours, or a small target with its drafter from nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli.options import AsJson, explained, need_installed
+from slipstream.process import ALLOCATOR
+
+BUDGET, FILES = "Time and threads", "Files"
+"""Groups of options in `--help`."""
+train_app = typer.Typer(help="Train drafters for a target of yours; without a subcommand, a small pair from nothing.")
+
+
+@train_app.callback(invoke_without_command=True)
+def train_pair(
+    context: typer.Context,
+    out: Annotated[
+        Path, typer.Option(help="Output folder for target/, draft/ and README.md.", rich_help_panel=FILES)
+    ] = Path("models"),
+    minutes: Annotated[float, typer.Option(help="Wall time for the target.", rich_help_panel=BUDGET)] = 60.0,
+    draft_minutes: Annotated[float, typer.Option(help="Wall time for the drafter.", rich_help_panel=BUDGET)] = 20.0,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Folder of .py files to train on; default: the standard library.", rich_help_panel=FILES),
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Folder for checkpoints.", rich_help_panel=FILES)] = Path(".cache/train"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the checkpoints in the cache folder.", rich_help_panel=FILES)
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option(help="Exact steps for the target instead of minutes.", rich_help_panel=BUDGET)
+    ] = None,
+    draft_steps: Annotated[
+        int | None, typer.Option(help="Exact steps for the drafter instead of minutes.", rich_help_panel=BUDGET)
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of an earlier pair to start from; added layers start as identity.", rich_help_panel=FILES
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.")] = 17,
+    threads: Annotated[int, typer.Option(help="CPU threads to use.", rich_help_panel=BUDGET)] = 1,
+    compiled: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the model (1.3x faster); default: where there is a C++ compiler.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a target, distil its drafter, evaluate both on held-out files, and write the models; with a subcommand,
+    a drafter for your own target."""
+    if context.invoked_subcommand is not None:
+        return
+    _with_allocator(threads)
+    with explained("train"):
+        need_installed("torch", "transformers")
+    from slipstream.engine.models.quantisation import silence_quantiser_logs
+
+    silence_quantiser_logs()
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from training.corpus import read_corpus
+    from training.session import TrainingFolders, TrainingSession
+    from training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, TrainingStage
+
+    torch.set_num_threads(threads)
+    schedule = Schedule() if start is None else Schedule(peak=0.4)
+    settings = Settings(
+        target=TrainingStage("target", TARGET, Budget(minutes, steps), schedule=schedule),
+        # A small model learns more from many small steps, and at a higher rate.
+        draft=TrainingStage(
+            "draft", DRAFT, Budget(draft_minutes, draft_steps), rows=4, optimisation=Optimisation(adam_rate=1e-2)
+        ),
+        seed=seed,
+        compiled=_has_compiler() if compiled is None else compiled,
+    )
+    disable_progress_bar()
+    lengths = f"{_length('', minutes, steps)} {_length('draft-', draft_minutes, draft_steps)}"
+    command = f"slipstream train {lengths} --seed {seed}" + (f" --start {start.name}" if start else "")
+    with explained("train"):
+        session = TrainingSession(settings, read_corpus(corpus), TrainingFolders(out, cache, resume, start))
+        found = session.run(command).evaluation
+    if as_json:
+        typer.echo(json.dumps({"out": str(out)} | asdict(found)))
+        return
+    typer.echo(
+        f"{out}: held-out loss {found.target_loss:.3f} / {found.draft_loss:.3f} nats per token, "
+        f"greedy agreement {found.greedy_agreement:.3f}, 1 - TV {found.overlap:.3f}, coupled {found.coupled:.3f}"
+    )
+
+
+def _length(stage: str, minutes: float, steps: int | None) -> str:
+    return f"--{stage}minutes {minutes:g}" if steps is None else f"--{stage}steps {steps}"
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "c++", "clang++"))
+
+
+def _with_allocator(threads: int) -> None:
+    """Restarts this process with the allocator's settings: glibc reads them only at the start."""
+    if not sys.platform.startswith("linux") or "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        return
+    environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads)}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file of settings; other options override it.", rich_help_panel=FILES)
+]
+Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target.", rich_help_panel=FILES)]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of texts, JSONL, or a file with one prompt in each line; default: the standard library.",
+        rich_help_panel=FILES,
+    ),
+]
+HeadOut = Annotated[
+    str | None,
+    typer.Option("--out", help="Folder for the drafter; checkpoints and report stand beside.", rich_help_panel=FILES),
+]
+Steps = Annotated[int | None, typer.Option(help="Training steps.", min=1, rich_help_panel=BUDGET)]
+Threads = Annotated[int, typer.Option(help="CPU threads to use.", rich_help_panel=BUDGET)]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.", rich_help_panel=FILES)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes, memory and time, and train nothing.")]
+
+
+def _drafter_command(kind: str, about: str) -> None:
+    def train_drafter(
+        config: Config = None,
+        target: Target = None,
+        data: Data = None,
+        out: HeadOut = None,
+        steps: Steps = None,
+        seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and answers.")] = None,
+        threads: Threads = 1,
+        resume: Resume = False,
+        dry_run: DryRun = False,
+        as_json: AsJson = False,
+    ) -> None:
+        options = {"target": target, "data": data, "out": out, "steps": steps, "seed": seed}
+        _with_allocator(threads)
+        with explained(f"train {kind}"):
+            need_installed("torch", "transformers")
+            result = _train_drafter(kind, config, options, threads, resume=resume, dry_run=dry_run)
+        typer.echo(json.dumps(result) if as_json else "\n".join(f"{name}: {value}" for name, value in result.items()))
+
+    train_drafter.__doc__ = about
+    train_app.command(kind)(train_drafter)
+
+
+def _train_drafter(
+    kind: str, config: Path | None, options: dict[str, Any], threads: int, *, resume: bool, dry_run: bool
+) -> dict[str, Any]:
+    """What is printed."""
+    from slipstream.engine.models.quantisation import silence_quantiser_logs
+
+    silence_quantiser_logs()
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from training.request import read_request
+    from training.run import TrainingRun
+
+    torch.set_num_threads(threads)
+    disable_progress_bar()
+    request = read_request(kind, config, options)
+    run = TrainingRun(request)
+    if dry_run:
+        planned = run.estimate()
+        return asdict(planned) | {
+            "summary": f"{planned.trained_parameters / 1e6:.1f} M parameters for a target of "
+            f"{planned.target_parameters / 1e6:.1f} M, {planned.steps:,} steps of {request.rows} x {request.window} "
+            f"tokens: about {planned.seconds / 60:.0f} minutes after the target's answers, "
+            f"{planned.memory_bytes / 1e9:.1f} GB of memory, {planned.checkpoint_bytes / 1e6:.0f} MB a checkpoint"
+        }
+    report = run.run(resume=resume)
+    return {
+        "out": request.out,
+        "report": str(request.workplace / "report.html"),
+        "step": report.step,
+        "by_depth": [round(share, 3) for share in report.whole.by_depth],
+        "tokens_a_round": {size: round(length, 3) for size, length in report.whole.lengths.items()},
+        "ships": report.ships,
+        "verdict": report.verdict,
+    }
+
+
+_drafter_command("draft", "Distil a draft model from a target of yours: on its own answers, KL, then TV or LK.")
+_drafter_command("medusa", "Train Medusa heads for a target of yours.")
+_drafter_command("eagle", "Train an EAGLE head for a target of yours, with EAGLE-3's training-time test.")

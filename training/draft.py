@@ -1,0 +1,95 @@
+"""A draft model distilled from the target: forward KL, then a loss that acceptance is made of (`loss.divergence`)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from slipstream.errors import FailedPrecondition, NotFound
+from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer, source_and_revision, tokenizer_file
+from training.corpus import TrainingBatch
+from training.folder import replacing
+from training.loss import divergence
+from training.method import rank_of, reached, shifted
+from training.request import TrainRequest
+from training.target import Target, TargetStates
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+HEAD = 32
+"""Size of a fresh model's attention heads."""
+
+
+class DraftModel:
+    layers: tuple[int, ...] = ()
+    layout = "a causal language model of transformers"
+
+    def __init__(self, request: TrainRequest, target: Target) -> None:
+        self._request, self._target = request, target
+        self.depth = self.passes = request.depth
+        self.module: Any = _fresh(request, target) if not request.start else _started(request.start, target)
+
+    def loss(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
+        assert batch.learned is not None
+        kind = self._request.late_loss if batch.used >= self._request.late_from else "kl"
+        wanted = batch.learned[:, 1:]
+        found = self._logits(batch.tokens)[:, :-1]
+        return divergence(found[wanted], states.logits[:, :-1][wanted], kind).mean()
+
+    def ranks(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
+        """The model reads the text alone: what it makes of a place does not hang on the root."""
+        first = rank_of(self._logits(batch.tokens).float(), shifted(batch.tokens, 1, 0))
+        return torch.stack([reached(shifted(first, 1 + depth, 0), batch, depth) for depth in range(self.depth)])
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        """[B, T, vocabulary of the target]: a draft model's own may be padded."""
+        found: Tensor = self.module(input_ids=tokens, use_cache=False).logits
+        return found[..., : self._target.vocabulary]
+
+    def one_pass(self) -> None:
+        self._logits(torch.zeros(1, 1, dtype=torch.int64))
+
+    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        with replacing(folder) as fresh:
+            self.module.to(torch.bfloat16)
+            self.module.config._name_or_path = ""
+            self.module.save_pretrained(fresh)
+            self.module.float()
+            for name in TOKENIZER:
+                try:
+                    shutil.copyfile(tokenizer_file(self._target.name, name), fresh / name)
+                except NotFound:
+                    continue
+
+
+def _started(folder: str, target: Target) -> Any:
+    if fingerprint(load_tokenizer(folder)) != fingerprint(target.tokenizer):
+        raise FailedPrecondition(
+            f"{folder} and {target.name} have different tokenizers; start from a model with the target's.",
+            reason="VOCABULARY_MISMATCH",
+        )
+    source, revision = source_and_revision(folder)
+    return AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=torch.float32, use_safetensors=True)
+
+
+def _fresh(request: TrainRequest, target: Target) -> Any:
+    own = target.model.config.get_text_config()
+    heads = max(2, request.hidden // HEAD)
+    config = LlamaConfig(
+        vocab_size=own.vocab_size,
+        hidden_size=request.hidden,
+        num_hidden_layers=request.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 2),
+        intermediate_size=request.feed_forward or 4 * request.hidden,
+        max_position_embeddings=own.max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=own.bos_token_id,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=None,
+    )
+    return LlamaForCausalLM(config)
