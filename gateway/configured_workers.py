@@ -14,9 +14,9 @@ from gateway.routing.experiment import Experiment
 from gateway.routing.router import Router
 from gateway.routing.verifiers import DrafterFailed, VerifierWorker
 from slipstream.proposers.registry import method_in_verifier
+from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter
-from slipstream.rpc.roles import DRAFTER, VERIFIER
 
 
 @dataclass(frozen=True, slots=True)

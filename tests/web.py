@@ -20,6 +20,30 @@ CHAT_TEMPLATE = """{%- for message in messages -%}
 {% endif -%}
 {%- if add_generation_prompt %}<assistant>{% endif -%}"""
 
+SPECULATION_KEYS = {
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "acceptance_histogram",
+    "num_spec_steps",
+    "num_accepted_draft_tokens",
+    "num_draft_tokens",
+    "num_spec_tokens",
+}
+
+
+def check_speculation(metrics: Any) -> dict[str, Any]:
+    """The figures under `metrics` of an answer in which candidates were accepted: as complete as load tools demand
+    them, and in agreement with each other."""
+    figures: dict[str, Any] = metrics["speculative_decoding"]
+    assert set(figures) == SPECULATION_KEYS
+    histogram, steps = figures["acceptance_histogram"], figures["num_spec_steps"]
+    assert len(histogram) == figures["num_spec_tokens"] + 1 and sum(histogram) == steps > 0
+    accepted = sum(length * count for length, count in enumerate(histogram))
+    assert accepted == figures["num_accepted_draft_tokens"] > 0
+    assert figures["mean_acceptance_length"] == 1 + accepted / steps
+    assert figures["draft_acceptance_rate"] == accepted / figures["num_draft_tokens"]
+    return figures
+
 
 @dataclass
 class Web:

@@ -1,6 +1,7 @@
-"""The gateway's public protocols: gRPC, and HTTP for clients of OpenAI. Imports everything below it.
+"""The gateway's public protocols: gRPC, and HTTP for clients of OpenAI and Anthropic. Imports everything below it.
 
-`gateway.api.http` says how to add an HTTP route. To add a protocol, do this in one task for each call:
+`gateway.api.http` says how to add an HTTP route, for which all this is done. To add a protocol, do this in one task for
+each call:
 
 1. Build a RequestContext from the call's headers and peer.
 2. Call `ApiKeys.authenticate` with it, before the request is parsed: it names the caller of this task, and of no other.

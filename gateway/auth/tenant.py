@@ -1,7 +1,8 @@
 """Tenants: the limits of one API key, and the caller of the present task.
 
-The interceptor that reads the key (`gateway.auth.api_keys`) names the caller of each RPC; all code that reads it runs
-in the same task. Without keys every caller is the one tenant OPEN, whose name is empty.
+Whoever reads the key (`gateway.auth.api_keys`: the gRPC interceptor, or `gateway.api.http.entry`) names the caller of
+the call; all code that asks for it runs in the same task, or in one that this task made. Without keys every caller is
+the one tenant OPEN, whose name is empty.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ from slipstream.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 log = logging.getLogger(__name__)
 
 GET_MODEL_TIMEOUT_S = 5.0
+AWAY_S = 10.0
+"""A worker that has not answered for so many seconds is logged: most restarts are over by then."""
 
 
 class WorkerWatch:
@@ -30,6 +33,9 @@ class WorkerWatch:
         self.load = worker_pb2.WatchResponse()
         self.present = False
         self._log_once = LogOnce(log, logging.ERROR)
+        self._away_since: float | None = None
+        """Seconds of the event loop's clock; None while it answers."""
+        self._away_logged = False
 
     async def run(self) -> None:
         """Read model and load, and again with backoff after every loss, until cancelled."""
@@ -42,7 +48,7 @@ class WorkerWatch:
                     async for load in watch:
                         self.load = parsed(load)
                         backoff.reset()
-                        self._log_once.log_recovery()
+                        self._log_recovery()
                         self._changed()
                 finally:
                     watch.cancel()
@@ -62,7 +68,18 @@ class WorkerWatch:
         self._changed()
 
     def _report(self, error: SlipstreamError, *, aloud: bool) -> None:
-        """Log an error, once, for what only an operator can mend: `aloud`."""
+        """Log an error, once: at once what only an operator can mend (`aloud`), other errors after AWAY_S."""
         log.debug("%s does not answer: %s", self._address, error.message)
+        now = asyncio.get_running_loop().time()
+        self._away_since = now if self._away_since is None else self._away_since
         if aloud:
             self._log_once.log_problem(f"{self._address} cannot be used: {error.message}")
+        elif now - self._away_since >= AWAY_S and not self._away_logged:
+            self._away_logged = True
+            log.warning("%s has not answered for %.0f s: %s", self._address, now - self._away_since, error.message)
+
+    def _log_recovery(self) -> None:
+        self._log_once.log_recovery()
+        if self._away_logged:
+            log.info("%s answers again", self._address)
+        self._away_since, self._away_logged = None, False

@@ -23,8 +23,7 @@ from gateway.routing.verifiers import VerifierWorker
 from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.observer import Observers, outcome_of
 from gateway.sessions.output_stream import OutputStream
-from gateway.sessions.request_stats import RequestStats
-from gateway.sessions.round_details import describe_rounds
+from gateway.sessions.request_stats import RequestStats, describe_rounds
 from gateway.store.session_log import SessionLog
 from slipstream.concurrency import Backoff
 from slipstream.errors import STEP_FAILED, Aborted, ResourceExhausted, SlipstreamError, Unavailable

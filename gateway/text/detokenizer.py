@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from slipstream.tokenizer.byte_decoder import byte_level, byte_token, chain, plain_token
+from slipstream.tokenizer.codec import byte_level, byte_token, chain, plain_token
 from slipstream.v1 import gateway_pb2
 
 _PER_TOKEN = {"Replace", "ByteFallback", "Metaspace", "WordPiece"}

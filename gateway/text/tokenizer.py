@@ -14,8 +14,8 @@ from gateway.text.control_tokens import ControlTokens
 from gateway.text.detokenizer import Detokenizer, TokenDecoder
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
+from slipstream.tokenizer.codec import Encode, MidTextEncoder
 from slipstream.tokenizer.grammar import Grammars
-from slipstream.tokenizer.mid_text_decoding import Encode, MidTextEncoder
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import gateway_pb2, types_pb2

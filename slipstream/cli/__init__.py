@@ -10,11 +10,12 @@ from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
 from slipstream.cli.generate import cancel_session, generate, resume_session, roll_back_session
 from slipstream.cli.measurements import PLAN_SETTINGS, compare_arms, plan
-from slipstream.cli.models import inflate, train
+from slipstream.cli.models import inflate
 from slipstream.cli.operations import doctor, key
 from slipstream.cli.serve import serve
 from slipstream.cli.status import status
 from slipstream.cli.trace import trace
+from slipstream.cli.train import train_app
 from slipstream.version import running_version
 
 ABOUT = "Distributed speculative decoding: cheap GPUs guess, one expensive GPU decides."
@@ -25,8 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=ABOUT,
 )
-for command in (serve, generate, chat, status, doctor, key, trace, bench, train, inflate):
+for command in (serve, generate, chat, status, doctor, key, trace, bench, inflate):
     app.command()(command)
+app.add_typer(train_app, name="train")
 app.command("resume")(resume_session)
 app.command("rollback")(roll_back_session)
 app.command("cancel")(cancel_session)

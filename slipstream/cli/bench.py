@@ -20,11 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from slipstream.cli.bench_report import BenchResult, Pair, html, report, text
 from slipstream.cli.options import CONNECTION, ApiKey, AsJson, Ca, MaxDraftTokens, Server, Tls, Workload, explained
 from slipstream.client.gateway_endpoint import GatewayEndpoint
-from slipstream.client.load.arrivals import constant, poisson
 from slipstream.client.load.grpc_sender import sending_grpc
 from slipstream.client.load.latencies import LatencyObjectives
 from slipstream.client.load.machine import Watch
-from slipstream.client.load.runner import Run, Send, closed_loop, open_loop
+from slipstream.client.load.runner import Run, Send, closed_loop, constant, open_loop, poisson
 from slipstream.client.load.workload import Asked, read_workload
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.v1 import gateway_pb2

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Annotated
 
 import typer
 
-from slipstream.cli.held_interrupt import HeldInterrupt
 from slipstream.cli.options import (
     FORMAT,
     SAMPLING,
@@ -232,8 +236,52 @@ def roll_back_session(
 
 
 def cancel_session(
-    session: SessionId, server: Servers = None, api_key: ApiKey = "", tls: Tls = False, ca: Ca = ""
+    session: SessionId,
+    server: Servers = None,
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    ca: Ca = "",
+    as_json: AsJson = False,
 ) -> None:
-    """End SESSION, whichever gateway runs it."""
+    """End SESSION, whichever gateway runs it. Prints nothing but with --json."""
     with explained("cancel"), open_client(server, api_key, tls, ca) as client:
         client.cancel(session)
+    if as_json:
+        typer.echo(json.dumps({"session_id": session, "cancelled": True}))
+
+
+class HeldInterrupt:
+    """Raises KeyboardInterrupt as Python does by itself, but not within `held`: there it waits until the end.
+
+    It changes nothing outside of the main thread, or where Ctrl-C is ignored or handled otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._holding = self._waits = self._installed = False
+
+    def __enter__(self) -> HeldInterrupt:
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._receive)
+            self._installed = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lets the body end before an interrupt is raised."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        if self._waits:
+            raise KeyboardInterrupt
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if not self._holding:
+            raise KeyboardInterrupt
+        self._waits = True

@@ -32,7 +32,9 @@ class Loading:
             while not (await asyncio.wait([task], timeout=self._line_every_s))[0]:
                 if not self._console.is_terminal:
                     passed_s = time.monotonic() - began
-                    self._console.print(f"slipstream serve: {said}, for {passed_s:.0f} s now", markup=False)
+                    self._console.print(
+                        f"slipstream serve: {said}, for {passed_s:.0f} s now", markup=False, soft_wrap=True
+                    )
             return task.result()
         finally:
             task.cancel()

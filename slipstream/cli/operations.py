@@ -9,26 +9,28 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import grpc
 import typer
 
-from slipstream.cli.options import ApiKey, AsJson, Ca, Servers, Tls, endpoints
+from slipstream.cli.options import ApiKey, AsJson, Ca, Servers, Tls, endpoints, explained, need_installed
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import KEY_NAME, GatewayEndpoint, digest, new_key
 from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.proposers.registry import find_method
+from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, error_of, parsed
-from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import Certificates, certificates_from_env
 from slipstream.tokenizer.vocabulary import share_vocabulary, template_warning
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 
 ANSWER_S = 5.0
 """Seconds within which a worker must answer."""
-LIMITS = "Limits"
-"""Group of options in `--help`."""
+LIMITS, PAIR = "Limits", "A pair before it serves"
+"""Groups of options in `--help`."""
 PROBES = 9
 """Calls whose median is a worker's round trip."""
 PROMPT, TOKENS = "The quick brown fox", 48
@@ -112,13 +114,25 @@ def doctor(
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: Ca = "",
+    target: Annotated[str, typer.Option(help="A target model, to try a drafter with here.", rich_help_panel=PAIR)] = "",
+    draft: Annotated[str, typer.Option(help="Its draft model, or the folder of heads.", rich_help_panel=PAIR)] = "",
+    drafter: Annotated[str, typer.Option(help="The method that drafts with it.", rich_help_panel=PAIR)] = "model",
+    prompts: Annotated[
+        Path | None, typer.Option(help="File of prompts, as for `bench`; a few of four kinds.", rich_help_panel=PAIR)
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2, rich_help_panel=PAIR)] = 64,
+    dtype: Annotated[str, typer.Option(help="Type of weights and KV.", rich_help_panel=PAIR)] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Check each --worker's model and load, and request one text from each gateway with and without speculation.
 
-    Certificates for workers come from SLIPSTREAM_TLS_FOLDER, as for the services. The exit status is 1 if anything is
-    wrong.
+    With --target a pair is tried before it serves: vocabulary, templates, acceptance on your prompts by depth, slice
+    and context length, memory, and the speed-up to expect here. Certificates for workers come from
+    SLIPSTREAM_TLS_FOLDER, as for the services. The exit status is 1 if anything is wrong.
     """
+    if target:
+        _try_pair(PairRequest(target, draft, drafter, prompts, max_tokens, dtype), as_json=as_json)
+        return
     gateways = endpoints(server, api_key, tls, ca) if server or not worker else []
     findings = asyncio.run(_diagnose(worker or [], gateways))
     if as_json:
@@ -126,6 +140,30 @@ def doctor(
     for finding in () if as_json else findings:
         typer.echo(f"{'ok   ' if finding.ok else 'WRONG'} {finding.text}")
     if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PairRequest:
+    target: str
+    draft: str
+    method: str
+    prompts: Path | None
+    tokens: int
+    dtype: str
+
+
+def _try_pair(request: PairRequest, *, as_json: bool) -> None:
+    with explained("doctor"):
+        need_installed("torch", "transformers")
+        from slipstream.cli import pair_check
+        from slipstream.client.load.workload import read_workload
+
+        asked = pair_check.PROMPTS if request.prompts is None else read_workload(request.prompts)
+        draft = request.draft if find_method(request.method).needs_model else ""
+        check = pair_check.check_pair(request.target, draft, request.method, asked, request.tokens, request.dtype)
+    typer.echo(pair_check.as_json(check) if as_json else pair_check.render(check))
+    if check.wrong:
         raise typer.Exit(1)
 
 

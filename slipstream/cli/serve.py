@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -20,8 +21,8 @@ from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.process import ALLOCATOR, END_WITH_PARENT, PATIENT_THREADS
 from slipstream.proposers.registry import IN_VERIFIER, METHODS
+from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, parsed
-from slipstream.rpc.roles import DRAFTER, VERIFIER
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.tokenizer.vocabulary import check_folder, share_vocabulary, shipped_model, template_warning
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
@@ -133,10 +134,10 @@ class Fleet:
         self._target = target
         self._loads = {VERIFIER: target} | {kind: draft if METHODS[kind].needs_model else "" for kind in kinds}
         """Model of each role; empty for a lookup."""
-        self._local = list(kinds) if draft_in_verifier else []
+        self._local = [kind for kind in kinds if draft_in_verifier or METHODS[kind].in_verifier_only]
         if self._local:
             verifier |= _local_settings(self._local, draft, dtype, draft_quantisation, translate=translate)
-            kinds = []
+            kinds = [kind for kind in kinds if kind not in self._local]
         python = sys.executable
         if engine != EMBEDDED:
             verifier |= {"ENGINE": engine}
@@ -218,10 +219,14 @@ class Fleet:
         """HOST:PORT of the HTTP API; empty for none."""
         return "" if self.gateway is None else self.gateway.http
 
-    @property
-    def metrics(self) -> str:
-        """NAME=HOST:PORT of each role that serves metrics."""
-        return ",".join(f"{name}={role.metrics}" for name, role in self.roles.items() if role.metrics)
+    def announcement(self, grpc: str, as_json: bool) -> str:
+        """The line that says where to connect: the HTTP API is `off` (null) without one, metrics are of each role that
+        serves them."""
+        metrics = {name: role.metrics for name, role in self.roles.items() if role.metrics}
+        if as_json:
+            return json.dumps({"grpc": grpc, "http": self.http or None, "metrics": metrics})
+        listed = ",".join(f"{name}={address}" for name, address in metrics.items())
+        return f"{READY}{grpc} http={self.http or 'off'}" + (f" metrics={listed}" if listed else "")
 
     async def stop(self) -> None:
         for role in self.roles.values():
@@ -284,7 +289,7 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
             typer.echo(f"slipstream serve: {warning}", err=True)
 
 
-async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
+async def run(fleet: Fleet, listen: str, store: str, http: str, as_json: bool) -> None:
     """Serve until SIGTERM or SIGINT, or until the gateway ends or the verifier cannot be started again, which is an
     error."""
     stopping = asyncio.Event()
@@ -297,8 +302,7 @@ async def run(fleet: Fleet, listen: str, store: str, http: str) -> None:
         if not starting.done():
             starting.cancel()
             return
-        metrics = f" metrics={fleet.metrics}" if fleet.metrics else ""
-        print(f"{READY}{starting.result()} http={fleet.http or 'off'}{metrics}", flush=True)
+        print(fleet.announcement(starting.result(), as_json), flush=True)
         assert fleet.gateway is not None
         drafters = [asyncio.create_task(fleet.tend_drafter(kind)) for kind in fleet.drafters]
         verifier, gateway = asyncio.create_task(fleet.tend_verifier()), asyncio.create_task(fleet.gateway.ended())
@@ -443,6 +447,9 @@ def serve(
             rich_help_panel=OBSERVATION,
         ),
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the addresses as one JSON object.", rich_help_panel=ADDRESSES)
+    ] = False,
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can
     serve."""
@@ -477,4 +484,4 @@ def serve(
             chat_template,
             engine,
         )
-        asyncio.run(run(fleet, listen, store, http))
+        asyncio.run(run(fleet, listen, store, http, as_json))

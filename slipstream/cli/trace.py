@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,9 @@ def trace(
     jaeger: Annotated[str, typer.Option(help="Read from Jaeger at http://HOST:16686 instead.")] = "",
     svg: Annotated[Path | None, typer.Option(help="Write the waterfall to this file as a picture as well.")] = None,
     rounds: Annotated[str, typer.Option(help="Rounds to show, as FIRST-LAST or one number.")] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the waterfall's spans as one JSON object; times are Unix nanoseconds.")
+    ] = False,
 ) -> None:
     """Print the trace as a waterfall; with `export` as OTLP JSON, which Jaeger's search page loads."""
     *words, trace_id = what
@@ -36,17 +40,22 @@ def trace(
         raise typer.BadParameter("an export holds the whole trace; --rounds is for the waterfall.")
     with explained("trace"):
         document = trace_from_jaeger(jaeger, trace_id) if jaeger else trace_from_folder(traces, trace_id)
-        typer.echo(json.dumps(document)) if words else show(list(read_spans(document)), chosen, svg)
+        typer.echo(json.dumps(document)) if words else show(list(read_spans(document)), chosen, svg, as_json)
 
 
-def show(spans: list[ReadSpan], rounds: range | None, svg: Path | None = None) -> None:
+def show(spans: list[ReadSpan], rounds: range | None, svg: Path | None, as_json: bool) -> None:
+    """Prints the spans of these rounds, and draws them into `svg`. Raises NotFound where there are none."""
     from rich.console import Console
 
-    from slipstream.telemetry.waterfall import waterfall
+    from slipstream.telemetry.waterfall import shown_spans, waterfall
 
+    if as_json:
+        shown = [{"depth": depth} | asdict(span) for depth, span in shown_spans(spans, rounds)]
+        typer.echo(json.dumps({"trace_id": spans[0].trace_id, "spans": shown}))
     # A file or a pipe has no width: nothing is cut off there.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
-    console.print(waterfall(spans, rounds, console.width))
+    if not as_json:
+        console.print(waterfall(spans, rounds, console.width))
     if svg is not None:
         picture = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), highlight=False)
         picture.print(waterfall(spans, rounds, PICTURE_WIDTH))

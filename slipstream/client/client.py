@@ -287,8 +287,7 @@ def _unanswered(error: SlipstreamError) -> bool:
 def explained_absence(error: SlipstreamError) -> SlipstreamError:
     """Names the problem where no gateway answered."""
     if _unanswered(error):
-        detail = error.message.splitlines()[0][:200] if error.message else "no answer"
-        sentence = f"no gateway answered ({detail}); start `slipstream serve`, or name its address."
+        sentence = f"no gateway answered: {_cause(error)}. Start `slipstream serve`, or name its address."
         return Unavailable(sentence, reason="NO_GATEWAY")
     return error
 
@@ -296,9 +295,13 @@ def explained_absence(error: SlipstreamError) -> SlipstreamError:
 def _broken_off(completion: Completion, error: SlipstreamError) -> SlipstreamError:
     """The error, with the command that continues the text."""
     session, seen = completion.started.session_id, len(completion.token_ids)
-    detail = error.message.splitlines()[0][:200] if error.message else "no answer"
     rest = f"`slipstream resume {session} --offset {seen}`, on this gateway or another, prints the rest"
-    return Unavailable(f"the text broke off after {seen} tokens ({detail}); {rest}.", reason=error.reason)
+    return Unavailable(f"the text broke off after {seen} tokens ({_cause(error)}); {rest}.", reason=error.reason)
+
+
+def _cause(error: SlipstreamError) -> str:
+    """The first line of what the error says, to stand in another sentence."""
+    return error.message.splitlines()[0][:200].removesuffix(".") if error.message else "no answer"
 
 
 def _now() -> float:

@@ -46,7 +46,9 @@ async def test_a_session_is_generated_resumed_rolled_back_and_cancelled(front: F
     branch = await run(front, "rollback", whole["session_id"], "--keep", "5", "--branch")
     back = json.loads(await run(front, "rollback", whole["session_id"], "--keep", "4", "--text", "ab", "--json"))
     assert (back["session_id"], back["tokens"]) == (whole["session_id"], 4) != (branch.strip(), 4)
-    await run(front, "cancel", branch.strip())
+    assert await run(front, "cancel", branch.strip()) == ""
+    told = json.loads(await run(front, "cancel", whole["session_id"], "--json"))
+    assert told == {"session_id": whole["session_id"], "cancelled": True}
     assert "NO_SESSION" in (await asyncio.to_thread(failing, front, "cancel", "nobody"))
 
 

@@ -31,6 +31,8 @@ SLOW = 300.0
 """Frames a second that are enough for a drafter of 4 ms a pass, and that a flood exceeds on any machine."""
 CALLS_PER_NODE = 20
 """Python calls for one node of a frame; looking at each entry of a distribution would take over 500."""
+USUAL = ("repeats", "distributions")
+"""Floods of which `make test` measures what they cost others."""
 CLOSE = verifier_pb2.DecodeClose()
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,7 +98,9 @@ async def test_a_flood_is_cut_off_after_bounded_work(kind: str, monkeypatch: pyt
     assert decoded.token_ids == emulated_text(PROMPT, len(decoded.token_ids))
 
 
-@pytest.mark.parametrize("kind", FLOODS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in USUAL else pytest.mark.slow) for kind in FLOODS]
+)
 async def test_while_one_drafter_floods_other_sessions_keep_their_pace(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +114,8 @@ async def test_while_one_drafter_floods_other_sessions_keep_their_pace(
             while len(paces) < 3 and not any(kept(*each) for each in paces):
                 paces.append((await pace(good), await flooded_pace(good, client, enemy)))
             assert any(kept(*each) for each in paces), paces
-            assert good.accepted > 50 and failures(good) == []
+            await until(lambda: good.accepted > 50)  # drafted for all the while, however slow the machine
+            assert failures(good) == []
             await client.command(number, close=CLOSE)
 
 

@@ -11,8 +11,9 @@ import anthropic
 import pytest
 
 from slipstream.client.gateway_endpoint import digest, new_key
+from slipstream.v1 import verifier_pb2
 from tests.front import Setting
-from tests.web import CHAT_TEMPLATE, Web, web
+from tests.web import CHAT_TEMPLATE, Web, check_speculation, web
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Ärö"}}</tool_call>'
 TEXT = f"I look — 日本.\n{CALL}\n{CALL}"
@@ -85,6 +86,30 @@ async def test_a_stream_folds_into_the_message(place: Place, per_round: int) -> 
         assert made.content[1].type == "tool_use" and made.content[1].input == {"at": "Ärö"}
         assert made.stop_reason == "tool_use" and made.usage.output_tokens == whole.usage.output_tokens
     assert '"parameters": {"type": "object"}' in place.prompt()
+
+
+async def test_usage_and_speculation_are_those_of_the_session_in_a_stream_too(place: Place) -> None:
+    def found(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        done.cached_tokens = 5 if done.base_length == len(place.prompt()) else 0
+        return [done]
+
+    await place.start("Hello there", verifier={"mangle": found})
+    asked: Any = {"model": "toy", "max_tokens": 50, "messages": MESSAGES, "extra_body": {"cache_salt": "s"}}
+    whole = await place.client.messages.create(**asked)
+    async with place.client.messages.stream(**asked) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_message()
+    assert place.verifier.opens()[-1].cache_salt == place.verifier.opens()[0].cache_salt == "s"
+    [start] = [event for event in events if event.type == "message_start"]
+    assert start.message.usage.input_tokens == len(place.prompt())  # nothing is found yet
+    [end] = [event for event in events if event.type == "message_delta"]
+    for usage in (whole.usage, final.usage, end.usage):
+        assert usage.cache_read_input_tokens == 5 and usage.cache_creation_input_tokens == 0
+        assert usage.input_tokens == len(place.prompt()) - 5 and usage.output_tokens == 12
+    for extra in (whole.model_extra, end.model_extra):
+        assert extra and check_speculation(extra["metrics"])["num_spec_steps"] == 4
+    asked["extra_body"] = {"speculation": {"disabled": True}}
+    assert "metrics" not in ((await place.client.messages.create(**asked)).model_extra or {})
 
 
 async def test_blocks_of_a_conversation_are_messages_of_the_template(place: Place) -> None:

@@ -21,16 +21,14 @@ from tests.web import CHAT_TEMPLATE, Web, events_of, web
 
 ALICE, BOB = new_key(), new_key()
 BODY = {"prompt": "Tell me.", "max_tokens": 5}
-ROUTES = [
-    ("GET", "/v1/models"),
-    ("GET", "/metrics"),
-    ("GET", "/version"),
-    ("GET", "/docs"),
-    ("GET", "/nothing"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+UNLISTED = [("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/nothing"), ("POST", "/health/x")]
+OPEN = {"/health", "/ready"}
+GENERATING: list[tuple[str, Any]] = [
+    ("/v1/completions", {"prompt": "Tell me, please.", "max_tokens": 20}),
+    ("/v1/chat/completions", CHAT | {"max_tokens": 20}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 20}),
+    ("/v1/messages", CHAT | {"max_tokens": 20}),
 ]
 
 
@@ -56,15 +54,49 @@ async def test_without_a_key_every_route_but_health_is_closed(
     setting: Setting, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     verifier = setting.verifier()
-    served = await web(setting, stack, verifier, api_keys=keys(tmp_path, alice=""))
-    for method, path in ROUTES:
-        for headers in ({}, bearer(BOB), {"authorization": ALICE}, {"x-api-key": ALICE}):
+    served = await web(setting, stack, verifier, api_keys=keys(tmp_path, alice=""), failed_keys_per_minute=0)
+    listed = (await served.client.get("/openapi.json", headers=bearer(ALICE))).json()["paths"]
+    routes = [(method.upper(), path.replace("{name}", "x")) for path, each in listed.items() for method in each]
+    assert len(routes) >= 15
+    for method, path in [*routes, *UNLISTED]:
+        for headers in ({}, bearer(BOB), {"authorization": ALICE}, {"authorization": f"Basic {ALICE}"}):
             answer = await served.client.request(method, path, headers=headers, content=b"{broken")
+            if path in OPEN:
+                assert answer.status_code == 200
+                continue
             assert answer.status_code == 401, (path, headers)
             assert answer.json()["error"]["type"] == "authentication_error"
-    assert (await served.client.get("/health")).status_code == (await served.client.get("/ready")).status_code == 200
+    assert listed.keys() >= OPEN and not verifier.commands
     assert (await served.post("/v1/completions", BODY, **bearer(ALICE))).status_code == 200
     assert len(verifier.opens()) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "code"),
+    [
+        ("requests_per_minute = 1", 429, "key_requests"),
+        ("tokens_per_minute = 45", 429, "key_tokens"),
+        ("prompt_tokens = 2", 400, None),
+        ("max_tokens = 7", 400, None),
+    ],
+)
+async def test_limits_of_a_key_hold_on_every_route_that_generates(
+    setting: Setting, stack: AsyncExitStack, tmp_path: Path, limit: str, status: int, code: str | None
+) -> None:
+    setting.model.max_length = 1000
+    (tmp_path / "chat.jinja").write_text(CHAT_TEMPLATE)
+    template, limits = str(tmp_path / "chat.jinja"), keys(tmp_path, alice=f", {limit}", bob="")
+    served = await web(setting, stack, setting.verifier(), api_keys=limits, chat_template=template)
+    if status == 429:  # one fits
+        path, body = GENERATING[0]
+        assert (await served.post(path, body, **bearer(ALICE))).status_code == 200
+    for path, body in GENERATING:
+        refused = await served.post(path, body, **bearer(ALICE))
+        assert refused.status_code == status, refused.text
+        assert ("retry-after" in refused.headers) is (status == 429)
+        if code and path != "/v1/messages":  # Anthropic's errors have a type and no code
+            assert refused.json()["error"]["code"] == code
+        assert (await served.post(path, body, **bearer(BOB))).status_code == 200
 
 
 async def test_a_response_is_gone_on_from_by_its_own_tenant_alone(
@@ -217,13 +249,16 @@ async def test_bodies_that_are_wrong_are_refused_without_a_trace_of_them(
 
 
 SECRET = "a-very-private-word"
-CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 5}
+SECRET_CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 5}
 PRIVATE: list[tuple[str, Any]] = [
     ("/v1/completions", {"prompt": SECRET, "max_tokens": 5}),
     ("/v1/completions", {"prompt": "x", "stop": {SECRET: SECRET}}),
-    ("/v1/chat/completions", CHAT),
-    ("/v1/chat/completions", CHAT | {"tools": [{"type": "function", "function": {"name": 5, "description": SECRET}}]}),
-    ("/v1/messages", CHAT),
+    ("/v1/chat/completions", SECRET_CHAT),
+    (
+        "/v1/chat/completions",
+        SECRET_CHAT | {"tools": [{"type": "function", "function": {"name": 5, "description": SECRET}}]},
+    ),
+    ("/v1/messages", SECRET_CHAT),
     ("/v1/responses", {"input": SECRET, "instructions": SECRET, "metadata": {"a": SECRET}, "max_output_tokens": 5}),
     ("/v1/responses", {"input": SECRET, "previous_response_id": SECRET}),
     ("/tokenize", {"prompt": SECRET}),

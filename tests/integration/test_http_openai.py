@@ -15,17 +15,7 @@ import pytest
 from slipstream.errors import ResourceExhausted
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.front import TEXT, Setting
-from tests.web import CHAT_TEMPLATE, Web, web
-
-KEYS = {
-    "mean_acceptance_length",
-    "draft_acceptance_rate",
-    "acceptance_histogram",
-    "num_spec_steps",
-    "num_accepted_draft_tokens",
-    "num_draft_tokens",
-    "num_spec_tokens",
-}
+from tests.web import CHAT_TEMPLATE, SPECULATION_KEYS, Web, check_speculation, web
 
 
 class Served:
@@ -86,25 +76,19 @@ async def test_a_stream_joins_to_the_whole_text_and_ends_with_usage_where_it_is_
     *chunks, last = [event.json for event in asked[:-1]]
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 30
-    assert set(last["metrics"]["speculative_decoding"]) == KEYS
+    check_speculation(last["metrics"])
 
 
 async def test_the_figures_of_speculation_agree_with_each_other(served: Served) -> None:
     await served.start()
     made = (await served.web.post("/v1/completions", {"prompt": "Tell me.", "max_tokens": 40})).json()
-    figures = made["metrics"]["speculative_decoding"]
-    histogram, steps = figures["acceptance_histogram"], figures["num_spec_steps"]
-    assert len(histogram) == figures["num_spec_tokens"] + 1 and sum(histogram) == steps > 0
-    accepted = sum(length * count for length, count in enumerate(histogram))
-    assert accepted == figures["num_accepted_draft_tokens"] > 0
-    assert figures["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
-    assert figures["draft_acceptance_rate"] == pytest.approx(accepted / figures["num_draft_tokens"])
-    details = made["usage"]["completion_tokens_details"]
+    figures, details = check_speculation(made["metrics"]), made["usage"]["completion_tokens_details"]
+    accepted = figures["num_accepted_draft_tokens"]
     assert details["accepted_prediction_tokens"] == accepted
     assert details["rejected_prediction_tokens"] == figures["num_draft_tokens"] - accepted
     told = {"prompt": "Tell me.", "max_tokens": 40, "speculation": {"rounds": True}}
     detailed = (await served.web.post("/v1/completions", told)).json()["metrics"]["speculative_decoding"]
-    assert set(detailed) == KEYS | {"per_step_accepted", "per_step_drafted"}
+    assert set(detailed) == SPECULATION_KEYS | {"per_step_accepted", "per_step_drafted"}
     per_step = detailed["per_step_accepted"], detailed["per_step_drafted"]
     assert [len(each) for each in per_step] == [detailed["num_spec_steps"]] * 2
     assert sum(per_step[0]) == detailed["num_accepted_draft_tokens"]
@@ -211,17 +195,32 @@ async def test_a_prediction_is_guessed_from_and_changes_nothing(served: Served) 
         assert list(served.opened.prediction_token_ids) == served._setting.tokenizer.encode("One day").ids
 
 
-async def test_usage_counts_the_prompts_tokens_that_were_cached(served: Served) -> None:
-    def found(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
-        done.cached_tokens = 5 if done.base_length == 8 else 0
+async def test_usage_counts_the_tokens_of_each_prompt_that_no_choice_had_to_compute(served: Served) -> None:
+    begun: set[int] = set()
+    found: list[int] = []
+
+    def first_found(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+        if done.session not in begun:
+            begun.add(done.session)
+            done.cached_tokens = found.pop()
         return [done]
 
-    await served.start(verifier={"mangle": found})
-    made = await served.openai.completions.create(model="toy", prompt="Tell me.", max_tokens=9)
-    assert made.usage is not None and made.usage.prompt_tokens_details is not None
-    assert made.usage.prompt_tokens_details.cached_tokens == 5
+    await served.start(verifier={"mangle": first_found})
+    for cached, more, total in (
+        ([5], {}, 5),
+        ([0, 6], {"n": 2}, 0),
+        ([5, 6], {"n": 2}, 5),
+        ([5, 3], {"prompt": ["Tell me.", "And me?"]}, 8),
+        ([99], {}, 8),
+    ):
+        found += cached
+        asked: Any = {"model": "toy", "prompt": "Tell me.", "max_tokens": 9} | more
+        made = await served.openai.completions.create(**asked)
+        assert made.usage is not None and made.usage.prompt_tokens_details is not None
+        assert made.usage.prompt_tokens_details.cached_tokens == total
+    found.append(4)
     answered = await served.openai.responses.create(model="toy", input="x", max_output_tokens=9)
-    assert answered.usage is not None and answered.usage.input_tokens_details.cached_tokens == 0
+    assert answered.usage is not None and answered.usage.input_tokens_details.cached_tokens == 4
 
 
 async def test_a_stop_string_ends_the_text_and_is_named(served: Served) -> None:

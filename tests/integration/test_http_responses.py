@@ -17,7 +17,7 @@ import pytest
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.v1 import verifier_pb2
 from tests.front import Setting
-from tests.web import CHAT_TEMPLATE, Web, events_of, web, web_of
+from tests.web import CHAT_TEMPLATE, Web, check_speculation, events_of, web, web_of
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Ärö"}}</tool_call>'
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
@@ -66,7 +66,7 @@ async def test_a_response_is_created_and_read_again_anywhere(pair: Pair) -> None
     assert made.usage is not None and made.usage.output_tokens == 12 and made.id.startswith("resp_")
     details, extra = made.usage.output_tokens_details.model_extra, made.model_extra
     assert details and extra
-    figures = extra["metrics"]["speculative_decoding"]
+    figures = check_speculation(extra["metrics"])
     assert details["accepted_prediction_tokens"] == figures["num_accepted_draft_tokens"] > 0
     assert sum(details[f"{each}_prediction_tokens"] for each in ("accepted", "rejected")) == figures["num_draft_tokens"]
     again = (await second.client.get(f"/v1/responses/{made.id}")).json()
@@ -91,6 +91,7 @@ async def test_a_stream_is_what_the_client_knows_how_to_read(pair: Pair) -> None
         kinds = [event.type async for event in stream]
         final = await stream.get_final_response()
     assert final.output_text == "Hello there" and final.status == "completed"
+    assert final.model_extra and check_speculation(final.model_extra["metrics"])["num_spec_steps"] == 3
     assert kinds[:4] == [
         "response.created",
         "response.in_progress",

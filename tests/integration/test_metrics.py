@@ -32,6 +32,12 @@ from tests.scraping import Page, fetch, scrape
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
 TOKENS = 48
+GEN_AI_BOUNDS = {
+    "time_to_first_token": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10",
+    "time_per_output_token": "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5",
+    "request_duration": "0.01 0.02 0.04 0.08 0.16 0.32 0.64 1.28 2.56 5.12 10.24 20.48 40.96 81.92",
+}
+"""Of OpenTelemetry's conventions for `gen_ai.server.*`: those of several servers add up over equal buckets."""
 FREE = "127.0.0.1:0"
 
 
@@ -246,6 +252,9 @@ def check_other_names(gateway: Page, model: str) -> None:
         assert gateway.value(f"{name}_bucket", le="+Inf") == gateway.value(f"{name}_count")
         bounds = [sample.value for sample in gateway.samples(f"{name}_bucket")]
         assert bounds == sorted(bounds), "one series over both workloads, its buckets in order"
+    for name, bounds_s in GEN_AI_BOUNDS.items():
+        buckets = gateway.samples(f"gen_ai_server_{name}_seconds_bucket")
+        assert [float(each.labels["le"]) for each in buckets] == [*map(float, bounds_s.split()), float("inf")], name
 
 
 async def test_what_callers_are_told_is_counted_and_whose_fault_it_was() -> None:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,33 @@ async def nothing_is_shown(store: Acknowledging, followers: list[Follower]) -> N
 
     await until(waiting)
     assert all(len(follower.tokens) < TOKENS for follower in followers)
+
+
+async def test_a_wall_clock_that_jumps_by_hours_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gateway and verifier share this process, and each look at its wall clock finds it an hour ahead or behind."""
+    looks, ahead_s = Counter[str](), cycle((3600, -3600, 0))
+    seconds, nanoseconds = time.time, time.time_ns
+
+    def jumping() -> float:
+        looks["s"] += 1
+        return seconds() + next(ahead_s)
+
+    def jumping_ns() -> int:
+        looks["ns"] += 1
+        return nanoseconds() + next(ahead_s) * 10**9
+
+    async with scene(tmp_path) as there:
+        monkeypatch.setattr(time, "time", jumping)
+        monkeypatch.setattr(time, "time_ns", jumping_ns)
+        async with system(there.store, lease_s=3.0) as stub:
+            followers = follow(stub)
+            await ends(followers)
+            for follower in followers:
+                assert await there.holds(follower)
+                assert (await there.store.read(follower.session_id)).epoch == 1, "its owner never lost it"
+        assert looks["s"]
 
 
 async def test_a_flushed_store_is_filled_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.api.openai.chat import MAX_TOOLS
 from gateway.api.openai.fields import Fields, SamplingFields, SpeculationField, Strings
 from gateway.requests.chat import MAX_MESSAGES
-from gateway.text.forced_calls import ANY
+from gateway.text.tool_calls import ANY
 from slipstream.errors import InvalidArgument
 
 ROLES = {"assistant": "assistant", "system": "system"}
@@ -100,10 +100,11 @@ class MessageRequest(CountRequest):
     thinking: dict[str, Any] | None = None
     service_tier: str | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    cache_salt: str | None = None
     speculation: SpeculationField | None = None
 
     def sampling(self) -> SamplingFields:
-        same = ("model", "max_tokens", "temperature", "top_k", "top_p", "seed", "speculation")
+        same = ("model", "max_tokens", "temperature", "top_k", "top_p", "seed", "cache_salt", "speculation")
         fields = {name: getattr(self, name) for name in same}
         return SamplingFields.model_validate(fields | {"stop": self.stop_sequences})
 

@@ -9,17 +9,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.api.anthropic.fields import CountRequest, MessageRequest
-from gateway.api.http import named_events
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.errors import ANTHROPIC
-from gateway.api.http.reply import Answer
+from gateway.api.http.reply import Answer, answer_of_events
 from gateway.api.openai.chat import call_format
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.usage import speculation_metrics
 from gateway.sessions.output_stream import Event
-from gateway.text.forced_calls import forced_call
-from gateway.text.tool_calls import Part, ToolCall, new_reader
+from gateway.text.tool_calls import Part, ToolCall, forced_call, new_reader
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 PREFIX = "msg_"
@@ -38,7 +36,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         generate = asked.sampling().to_generate(prompt, 0, forced_call(format, tools, asked.forced_name))
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
         follow = partial(parts.sessions.generate, generate, context)
-        return named_events.answer(MessageEvents(format), follow, context, idle_s, stream=bool(asked.stream))
+        return answer_of_events(MessageEvents(format), follow, context, idle_s, stream=bool(asked.stream))
 
     @router.post("/v1/messages/count_tokens")
     async def count(asked: CountRequest) -> dict[str, Any]:
@@ -79,11 +77,10 @@ class MessageEvents:
     def _finish(self, finished: gateway_pb2.Finished) -> dict[str, Any]:
         """The event that tells how the message ended."""
         called = any(block["type"] == "tool_use" for block in self._content)
-        ending, usage = _ending(finished, called=called), {"output_tokens": finished.output_tokens}
+        ending, usage = _ending(finished, called=called), _usage(self._started, finished)
         metrics = speculation_metrics(finished.statistics)
         about = {"metrics": metrics} if metrics else {}
-        self._message = _message(self._started, self._content) | ending | about
-        self._message["usage"] |= usage
+        self._message = _message(self._started, self._content) | ending | about | {"usage": usage}
         return {"type": "message_delta", "delta": ending, "usage": usage, **about}
 
     def _part(self, part: Part) -> list[dict[str, Any]]:
@@ -120,13 +117,18 @@ class MessageEvents:
         return len(self._content) - 1
 
 
-def _message(started: gateway_pb2.Started, content: list[dict[str, Any]]) -> dict[str, Any]:
-    usage = {
-        "input_tokens": len(started.prompt_token_ids),
-        "output_tokens": 0,
+def _usage(started: gateway_pb2.Started, finished: gateway_pb2.Finished) -> dict[str, int]:
+    """Counts of the whole message. Anthropic's clients add up the three parts of the prompt."""
+    cached = finished.statistics.cached_prompt_tokens
+    return {
+        "input_tokens": len(started.prompt_token_ids) - cached,
+        "output_tokens": finished.output_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
     }
+
+
+def _message(started: gateway_pb2.Started, content: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": PREFIX + started.session_id,
         "type": "message",
@@ -135,7 +137,7 @@ def _message(started: gateway_pb2.Started, content: list[dict[str, Any]]) -> dic
         "content": content,
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": usage,
+        "usage": _usage(started, gateway_pb2.Finished()),
     }
 
 

@@ -1,25 +1,50 @@
 """What HTTP protocols share: server, entry (keys, limits), errors, answers, event streams. Imports no protocol.
 
-To add a route, list a module's `routes` in `gateway.api.http_front._ROUTES`:
+To add a route, write a module such as `gateway/api/lines.py`, or beside the protocol that it belongs to, and list its
+`routes` in `gateway.api.http_front._ROUTES` (a test runs it: tests/integration/test_http_added_route.py):
+
+    import json
+
+    from fastapi import APIRouter, Request
+
+    from gateway.api.http.dependencies import HttpDependencies
+    from gateway.api.http.entry import context_of
+    from gateway.api.http.reply import Answer, Reply
+    from gateway.api.openai.fields import SamplingFields, log_unknown
+    from gateway.sessions.output_stream import Event
+    from slipstream.v1 import gateway_pb2
+
+    class LinesRequest(SamplingFields):
+        prompt: str
 
     def routes(parts: HttpDependencies) -> APIRouter:
-        router = APIRouter()
+        router = APIRouter(tags=["Slipstream"])
 
-        @router.post("/v1/lines")
-        async def lines(asked: CompletionRequest, request: Request) -> Answer:
+        @router.post("/v1/lines", summary="Streams the continuation of a prompt.")
+        async def lines(asked: LinesRequest, request: Request) -> Answer:
+            log_unknown(asked)
+            generate, context = asked.to_generate(asked.prompt, 0), context_of(request.scope)
+
             async def work(reply: Reply) -> None:
                 async def send(event: Event) -> None:
-                    if isinstance(event, gateway_pb2.Delta):
+                    if isinstance(event, gateway_pb2.Delta) and event.text:
                         await reply.send_event(json.dumps(event.text))
 
-                generate = asked.to_generate(asked.prompts()[0], 0)
-                await parts.sessions.generate(generate, context_of(request.scope), send)
+                await parts.sessions.generate(generate, context, send)
+                await reply.send_event("[DONE]")
                 await reply.end_events()
 
             return Answer(work, parts.config.http_idle_s)
 
         return router
 
-Keys, body limits, clients that leave and errors are done by then. `gateway/api/openai/call.py` is the fullest example,
-`tests/web.py` the client of tests.
+The rest is done for it. `Entry` checks key (which counts the request against its tenant's rate) and body size before
+the body is read; `sessions.generate` checks the request, reserves the tenant's tokens and session, and makes the trace;
+`Answer` sends errors, cancels `work` when the client leaves, and leaves clients that do not read. This route serves one
+text, whatever `n` says: `gateway/api/openai/completions.py` serves several prompts and choices, `answer_of_events` in
+`reply` streams of named events.
+
+It also gets a test (`tests/web.py` is the client), a row in `GENERATING` of test_http_hostile.py (limits) and in
+`WHOLE` of test_http_schema.py (mutated requests), a row in `docs/http.md`, and a line in CHANGELOG.md. Tests that read
+the OpenAPI document attack it and ask for its key without more.
 """

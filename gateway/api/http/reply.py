@@ -8,12 +8,15 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 
 from gateway.api.http.entry import Message, Receive, Scope, SendMessage
 from gateway.api.http.errors import http_error
+from gateway.request_context import RequestContext
+from gateway.sessions.output_stream import Event
+from gateway.sessions.registry import Send
 from slipstream.client.completion import TRACE_ID
 
 log = logging.getLogger(__name__)
@@ -52,6 +55,8 @@ class Reply:
         await self._send_part(lines.encode())
 
     async def end_events(self) -> None:
+        """End the stream, which may have had no event."""
+        await self._start_stream()
         self.streaming = False
         await self._write({"type": "http.response.body", "body": b""})
 
@@ -69,10 +74,13 @@ class Reply:
         await self.end_events()
 
     async def _send_part(self, part: bytes) -> None:
+        await self._start_stream()
+        await self._write({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _start_stream(self) -> None:
         if not self.started:
             self.started = self.streaming = True
             await self._write({"type": "http.response.start", "status": 200, "headers": list(_EVENT_HEADERS)})
-        await self._write({"type": "http.response.body", "body": part, "more_body": True})
 
     async def _write(self, message: Message) -> None:
         self.wrote_at, self.writing = time.monotonic(), True
@@ -137,3 +145,39 @@ async def _disconnected(receive: Receive) -> None:
 def trace_headers(trailers: dict[str, str]) -> dict[str, str]:
     """The headers of an answer that is sent when its request's trace is known."""
     return {TRACE_ID: trailers[TRACE_ID]} if TRACE_ID in trailers else {}
+
+
+Follow = Callable[[Send], Awaitable[None]]
+"""Sends the events of a session."""
+
+
+class EventMaker(Protocol):
+    def read(self, event: Event) -> list[dict[str, Any]]:
+        """The protocol's events that an event of the session causes; each has its name as `type`."""
+
+    def whole(self) -> dict[str, Any]:
+        """The answer as one object, once the session has ended."""
+
+
+def answer_of_events(
+    made: EventMaker, follow: Follow, context: RequestContext, idle_s: float, *, stream: bool
+) -> Answer:
+    """For protocols whose streams consist of named events: a session's events as `made` writes them, one by one, or all
+    that they say as one object at the end."""
+
+    async def send_events(reply: Reply) -> None:
+        async def send(event: Event) -> None:
+            for each in made.read(event):
+                await reply.send_event(json.dumps(each), name=each["type"])
+
+        await follow(send)
+        await reply.end_events()
+
+    async def send_whole(reply: Reply) -> None:
+        async def read(event: Event) -> None:
+            made.read(event)
+
+        await follow(read)
+        await reply.send_json(made.whole(), trace_headers(context.trailers))
+
+    return Answer(send_events if stream else send_whole, idle_s)

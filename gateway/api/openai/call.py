@@ -13,8 +13,7 @@ from gateway.api.http.choices import Choice, StreamPosition, collect_choices, re
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.reply import Answer, Reply, trace_headers
 from gateway.api.openai.fields import SamplingFields
-from gateway.api.openai.rounds import round_fields
-from gateway.api.openai.usage import speculation_metrics, usage
+from gateway.api.openai.usage import round_fields, speculation_metrics, usage
 from gateway.request_context import RequestContext
 from gateway.sessions.output_stream import Event
 from slipstream.errors import InvalidArgument
@@ -156,14 +155,20 @@ class Call(ABC):
 
     def _totals(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Usage and, for a single choice, the figures of its speculation."""
-        prompts = choices[:: self.asked.choices]
-        prompt_tokens = sum(len(choice.started.prompt_token_ids) for choice in prompts)
+        by_prompt = [choices[first:][: self.asked.choices] for first in range(0, len(choices), self.asked.choices)]
+        prompt_tokens = sum(len(each[0].started.prompt_token_ids) for each in by_prompt)
+        cached_tokens = sum(map(_cached_tokens, by_prompt))
         finished = [choice.finished for choice in choices if choice.finished]
-        output_tokens = sum(each.output_tokens for each in finished)
-        totals: dict[str, Any] = {"usage": usage(prompt_tokens, output_tokens, [each.statistics for each in finished])}
+        output_tokens, statistics = sum(each.output_tokens for each in finished), [each.statistics for each in finished]
+        totals: dict[str, Any] = {"usage": usage(prompt_tokens, output_tokens, statistics, cached_tokens)}
         if len(finished) == 1 and (metrics := speculation_metrics(finished[0].statistics)):
             totals["metrics"] = metrics
         return totals
+
+
+def _cached_tokens(choices: Sequence[Choice]) -> int:
+    """Tokens of one prompt that none of its choices had to compute: a choice finds what the one before it computed."""
+    return min(each.finished.statistics.cached_prompt_tokens if each.finished else 0 for each in choices)
 
 
 def ending(finished: gateway_pb2.Finished | None) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from gateway.api.openai.fields import Fields, SamplingFields, TextPart, log_unkn
 from gateway.request_context import RequestContext
 from gateway.requests.chat import MAX_MESSAGES
 from gateway.sessions.output_stream import Event
-from gateway.text.forced_calls import ANY, forced_call
-from gateway.text.tool_calls import NONE, AnswerReader, Part, ToolCall, format_of, new_reader
+from gateway.text.tool_calls import ANY, NONE, AnswerReader, Part, ToolCall, forced_call, format_of, new_reader
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2

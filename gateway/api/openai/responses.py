@@ -8,31 +8,31 @@ stand behind, so that every gateway numbers them alike, however the text came.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
+import zlib
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
-from gateway.api.http import named_events
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.errors import FieldNotFound
-from gateway.api.http.named_events import Follow
-from gateway.api.http.reply import Answer, Reply
+from gateway.api.http.reply import Answer, Follow, Reply, answer_of_events
 from gateway.api.openai.chat import call_format, forced_name
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.response_events import ResponseEvents
 from gateway.api.openai.response_fields import InputItem, ResponseRequest, messages_of
-from gateway.api.openai.stored_response import StoredResponse, unpack
 from gateway.api.openai.usage import accepted_and_rejected, speculation_metrics
 from gateway.request_context import RequestContext
 from gateway.requests.chat import MAX_MESSAGES
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
-from gateway.text.forced_calls import forced_call
+from gateway.text.tool_calls import forced_call, new_reader
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
@@ -66,7 +66,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         generate, idle_s = partial(parts.sessions.generate, wanted, context), parts.config.http_idle_s
         if asked.background and not asked.stream:
             return Answer(lambda reply: _begin(reply, stored, generate, running), idle_s)
-        return named_events.answer(_events(stored), generate, context, idle_s, stream=bool(asked.stream))
+        return answer_of_events(_events(stored), generate, context, idle_s, stream=bool(asked.stream))
 
     @router.get("/v1/responses/{name}")
     async def read(
@@ -80,7 +80,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
         if stream or session.finish_reason:
             resume = partial(_resume, parts, session.key.id, context)
-            return named_events.answer(_events(stored, starting_after), resume, context, idle_s, stream=stream)
+            return answer_of_events(_events(stored, starting_after), resume, context, idle_s, stream=stream)
         started = gateway_pb2.Started(session_id=session.key.id, model=session.model)
         return Answer(lambda reply: reply.send_json(_response(stored, started, [], None)), idle_s)
 
@@ -97,7 +97,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
 async def _stored(parts: HttpDependencies, name: str) -> tuple[gateway_pb2.GetSessionResponse, StoredResponse]:
     """A response's session and what it keeps. Raises NotFound for one that is not stored, and another tenant's."""
     session = await parts.sessions.describe(name.removeprefix(PREFIX))
-    return session, await asyncio.to_thread(unpack, session.annotation)
+    return session, await asyncio.to_thread(unpack_stored, session.annotation)
 
 
 async def _conversation(parts: HttpDependencies, name: str) -> list[dict[str, Any]]:
@@ -197,3 +197,45 @@ def _usage(started: gateway_pb2.Started, finished: gateway_pb2.Finished) -> dict
         "output_tokens_details": {"reasoning_tokens": 0} | accepted_and_rejected([finished.statistics]),
         "total_tokens": prompt + output,
     }
+
+
+MOST_STORED_BYTES = 1 << 24
+"""Most bytes of the JSON: annotations are read that clients of gRPC may have written."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """What a response leaves for requests that come later, in the annotation of its session: any gateway of the store
+    reads it, for the session's own tenant, until the record expires."""
+
+    created_at: int
+    """Unix seconds."""
+    format: str
+    """The format of tool calls in the output."""
+    metadata: dict[str, str]
+    messages: list[dict[str, Any]]
+    """The conversation up to the output, as chat templates read it, without instructions."""
+    previous_response_id: str | None = None
+
+    def pack(self) -> bytes:
+        """Compressed JSON. Raises InvalidArgument for a conversation above MOST_STORED_BYTES."""
+        written = json.dumps(asdict(self), ensure_ascii=False).encode()
+        if len(written) > MOST_STORED_BYTES:
+            raise InvalidArgument(
+                f"The conversation is above {MOST_STORED_BYTES} bytes; begin another one, or send store: false.",
+                reason="CONVERSATION_TOO_LONG",
+            )
+        return zlib.compress(written)
+
+
+_READER = TypeAdapter(StoredResponse)
+
+
+def unpack_stored(annotation: bytes) -> StoredResponse:
+    """Raises NotFound for the annotation of a session that is no response."""
+    try:
+        stored = _READER.validate_json(zlib.decompressobj().decompress(annotation, MOST_STORED_BYTES))
+        new_reader(stored.format)
+    except (zlib.error, ValueError, KeyError):  # without what was read, which may be anybody's text
+        raise NotFound("There is no such response.", reason="NO_RESPONSE") from None
+    return stored

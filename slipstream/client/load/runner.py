@@ -7,11 +7,39 @@ was due: a client that could not send in time, or a server that made it wait, mu
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from slipstream.client.load.arrivals import Schedule
-from slipstream.errors import SlipstreamError
+from slipstream.errors import InvalidArgument, SlipstreamError
+
+Schedule = Callable[[int], list[float]]
+"""From a number of requests to the seconds, after the run's start, at which each is due; ascending."""
+
+
+def constant(rate: float) -> Schedule:
+    """One request each 1 / `rate` seconds, the first at 0. Raises InvalidArgument for a rate that is not positive."""
+    gap_s = _gap_s(rate)
+    return lambda count: [index * gap_s for index in range(count)]
+
+
+def poisson(rate: float, seed: int = 0) -> Schedule:
+    """Independent arrivals: gaps are exponential with mean 1 / `rate` seconds. The same seed gives the same times, so
+    that both runs of a pair meet the same bursts. Raises InvalidArgument for a rate that is not positive."""
+    gap_s = _gap_s(rate)
+
+    def times(count: int) -> list[float]:
+        chance = random.Random(seed)
+        return list(accumulate(chance.expovariate(1.0 / gap_s) for _ in range(count)))
+
+    return times
+
+
+def _gap_s(rate: float) -> float:
+    if not rate > 0.0:
+        raise InvalidArgument("a rate of requests is positive.", reason="BAD_RATE")
+    return 1.0 / rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ export function watchFleet(key) {
 }
 
 function render(fleet, note) {
-  say(note, `${fleet.sessions} sessions at this gateway.`);
+  say(note, `${fleet.sessions} ${fleet.sessions === 1 ? "session" : "sessions"} at this gateway.`);
   const of = (role) => fleet.workers.filter((each) => each.role === role);
   fill("verifiers", ["Verifier", "Model", "State", "Sessions", "Waiting", "KV used"], of("ROLE_VERIFIER").map((each) => [
     each.address, each.model?.name ?? "–", state(each), each.load.sessions, each.load.waiting, used(each.load),

@@ -1,9 +1,11 @@
 // Rounds of one run on lanes: the verifier's steps, and what each drafter did meanwhile.
 
+import { element } from "./run.js";
+
 const SVG = "http://www.w3.org/2000/svg";
-const LANE = 26;
+const LANE = 26; // as `.lanes span` in style.css
 const BAR = 16;
-const NAMES = 90;
+const LAST_TICK = 60; // room for what stands behind it
 const LEAST_WIDTH = 300;
 const PIXELS_PER_MS = 0.6;
 const MOST_ROUNDS = 400; // the last ones: more bars make the page slow
@@ -24,20 +26,20 @@ export function drawTimeline(host, rounds, palette) {
     at = ended;
   }
   const lanes = [...new Set(["verifier", ...spans.map((span) => span.lane)])];
-  const width = NAMES + Math.max(LEAST_WIDTH, at * PIXELS_PER_MS) + 20;
+  const names = element("div", "lanes", "");
+  names.append(...lanes.map((lane) => element("span", "", lane)));
+  const width = Math.max(LEAST_WIDTH, at * PIXELS_PER_MS) + LAST_TICK;
   const height = LANE * lanes.length + 22;
   const svg = make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
   svg.append(titled(`${rounds.length} rounds in ${Math.round(at)} ms`));
-  lanes.forEach((lane, index) => svg.append(label(lane, 4, LANE * index + 18)));
   for (const span of spans) {
-    const x = NAMES + span.began * PIXELS_PER_MS;
-    const bar = make("rect", { x, y: LANE * lanes.indexOf(span.lane) + 5, height: BAR, width: Math.max(1, (span.ended - span.began) * PIXELS_PER_MS), class: span.names });
+    const bar = make("rect", { x: span.began * PIXELS_PER_MS, y: LANE * lanes.indexOf(span.lane) + 5, height: BAR, width: Math.max(1, (span.ended - span.began) * PIXELS_PER_MS), class: span.names });
     bar.append(titled(span.title));
     svg.append(bar);
   }
-  for (let tick = 0; tick <= at; tick += 250) svg.append(label(`${tick} ms`, NAMES + tick * PIXELS_PER_MS, height - 6));
+  for (let tick = 0; tick <= at; tick += 250) svg.append(label(`${tick} ms`, tick * PIXELS_PER_MS, height - 6));
   const atEnd = host.scrollLeft + host.clientWidth >= host.scrollWidth - 4;
-  host.replaceChildren(svg);
+  host.replaceChildren(names, svg); // the names stay where bars scroll
   if (atEnd) host.scrollLeft = host.scrollWidth; // who scrolled back stays there
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.api.anthropic.messages import MessageEvents
-from gateway.api.http import named_events
+from gateway.api.http.reply import answer_of_events
 from gateway.api.openai.chat import ChatCall, ChatRequest
 from gateway.api.openai.completions import CompletionCall, CompletionRequest
 from gateway.request_context import RequestContext
@@ -47,7 +47,7 @@ def answer(protocol: str, parts: Any) -> Any:
     async def generate(send: Any) -> None:
         await parts.sessions.generate(None, CONTEXT, send)
 
-    return named_events.answer(MessageEvents(NONE), generate, CONTEXT, 60.0, stream=True)
+    return answer_of_events(MessageEvents(NONE), generate, CONTEXT, 60.0, stream=True)
 
 
 def stream(protocol: str, tokens: int) -> int:

@@ -160,6 +160,19 @@ async def test_a_renewal_receives_that_another_owner_has_the_session(write_behin
     assert await there.read("s") == taken
 
 
+async def test_a_write_behind_a_renewal_that_hangs_waits_no_longer_than_its_grace() -> None:
+    there = Watched(MemoryBackend())
+    log = SessionLog(there, RECORD, write_behind=None, grace_s=0.05)
+    await log.create()
+    there.gate.clear()
+    renewal = asyncio.create_task(log.renew())
+    await there.asked.wait()
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(log.append([3]), timeout=30)
+    there.gate.set()
+    await renewal
+
+
 async def test_a_renewal_is_never_overtaken_by_the_next_epoch() -> None:
     """It would be refused, and its session would think itself fenced."""
     there = Watched(MemoryBackend())

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.text.forced_calls import ANY, forced_call
-from gateway.text.tool_calls import HERMES, LLAMA, MISTRAL, ToolCall, new_reader
+from gateway.text.tool_calls import ANY, HERMES, LLAMA, MISTRAL, ToolCall, forced_call, new_reader
 from slipstream.errors import InvalidArgument
 from tests.grammars import END, allowed, place, spelled, tokenizer
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from importlib import metadata
 
 import pytest
+import typer
+from typer.main import get_group
 from typer.testing import CliRunner
 
+from capacity.command import plan
 from slipstream.cli import app, options
+from slipstream.cli.serve import Fleet
 
 REFUSED = {
     "plain decoding with a drafter": (["serve", "--drafter", "none", "--drafter", "model"], "none"),
@@ -53,3 +58,22 @@ def test_shells_complete_commands(shell: str) -> None:
 def test_it_tells_its_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output.strip()) == (0, metadata.version("slipstream-serve"))
+
+
+def test_every_command_can_print_json() -> None:
+    passed_on = typer.Typer()  # `slipstream plan` passes its arguments on to this one
+    passed_on.command("plan")(plan)
+    passed_on.callback()(lambda: None)
+    commands = {**get_group(app).commands, **get_group(passed_on).commands}
+    assert len(commands) == 15
+    lacking = [name for name, each in commands.items() if not any("--json" in one.opts for one in each.params)]
+    assert lacking == []
+
+
+def test_serving_is_announced_for_a_person_and_for_a_program() -> None:
+    fleet = Fleet("target", "draft", ["ngram"], "auto", 1)
+    assert fleet.announcement("h:1", as_json=False) == "ready grpc=h:1 http=off"
+    fleet.verifier.metrics, fleet.drafters["ngram"].metrics = "h:2", "h:3"
+    assert fleet.announcement("h:1", as_json=False) == "ready grpc=h:1 http=off metrics=verifier=h:2,ngram=h:3"
+    told = json.loads(fleet.announcement("h:1", as_json=True))
+    assert told == {"grpc": "h:1", "http": None, "metrics": {"verifier": "h:2", "ngram": "h:3"}}

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from slipstream.cli.generate import INTERRUPTED, print_stream
-from slipstream.cli.held_interrupt import HeldInterrupt
+from slipstream.cli.generate import INTERRUPTED, HeldInterrupt, print_stream
 from slipstream.client.completion import Completion, Piece
 
 

@@ -11,6 +11,9 @@ from rich.console import Console
 from slipstream.cli.loading import Loading
 from slipstream.errors import Unavailable
 
+MODEL = "models/[big]/" + "x" * 80
+"""A line is not wrapped, however long it is."""
+
 
 async def begun(gate: asyncio.Event, error: Exception | None = None) -> str:
     await gate.wait()
@@ -23,14 +26,14 @@ async def test_a_role_that_takes_long_is_named_where_nobody_watches_a_terminal()
     gate, shown = asyncio.Event(), io.StringIO()
     with Loading(Console(file=shown), line_every_s=0.01) as loading:
         waiting = asyncio.gather(
-            loading.watch("verifier", "models/[big]", begun(gate)), loading.watch("drafter ngram", "", begun(gate))
+            loading.watch("verifier", MODEL, begun(gate)), loading.watch("drafter ngram", "", begun(gate))
         )
         async with asyncio.timeout(60):
             while "ngram" not in shown.getvalue() or "verifier" not in shown.getvalue():
                 await asyncio.sleep(0.01)
         gate.set()
         assert await waiting == ["127.0.0.1:7"] * 2
-    assert "slipstream serve: verifier loads models/[big], for 0 s now\n" in shown.getvalue()
+    assert f"slipstream serve: verifier loads {MODEL}, for 0 s now\n" in shown.getvalue()
     assert "slipstream serve: drafter ngram starts, for 0 s now\n" in shown.getvalue()
 
 

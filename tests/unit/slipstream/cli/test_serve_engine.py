@@ -64,3 +64,8 @@ def test_the_verifier_alone_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
         VerifierConfig(model="m", **settings)  # type: ignore[arg-type]
+
+
+def test_methods_that_take_part_in_the_targets_passes_are_put_into_the_verifier() -> None:
+    fleet = Fleet("target", "draft", ["lookahead", "ngram"], "auto", 1)
+    assert fleet.verifier._settings["VERIFIER_LOCAL_DRAFTERS"] == "lookahead" and list(fleet.drafters) == ["ngram"]

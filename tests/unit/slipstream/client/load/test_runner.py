@@ -8,9 +8,17 @@ import math
 import pytest
 
 from benchmarks.virtual import run as on_virtual_clock
-from slipstream.client.load.arrivals import constant, poisson
 from slipstream.client.load.latencies import LatencyObjectives, figures, percentile
-from slipstream.client.load.runner import Answered, Heard, RequestOutcome, Run, closed_loop, open_loop
+from slipstream.client.load.runner import (
+    Answered,
+    Heard,
+    RequestOutcome,
+    Run,
+    closed_loop,
+    constant,
+    open_loop,
+    poisson,
+)
 from slipstream.errors import InvalidArgument, Unavailable
 
 
