@@ -70,6 +70,9 @@ class GatewayConfig:
     """Password of the sentinels, if they need one."""
     store_replicas: int = 0
     """Replicas that must have a write before it is done."""
+    store_eviction: str = "warn"
+    """For a Redis that drops sessions when its memory is full: `warn` logs that, `refuse` ends the gateway at its
+    start."""
     durability: str = "strict"
     """`strict`: a token is in the log before it is sent. `relaxed`: it is sent first; the log follows in order."""
     session_ttl_s: float = 3600.0
@@ -145,6 +148,8 @@ class GatewayConfig:
         self._check_numbers()
         if self.durability not in ("strict", "relaxed"):
             raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
+        if self.store_eviction not in ("warn", "refuse"):
+            raise InvalidArgument(f"GATEWAY_STORE_EVICTION={self.store_eviction!r}; choose warn or refuse.")
         if self.tool_calls not in TOOL_FORMATS:
             raise InvalidArgument(f"GATEWAY_TOOL_CALLS={self.tool_calls!r}; choose one of {', '.join(TOOL_FORMATS)}.")
         self._check_store()

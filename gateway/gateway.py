@@ -90,9 +90,14 @@ class GatewayServer:
     tokenizer: Tokenizer
     metrics: RequestMetrics
     trial: Trial | None
+    store: MeasuredStore
+    config: GatewayConfig
 
     async def ready(self) -> None:
-        """Wait until a verifier can serve, then let health checks succeed."""
+        """Wait until a verifier can serve, then let health checks succeed. Raises FailedPrecondition for a store that
+        `store_eviction` refuses."""
+        if self.config.store_eviction == "refuse":
+            await self.store.require_no_eviction()
         while not self.router.ready:
             await self.router.changes.wait()
         for model in [verifier.model for verifier in self.router.verifiers if verifier.model is not None]:
@@ -132,14 +137,14 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
             loops.append(tasks.create_task(sessions.keep_leases()))
-            loops.append(tasks.create_task(store.greet()))
+            loops.append(tasks.create_task(store.watch()))
             loops += [tasks.create_task(keys.report_sessions(config.renewal_s))] if keys is not None else []
             if write_behind is not None:
                 loops.append(tasks.create_task(write_behind.run()))
             try:
                 address = await server.start(config.listen, config.health_listen)
                 server.http_address = "" if http is None else await http.start(config.http)
-                yield GatewayServer(address, router, sessions, server, tokenizer, metrics, trial)
+                yield GatewayServer(address, router, sessions, server, tokenizer, metrics, trial, store, config)
             finally:
                 await drain(server, sessions, config.grace_s, http)
                 await flush(write_behind, config.store_grace_s)
@@ -227,8 +232,7 @@ def _open_configured_store(
         memory = MemoryBackend(outside.clock, config.memory_store_bytes)
         return MemoryStore(memory, owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s), None
     # Imported here: on one machine without Redis its client is not needed.
-    from gateway.store.redis import RedisStore, connect
-    from gateway.store.redis_quota import RedisQuota
+    from gateway.store.redis import RedisQuota, RedisStore, connect
 
     client = connect(config.store, sentinel_password=config.store_sentinel_password)
     times = {"ttl_s": config.session_ttl_s, "lease_s": config.lease_s}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import Dashboard, Panel, Query
-from deploy.grafana.queries import MODEL, OURS, WORKLOAD, heatmap, quantiles, rate, times
+from deploy.grafana.panels import MODEL, OURS, WORKLOAD, Dashboard, Panel, Query, heatmap, quantiles, rate, times
 
 LATENCY = Dashboard(
     "latency",
@@ -53,6 +52,15 @@ LATENCY = Dashboard(
                 ),
                 "Appends, which strict sessions wait for, and the age of the oldest write.",
                 "s",
+            ),
+            Panel(
+                "Memory of the session store",
+                (
+                    Query("max(slipstream_store_memory_used_bytes)", "in use"),
+                    Query("max(slipstream_store_memory_max_bytes)", "maxmemory"),
+                ),
+                "As Redis counts it. A full store takes no tokens.",
+                "bytes",
             ),
         ),
     ),

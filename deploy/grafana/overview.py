@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import Dashboard, Panel, Query
-from deploy.grafana.queries import MODEL, OURS, WORKLOAD, rate, ratio, times
+from deploy.grafana.panels import MODEL, OURS, WORKLOAD, Dashboard, Panel, Query, rate, ratio, times
 
 OVERVIEW = Dashboard(
     "overview",

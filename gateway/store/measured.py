@@ -1,16 +1,18 @@
-"""A session store with metrics: durations and failures of operations, age of the oldest one under way. Logs when the
-store goes away, for what reason, and when it is back."""
+"""A session store with metrics: durations and failures of operations, age of the oldest one under way, and the server's
+memory. Logs when the store goes away, for what reason, and when it is back; and that it may drop sessions."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
-from gateway.store.session_store import SessionRecord, SessionStore
-from slipstream.errors import SlipstreamError, Unavailable
+from gateway.store.session_store import SessionRecord, SessionStore, StoreMemory
+from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import BoundedLabels
 
@@ -19,6 +21,10 @@ NO_SESSION = "nobody"
 """No session has this id."""
 MOST_CAUSE = 200
 """Characters of the store client's error that are logged."""
+WATCH_S = 15.0
+"""Seconds between two looks at the server's memory."""
+RETRY_S = 1.0
+"""Seconds until a gateway that may not start without an answer asks again."""
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +44,11 @@ class MeasuredStore:
         self.seconds = metrics.STORE_SECONDS.histogram()
         self.errors: Counter[tuple[str, ...]] = Counter()
         """Failures by operation and reason."""
+        self.memory: StoreMemory | None = None
+        """As of the last look; None where the store is away or has no server."""
         self._away = False
+        self._worry = ""
+        """What was last logged of the server's memory."""
 
     @property
     def owner(self) -> str:
@@ -55,6 +65,33 @@ class MeasuredStore:
             await self._store.read(NO_SESSION)
         except SlipstreamError as error:
             self._log_state(error)
+
+    async def watch(self) -> None:
+        """Greet the store, then keep `memory` up to date. Never ends."""
+        await self.greet()
+        while True:
+            await self.look()
+            await asyncio.sleep(WATCH_S)
+
+    async def look(self) -> None:
+        """Read `memory`, and log once what is wrong with it. Never raises."""
+        self.memory = None
+        with suppress(SlipstreamError):
+            self.memory = await self._store.memory_usage()
+            worry = _worry(self.memory)
+            if worry and worry != self._worry:
+                log.warning("%s", worry)
+            self._worry = worry
+
+    async def require_no_eviction(self) -> None:
+        """Wait until the store answers. Raises FailedPrecondition where it may drop sessions, or does not say."""
+        while True:
+            with suppress(Unavailable):
+                worry = _worry(await self._store.memory_usage())
+                if worry:
+                    raise FailedPrecondition(worry, reason="STORE_EVICTS")
+                return
+            await asyncio.sleep(RETRY_S)
 
     async def create(self, record: SessionRecord) -> None:
         await self._timed("create", self._store.create(record))
@@ -85,6 +122,9 @@ class MeasuredStore:
     async def read(self, session: str, start: int = 0) -> SessionRecord:
         return await self._timed("read", self._store.read(session, start))
 
+    async def memory_usage(self) -> StoreMemory | None:
+        return await self._store.memory_usage()
+
     async def close(self) -> None:
         await self._store.close()
 
@@ -112,3 +152,15 @@ class MeasuredStore:
             log.warning("the session store is away, and sessions wait or are refused: %s", cause)
         elif was_away and not self._away:
             log.info("the session store is back")
+
+
+def _worry(memory: StoreMemory | None) -> str:
+    """What is wrong with the server's policy, and the remedy; empty if nothing is."""
+    if memory is None or (memory.policy and not memory.evicts):
+        return ""
+    if memory.evicts:
+        return (
+            f"The session store drops sessions when its memory is full (maxmemory-policy {memory.policy}); set it to "
+            "noeviction."
+        )
+    return "The session store does not say whether it drops sessions: permit the command INFO, and set noeviction."

@@ -200,6 +200,9 @@ class MemoryStore:
             lease_s=max(0.0, entry.lease_until - self._memory.clock()),
         )
 
+    async def memory_usage(self) -> None:
+        """Nothing to watch: a store that is full drops ended sessions, and by design."""
+
     async def close(self) -> None:
         """Nothing to close."""
 

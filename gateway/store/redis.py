@@ -10,7 +10,8 @@ Scripts run by EVALSHA and are loaded again when the server forgot them (a resta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -23,10 +24,18 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.commands.core import AsyncScript
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from gateway.store.address import Address, parse, refusal
-from gateway.store.session_store import KEPT_TAKEOVERS, SessionRecord, pack_tokens, store_error, unpack_tokens
+from gateway.store.quota import Demand
+from gateway.store.session_store import (
+    KEPT_TAKEOVERS,
+    SessionRecord,
+    StoreMemory,
+    pack_tokens,
+    store_error,
+    unpack_tokens,
+)
 from slipstream.errors import Unavailable
 
 Done = TypeVar("Done")
@@ -82,6 +91,18 @@ class RedisStore:
 
     async def read(self, session: str, start: int = 0) -> SessionRecord:
         return _record(session, await self._run("read", session, 0, start))
+
+    async def memory_usage(self) -> StoreMemory:
+        async with typed_errors():
+            try:
+                if isinstance(self._client, RedisCluster):
+                    nodes = self._client.get_primaries()
+                    answers = await asyncio.gather(*(self._client.info("memory", target_nodes=node) for node in nodes))
+                else:
+                    answers = [await self._client.info("memory")]
+            except ResponseError:  # a user whom its rules forbid INFO
+                return StoreMemory(0, 0, "")
+        return max(map(_memory, answers), key=lambda each: (each.evicts, each.used_share))
 
     async def close(self) -> None:
         async with typed_errors():
@@ -152,6 +173,11 @@ def _record(session: str, answer: list[Any]) -> SessionRecord:
         start=int(start),
         lease_s=int(lease_ms) / 1000,
     )
+
+
+def _memory(answer: dict[str, Any]) -> StoreMemory:
+    """The section `memory` of INFO."""
+    return StoreMemory(int(answer["used_memory"]), int(answer["maxmemory"]), str(answer["maxmemory_policy"]))
 
 
 def _script(name: str) -> str:
@@ -283,3 +309,46 @@ class _PrimaryConnection(SentinelManagedConnection):
 
 class _PrimaryTlsConnection(_PrimaryConnection, SSLConnection):
     pass
+
+
+QUOTA_TIMEOUT_S = 1.0
+QUOTA_RETRY_S = 1.0
+QUOTA_PERIOD_MS = 60_000
+
+
+class RedisQuota:
+    """What API keys use, counted for all gateways: one hash and one script for each key, by the server's clock.
+
+    Each call is one round trip. While Redis fails, calls raise Unavailable at once, but for one try a second, so that
+    no request waits for it longer than QUOTA_TIMEOUT_S; gateways count for themselves meanwhile.
+    """
+
+    def __init__(
+        self, client: Client, *, gateway: str, lease_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`lease_s`: seconds after which the sessions of a gateway that reports nothing are not counted any more."""
+        self._gateway = gateway
+        self._stale_ms = int(lease_s * 1000)
+        self._clock = clock
+        self._script = client.register_script(source("quota.lua"))
+        self._next_try = 0.0
+
+    async def charge(self, key: str, demand: Demand) -> tuple[str, float]:
+        return await self._run(key, demand, "")
+
+    async def report_sessions(self, key: str, sessions: int) -> None:
+        await self._run(key, Demand(), str(sessions))
+
+    async def _run(self, key: str, demand: Demand, reported: str) -> tuple[str, float]:
+        if self._clock() < self._next_try:
+            raise Unavailable("The shared count of API keys is away.", reason="STORE_UNAVAILABLE")
+        rates = demand.requests, demand.requests_per_minute, demand.tokens, demand.tokens_per_minute
+        sessions = demand.sessions, demand.most_sessions
+        words: list[str | int] = [self._gateway, self._stale_ms, QUOTA_PERIOD_MS, *rates, *sessions, reported]
+        try:
+            async with typed_errors(), asyncio.timeout(QUOTA_TIMEOUT_S):
+                refused, wait_ms = await cancellable(self._script(keys=[f"quota:{{{key}}}"], args=words))
+        except Unavailable:
+            self._next_try = self._clock() + QUOTA_RETRY_S
+            raise
+        return refused.decode(), int(wait_ms) / 1000

@@ -130,15 +130,16 @@ class SessionLog:
             self.enqueued += 1
             self._write_behind.add_log(self)
             return
-        async with self._one_at_a_time:
-            if self.gave_up:
+        if self.gave_up:
+            async with self._one_at_a_time:
                 await self._execute(write)
-            else:
-                await self._retry(write)
+        else:
+            await self._retry(write)
 
     async def _retry(self, write: _Write) -> None:
         try:
-            async with asyncio.timeout(self._grace_s):
+            # A renewal of the lease that the store does not answer counts too: the write waits for its end.
+            async with asyncio.timeout(self._grace_s), self._one_at_a_time:
                 while not await self._executed(write):
                     await asyncio.sleep(RETRY_S)
         except TimeoutError as error:

@@ -59,6 +59,26 @@ class SessionRecord:
         return self.lease_s > 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class StoreMemory:
+    """What a server's memory holds, and what it does once that is full."""
+
+    used_bytes: int
+    max_bytes: int
+    """0: no limit of its own."""
+    policy: str
+    """Redis' `maxmemory-policy`; empty where the server does not say."""
+
+    @property
+    def evicts(self) -> bool:
+        """Whether it may drop records before their end. All have a time to live: every policy but one finds them."""
+        return bool(self.max_bytes) and self.policy not in ("noeviction", "")
+
+    @property
+    def used_share(self) -> float:
+        return self.used_bytes / self.max_bytes if self.max_bytes else 0.0
+
+
 class SessionStore(Protocol):
     """The store as one owner (one gateway) sees it.
 
@@ -110,6 +130,9 @@ class SessionStore(Protocol):
     async def read(self, session: str, start: int = 0) -> SessionRecord:
         """The record with its tokens from `start` on. Where the log ends before, it has no tokens and its `start` is
         the end of the log: a reader that finds `start` moved back sees that the log was cut."""
+
+    async def memory_usage(self) -> StoreMemory | None:
+        """None for a store in its process's memory. Of several servers the one that evicts, else the fullest."""
 
     async def close(self) -> None:
         """Close the connections."""

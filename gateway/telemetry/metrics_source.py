@@ -9,11 +9,12 @@ from gateway.config import GatewayConfig
 from gateway.routing.breaker import BreakerState
 from gateway.routing.router import Router
 from gateway.store.measured import MeasuredStore
+from gateway.store.session_store import StoreMemory
 from gateway.store.write_behind import WriteBehindQueue
 from gateway.telemetry.request_metrics import MEASURED_OUTCOMES, RequestMetrics, RequestSeries
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
-from slipstream.telemetry import metrics, spans
+from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, Renamed, Source, Values, build_info, spans_of
 from slipstream.telemetry.tracing import Tracing
 
@@ -162,7 +163,17 @@ def _store(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     def lag() -> float:
         return max(parts.store.lag_s, 0.0 if parts.write_behind is None else parts.write_behind.lag_s)
 
+    def memory(number: Callable[[StoreMemory], float]) -> Callable[[], Values]:
+        def read() -> Values:
+            known = parts.store.memory
+            return {} if known is None or not known.policy else {(): number(known)}
+
+        return read
+
     return {
+        metrics.STORE_USED: memory(lambda known: known.used_bytes),
+        metrics.STORE_MAX: memory(lambda known: known.max_bytes),
+        metrics.STORE_EVICTS: memory(lambda known: known.evicts),
         metrics.STORE_SECONDS: parts.store.seconds,
         metrics.STORE_ERRORS: lambda: parts.store.errors,
         metrics.STORE_LAG: lag,
@@ -235,15 +246,12 @@ def _renamed(requests: RequestMetrics) -> Mapping[metrics.Metric, Source]:
     def vllm(labels: Mapping[str, str]) -> tuple[str, ...]:
         return labels["model"], ENGINE
 
-    def gen_ai(labels: Mapping[str, str]) -> tuple[str, ...]:
-        return spans.TEXT_COMPLETION, spans.PROVIDER_NAME, labels["model"]
-
     return {
         metrics.VLLM_TTFT: Renamed(requests.ttft, vllm),
         metrics.VLLM_ITL: Renamed(requests.gap, vllm),
         metrics.VLLM_TPOT: Renamed(requests.tpot, vllm),
         metrics.VLLM_E2E: Renamed(requests.e2e, vllm),
-        metrics.GEN_AI_TTFT: Renamed(requests.ttft, gen_ai),
-        metrics.GEN_AI_TPOT: Renamed(requests.tpot, gen_ai),
-        metrics.GEN_AI_E2E: Renamed(requests.e2e, gen_ai),
+        metrics.GEN_AI_TTFT: requests.gen_ai_ttft,
+        metrics.GEN_AI_TPOT: requests.gen_ai_tpot,
+        metrics.GEN_AI_E2E: requests.gen_ai_e2e,
     }

@@ -15,7 +15,7 @@ from gateway.routing.drafters import pool_of
 from gateway.sessions.observer import SessionObserver
 from gateway.sessions.request_stats import MOST_DRAFTERS, RequestStats, RoundCounters
 from slipstream.errors import UNSERVED, SlipstreamError
-from slipstream.telemetry import metrics
+from slipstream.telemetry import metrics, spans
 from slipstream.telemetry.metrics_collector import BoundedLabels
 from slipstream.telemetry.tracing import exemplar
 from slipstream.v1 import verifier_pb2
@@ -44,10 +44,11 @@ class Objectives:
 class RequestSeries:
     """The numbers of all sessions of one kind."""
 
-    ttft: Histogram
-    tpot: Histogram
+    ttft: tuple[Histogram, ...]
+    """Ours and OpenTelemetry's, as are `tpot` and `e2e`."""
+    tpot: tuple[Histogram, ...]
+    e2e: tuple[Histogram, ...]
     gap: Histogram
-    e2e: Histogram
     sessions: int = 0
     """Sessions running now."""
     waiting: int = 0
@@ -62,11 +63,16 @@ class RequestSeries:
         """A session ended by itself."""
         tpot_s = stats.tpot_s
         if tpot_s is not None:
-            self.tpot.observe(tpot_s, exemplar())
-        self.e2e.observe(stats.e2e_s, exemplar())
+            _observe(self.tpot, tpot_s)
+        _observe(self.e2e, stats.e2e_s)
         if objectives.met(stats.ttft_s, tpot_s or 0.0):
             self.good += 1
             self.good_tokens += stats.sums.emitted
+
+
+def _observe(histograms: tuple[Histogram, ...], seconds: float) -> None:
+    for each in histograms:
+        each.observe(seconds, exemplar())
 
 
 class RequestMetrics:
@@ -75,6 +81,8 @@ class RequestMetrics:
         self.objectives = objectives or Objectives()
         self.ttft, self.tpot = metrics.TTFT.histogram(), metrics.TPOT.histogram()
         self.gap, self.e2e = metrics.GAP.histogram(), metrics.E2E.histogram()
+        self.gen_ai_ttft, self.gen_ai_tpot = metrics.GEN_AI_TTFT.histogram(), metrics.GEN_AI_TPOT.histogram()
+        self.gen_ai_e2e = metrics.GEN_AI_E2E.histogram()
         self.series: dict[tuple[str, ...], RequestSeries] = {}
         """By (model, workload)."""
         self.refused = 0
@@ -103,8 +111,13 @@ class RequestMetrics:
         labels = self.model_label(resolved.model.name), self._workloads(resolved.workload)
         series = self.series.get(labels)
         if series is None:
-            ttft, tpot, gap, e2e = (each.labels(*labels) for each in (self.ttft, self.tpot, self.gap, self.e2e))
-            series = self.series[labels] = RequestSeries(ttft, tpot, gap, e2e)
+            gen_ai = spans.TEXT_COMPLETION, spans.PROVIDER_NAME, labels[0]
+            series = self.series[labels] = RequestSeries(
+                ttft=(self.ttft.labels(*labels), self.gen_ai_ttft.labels(*gen_ai)),
+                tpot=(self.tpot.labels(*labels), self.gen_ai_tpot.labels(*gen_ai)),
+                e2e=(self.e2e.labels(*labels), self.gen_ai_e2e.labels(*gen_ai)),
+                gap=self.gap.labels(*labels),
+            )
         return series
 
     @contextmanager
@@ -151,7 +164,7 @@ class SessionMetrics(SessionObserver):
         stats = self._stats
         if done.token_ids:
             if self._last_token_at is None:
-                self._series.ttft.observe(stats.ttft_s, exemplar())
+                _observe(self._series.ttft, stats.ttft_s)
             else:
                 self._series.gap.observe(stats.last_token_at - self._last_token_at)
             self._last_token_at = stats.last_token_at

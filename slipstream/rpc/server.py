@@ -10,8 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from slipstream.errors import PermissionDenied, Unavailable
+from slipstream.rpc import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
-from slipstream.rpc.roles import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.status_interceptor import Authorise, Context, StatusInterceptor, allow_all
 from slipstream.rpc.tls import Certificates, server_credentials
 

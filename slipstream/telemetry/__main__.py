@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from slipstream.telemetry.metrics import DECLARED, ROLES, Metric, Role
 
-HEAD = "| metric | kind | labels | meaning |\n|---|---|---|---|"
-
-
-def row(metric: Metric) -> str:
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
-    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
-
 
 def table(roles: tuple[Role, ...]) -> str:
-    """The metrics that exactly these roles have."""
-    return "\n".join([HEAD, *(row(metric) for metric in DECLARED if metric.roles == roles)])
+    """The metrics that exactly these roles have, without those that repeat another one's numbers."""
+    own = [metric for metric in DECLARED if metric.roles == roles and not metric.same_as]
+    return "\n".join(["| metric | meaning |\n|---|---|", *map(_row, own)])
+
+
+def same_numbers() -> str:
+    """The names under which numbers are scraped a second and a third time."""
+    others: dict[str, list[str]] = {}
+    for metric in DECLARED:
+        if metric.same_as:
+            others.setdefault(metric.same_as, []).append(f"`{metric.name}`")
+    rows = [f"| `{name}` | {', '.join(names)} |" for name, names in others.items()]
+    return "\n".join(["| metric | also named |\n|---|---|", *rows])
+
+
+def _row(metric: Metric) -> str:
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    histogram = " Histogram." if metric.kind == "histogram" else ""
+    return f"| `{metric.name}{labels}` | {metric.help}{histogram} |"
 
 
 if __name__ == "__main__":
     for roles in (ROLES, *((role,) for role in ROLES)):
         print(f"{', '.join(roles)}\n\n{table(roles)}\n")
+    print(same_numbers())

@@ -7,7 +7,7 @@ clients or peers choose go through `BoundedLabels`. `python -m slipstream.teleme
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from prometheus_client import Histogram
@@ -42,6 +42,8 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
+    same_as: str = ""
+    """Name of the metric whose numbers it has."""
 
     def histogram(self) -> Histogram:
         """A histogram to observe with, in no registry."""
@@ -108,8 +110,7 @@ PROMPT = _gateway("slipstream_prompt_tokens_total", "Tokens of the prompts of ne
 EMITTED = _gateway("slipstream_emitted_tokens_total", "Output tokens committed.", *REQUEST)
 ACCEPTED_BY_DEPTH = _gateway(
     "slipstream_accepted_by_depth_total",
-    "Rounds that accepted a candidate at this depth below the last committed token; divided by "
-    "slipstream_rounds_with_drafts_total, the share of rounds that reached the depth.",
+    "Rounds that accepted a candidate at this depth below the last committed token.",
     *REQUEST,
     "depth",
 )
@@ -137,12 +138,12 @@ CANDIDATES_VERIFIED = _gateway(
 )
 CANDIDATES_ACCEPTED = _gateway(
     "slipstream_candidates_accepted_total",
-    "Candidates accepted, by drafter; a candidate from several drafters counts for each.",
+    "Candidates accepted, by drafter, counted likewise.",
     *CANDIDATES,
 )
 CANDIDATE_ROUNDS = _gateway(
     "slipstream_candidate_rounds_total",
-    "Rounds in which candidates of the drafter were verified; a round with several drafters counts for each.",
+    "Rounds in which candidates of the drafter were verified.",
     *CANDIDATES,
 )
 
@@ -157,12 +158,10 @@ REQUESTS = _gateway(
 )
 GOOD_REQUESTS = _gateway(
     "slipstream_requests_good_total",
-    "Requests that ended with stop or length and met the objectives (GATEWAY_SLO_TTFT_S, GATEWAY_SLO_TPOT_S).",
+    "Good requests: ended with stop or length, within GATEWAY_SLO_TTFT_S and GATEWAY_SLO_TPOT_S (0: no objective).",
     *REQUEST,
 )
-GOOD_TOKENS = _gateway(
-    "slipstream_good_tokens_total", "Output tokens of the requests of slipstream_requests_good_total.", *REQUEST
-)
+GOOD_TOKENS = _gateway("slipstream_good_tokens_total", "Output tokens of good requests.", *REQUEST)
 TTFT = _histogram(
     "slipstream_time_to_first_token_seconds",
     "Seconds from a request's arrival to its first committed token.",
@@ -220,24 +219,29 @@ STORE_SECONDS = _histogram(
 STORE_ERRORS = _gateway(
     "slipstream_store_errors_total", "Attempts that failed or that the session store refused.", "operation", "reason"
 )
+STORE_USED = _gateway("slipstream_store_memory_used_bytes", "Memory of the session store in use, as Redis counts it.")
+STORE_MAX = _gateway("slipstream_store_memory_max_bytes", "Its `maxmemory`; 0 for none.")
+STORE_EVICTS = _gateway(
+    "slipstream_store_evicts", "1 where the session store drops sessions when it is full, by its `maxmemory-policy`."
+)
 STORE_LAG = _gateway("slipstream_store_lag_seconds", "Age of the oldest write that is not stored yet; 0 for none.")
 
 # Gateway: the same numbers under vLLM's names, for load balancers, dashboards and load tools that use those, and under
-# OpenTelemetry's (`gen_ai.server.*`, as Prometheus spells them). No histogram here is observed: `Renamed`.
+# OpenTelemetry's (`gen_ai.server.*`, as Prometheus spells them). vLLM's histograms are not observed: `Renamed`.
 
 _VLLM = ("model_name", "engine")
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
+
+def _same(name: str, other: Metric, labels: tuple[str, ...]) -> Metric:
+    return replace(other, name=name, help=f"Same as {other.name}.", labels=labels, same_as=other.name)
+
+
 VLLM_RUNNING = _gateway("vllm:num_requests_running", "Sessions on a verifier.", *_VLLM)
 VLLM_WAITING = _gateway("vllm:num_requests_waiting", "Sessions that wait for a verifier.", *_VLLM)
 VLLM_KV = _gateway("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1: mean of the verifiers.", *_VLLM)
-VLLM_PROMPT = _gateway("vllm:prompt_tokens_total", "Same as slipstream_prompt_tokens_total.", *_VLLM)
-VLLM_GENERATED = _gateway("vllm:generation_tokens_total", "Same as slipstream_emitted_tokens_total.", *_VLLM)
 VLLM_SUCCESS = _gateway(
     "vllm:request_success_total", "Requests that ended with stop or length.", *_VLLM, "finished_reason"
-)
-VLLM_DRAFTS = _gateway("vllm:spec_decode_num_drafts_total", "Same as slipstream_rounds_with_drafts_total.", *_VLLM)
-VLLM_DRAFTED = _gateway("vllm:spec_decode_num_draft_tokens_total", "Same as slipstream_drafted_tokens_total.", *_VLLM)
-VLLM_ACCEPTED = _gateway(
-    "vllm:spec_decode_num_accepted_tokens_total", "Same as slipstream_accepted_tokens_total.", *_VLLM
 )
 VLLM_POSITIONS = _gateway(
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
@@ -245,21 +249,28 @@ VLLM_POSITIONS = _gateway(
     *_VLLM,
     "position",
 )
-
-
-def _same(name: str, other: Metric, labels: tuple[str, ...]) -> Metric:
-    return _histogram(name, f"Same as {other.name}.", "gateway", other.buckets, labels)
-
-
+VLLM_PROMPT = _same("vllm:prompt_tokens_total", PROMPT, _VLLM)
+VLLM_GENERATED = _same("vllm:generation_tokens_total", EMITTED, _VLLM)
+VLLM_DRAFTS = _same("vllm:spec_decode_num_drafts_total", ROUNDS_WITH_DRAFTS, _VLLM)
+VLLM_DRAFTED = _same("vllm:spec_decode_num_draft_tokens_total", DRAFTED, _VLLM)
+VLLM_ACCEPTED = _same("vllm:spec_decode_num_accepted_tokens_total", ACCEPTED, _VLLM)
 VLLM_TTFT = _same("vllm:time_to_first_token_seconds", TTFT, _VLLM)
 VLLM_ITL = _same("vllm:inter_token_latency_seconds", GAP, _VLLM)
 VLLM_TPOT = _same("vllm:request_time_per_output_token_seconds", TPOT, _VLLM)
 VLLM_E2E = _same("vllm:e2e_request_latency_seconds", E2E, _VLLM)
-
-_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
-GEN_AI_TTFT = _same("gen_ai_server_time_to_first_token_seconds", TTFT, _GEN_AI)
-GEN_AI_TPOT = _same("gen_ai_server_time_per_output_token_seconds", TPOT, _GEN_AI)
-GEN_AI_E2E = _same("gen_ai_server_request_duration_seconds", E2E, _GEN_AI)
+# With the buckets that the conventions ask for.
+GEN_AI_TTFT = replace(
+    _same("gen_ai_server_time_to_first_token_seconds", TTFT, _GEN_AI),
+    buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+GEN_AI_TPOT = replace(
+    _same("gen_ai_server_time_per_output_token_seconds", TPOT, _GEN_AI),
+    buckets=(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+GEN_AI_E2E = replace(
+    _same("gen_ai_server_request_duration_seconds", E2E, _GEN_AI),
+    buckets=tuple(0.01 * 2**power for power in range(14)),
+)
 
 # Verifier.
 

@@ -44,9 +44,7 @@ def waterfall(trace: Iterable[ReadSpan], rounds: range | None = None, width: int
 
     Raises NotFound where no span is to be shown.
     """
-    shown = list(_arranged(trace, rounds))
-    if not shown:
-        raise NotFound("the trace has no such rounds; leave --rounds out to see all.", reason="NO_ROUNDS")
+    shown = shown_spans(trace, rounds)
     first = min(span.began_ns for _, span in shown)
     last = max(span.ended_ns for _, span in shown)
     names = max(2 * depth + len(_name(span)) for depth, span in shown)
@@ -74,6 +72,13 @@ def waterfall(trace: Iterable[ReadSpan], rounds: range | None = None, width: int
 def _shortened(text: Text, width: int) -> Text:
     text.truncate(width, overflow="ellipsis")
     return text
+
+
+def shown_spans(trace: Iterable[ReadSpan], rounds: range | None) -> list[tuple[int, ReadSpan]]:
+    """(depth, span) of each line of the waterfall. Raises NotFound where there is none."""
+    if shown := list(_arranged(trace, rounds)):
+        return shown
+    raise NotFound("the trace has no such rounds; leave --rounds out to see all.", reason="NO_ROUNDS")
 
 
 def _arranged(trace: Iterable[ReadSpan], rounds: range | None) -> Iterator[tuple[int, ReadSpan]]:

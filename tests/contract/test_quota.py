@@ -12,8 +12,7 @@ import pytest
 
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import Tenant, TenantLimits
-from gateway.store.redis import Client
-from gateway.store.redis_quota import RedisQuota
+from gateway.store.redis import Client, RedisQuota
 from slipstream.errors import ResourceExhausted, Unavailable
 from tests.fleet import until
 from tests.redis_server import redis_process

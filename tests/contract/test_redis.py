@@ -18,8 +18,7 @@ from redis.exceptions import ConnectionError
 
 from gateway.store.address import Address, parse
 from gateway.store.quota import Demand
-from gateway.store.redis import RedisStore, connect
-from gateway.store.redis_quota import RedisQuota
+from gateway.store.redis import RedisQuota, RedisStore, connect
 from gateway.store.session_store import SessionRecord
 from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.certificates import Authority
@@ -163,6 +162,12 @@ async def test_a_cluster_holds_sessions_on_all_its_nodes_and_misses_those_of_a_d
                 demand = Demand(tokens=60, tokens_per_minute=100)
                 assert [(await quota.charge(made.id, demand))[0] for _ in range(2)] == ["", "tokens"]
             assert all(node.ask("DBSIZE") for node in nodes)
+            for node, most in zip(nodes, (1 << 30, 1 << 26, 1 << 28), strict=True):
+                node.ask("CONFIG", "SET", "maxmemory", most)
+            assert (await first.memory_usage()).max_bytes == 1 << 26  # the fullest
+            nodes[0].ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+            told = await first.memory_usage()
+            assert (told.max_bytes, told.policy, told.evicts) == (1 << 30, "allkeys-lru", True)
             nodes[2].kill()
             lost = next(made for made in map(_numbered, range(99)) if key_slot(keys(made.id)[0].encode()) > 12_000)
             async with asyncio.timeout(60):

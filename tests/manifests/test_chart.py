@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.manifests.rendering import K8S, ROOT, Documents, find, render, tool
+from gateway.config import GatewayConfig
+from tests.manifests.policies import POLICIES, settings
+from tests.manifests.rendering import K8S, ROOT, Documents, find, render, roles, tool, workloads
 from tests.manifests.test_schemas import VERSIONS, is_custom
 from tests.manifests.test_settings import GIVEN, settled
-from tools.chart import OVERLAYS, write
+from tools.chart import ADDED, OVERLAYS, POOL, write
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +100,95 @@ def test_a_deployment_is_changed_by_values(chart: Path) -> None:
     assert {key for key, each in comparable(documents).items() if each != former[key]} == {("Deployment", "verifier")}
 
 
+def composed(folder: Path, overlay: str, *components: str) -> Documents:
+    """The overlay with these components on top."""
+    up = os.path.relpath(K8S, folder)
+    lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", "namespace: slipstream"]
+    lines += ["labels: [{pairs: {app.kubernetes.io/part-of: slipstream}, includeTemplates: true}]"]
+    lines += [f"resources: [{up}/overlays/{overlay}]", f"transformers: [{up}/settings]"]
+    lines += [f"components: [{', '.join(f'{up}/components/{name}' for name in components)}]"]
+    (folder / "kustomization.yaml").write_text("\n".join(lines))
+    return render(folder)
+
+
+def unordered(documents: Documents) -> dict[tuple[str, str], Any]:
+    """`comparable`, where the order of a container's environment does not count."""
+    for workload in workloads(documents):
+        for container in workload.containers:
+            container.get("env", []).sort(key=lambda each: each["name"])
+    return comparable(documents)
+
+
+@pytest.mark.parametrize(
+    ("overlay", "components"),
+    [
+        ("standalone", ["monitoring"]),
+        ("gpu", ["pdb", "monitoring", "store-elsewhere"]),
+        ("local", ["network-policies", "pdb"]),
+        ("standalone", ["store-elsewhere"]),
+    ],
+)
+def test_a_component_that_is_switched_on_is_what_kustomize_makes_of_it(
+    chart: Path, tmp_path: Path, overlay: str, components: list[str]
+) -> None:
+    documents = template(chart, {"overlay": overlay, "components": dict.fromkeys(components, True)})
+    assert unordered(documents) == unordered(composed(tmp_path, overlay, *components))
+    assert [sentence for policy in POLICIES for sentence in policy(render(tmp_path))] == []
+
+
+@pytest.mark.parametrize("component", [*ADDED])
+def test_a_component_that_is_switched_off_is_left_out(chart: Path, tmp_path: Path, component: str) -> None:
+    kustomization = (K8S / "overlays" / "production" / "kustomization.yaml").read_text()
+    for file in ("gateway.yaml", "clients.yaml"):
+        shutil.copy(K8S / "overlays" / "production" / file, tmp_path)
+    text = kustomization.replace(f"  - ../../components/{component}\n", "")
+    assert text != kustomization
+    (tmp_path / "kustomization.yaml").write_text(text.replace("../../", f"{os.path.relpath(K8S, tmp_path)}/"))
+    documents = template(chart, {"overlay": "production", "components": {component: False}})
+    assert comparable(documents) == comparable(render(tmp_path))
+
+
+def test_autoscaling_decides_how_many_replicas_there_are(chart: Path) -> None:
+    documents = template(chart, {"components": {"autoscaling": True, "monitoring": True}})
+    scaled = {each["metadata"]["name"] for each in documents if each["kind"] == "ScaledObject"}
+    assert scaled == {"gateway", "verifier", "drafter-model"}
+    assert not any("replicas" in find(documents, "Deployment", name)["spec"] for name in scaled)
+    words = ["--set", "components.autoscaling=true", "--set", "deployments.verifier.replicas=2"]
+    done = helm("template", "slipstream", chart, "--kube-version", "1.32.0", *words)
+    assert done.returncode != 0 and "autoscaling decides it" in done.stderr
+
+
+@pytest.mark.parametrize("kept", [["model"], ["ngram", "suffix"], []])
+def test_drafters_are_switched_off_by_their_kind(chart: Path, kept: list[str]) -> None:
+    given = {name: name in kept for name in ("model", "ngram", "suffix")}
+    documents = template(chart, {"overlay": "production", "drafters": given})
+    deployed = {name for kind, name in comparable(documents) if name.startswith("drafter-") and kind == "Deployment"}
+    assert deployed == {f"drafter-{name}" for name in kept}
+    assert {name for _, name in comparable(documents) if name.startswith("drafter-")} == deployed
+    config = settings(next(each for each in roles(documents) if each.role == "gateway"), documents)
+    assert isinstance(config, GatewayConfig) and [entry.name for entry in config.entries] == kept
+    assert list(config.prices_of_drafters()) == [name for name in kept if name == "model"]
+
+
+def test_an_inference_pool_comes_with_its_route_and_with_policies_only_where_there_are_some(chart: Path) -> None:
+    pool = {"components": {"inference-pool": True}}
+    kinds = Counter(each["kind"] for each in yaml.safe_load_all(POOL.read_text()))
+    ways = {"gpu": kinds, "local": Counter(InferencePool=1, HTTPRoute=1)}
+    for overlay, added in ways.items():
+        documents = template(chart, {"overlay": overlay, **pool}, "elsewhere")
+        former = Counter(each["kind"] for each in render(K8S / "overlays" / overlay) if each["kind"] != "Namespace")
+        assert Counter(each["kind"] for each in documents) - former == added
+        assert {each["metadata"]["namespace"] for each in documents if each["kind"] in added} == {"elsewhere"}
+
+
 @pytest.mark.parametrize(
     "given",
     [
         "overlay=laptop",
+        "components.monitor=true",
+        "components.monitoring=yes-please",
+        "components.store-elsewhere=false",
+        "drafters.medusa=true",
         "setting.registry=x",
         "settings.regstry=x",
         "settings.proxy=proxy:3128",

@@ -132,6 +132,9 @@ class Client:
             raise AttributeError(name)
         return partial(self._ask, name)
 
+    async def memory_usage(self) -> None:
+        """It has no limit."""
+
     async def close(self) -> None:
         """Nothing to give up."""
 

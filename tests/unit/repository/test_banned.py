@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,18 @@ def _is_word(node: ast.expr | None) -> bool:
 
 
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+WALL_CLOCK = re.compile(r"\b(time\.time(_ns)?|(datetime|date)\.(now|utcnow|today))\b")
+DATES = {"gateway/api/openai/call.py", "gateway/api/openai/responses.py", "gateway/text/chat_template.py"}
+"""They show a date to a client or to a model."""
+SPANS = "slipstream/telemetry/tracing.py"
+
+
+def test_no_decision_is_taken_by_a_wall_clock() -> None:
+    """They differ between machines, and jump."""
+    reading = {str(path.relative_to(ROOT)) for path in SOURCES if WALL_CLOCK.search(path.read_text("utf-8"))}
+    assert {path for path in reading if not path.startswith(("benchmarks/", "examples/"))} == DATES | {SPANS}
 
 
 def test_our_sources_hold_nothing_of_it() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.grafana.dashboards import DASHBOARDS
-from slipstream.telemetry.__main__ import table
+from deploy.grafana.__main__ import DASHBOARDS
+from slipstream.telemetry.__main__ import same_numbers, table
 from slipstream.telemetry.metrics import BUILD, DECLARED, DEPRECATED, ROLES
 from tests.prometheus import promtool
 
@@ -212,9 +212,19 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_what_to_do() -> None:
             assert "absent(" not in rule["expr"], "it hides every system but the last"
 
 
+def test_a_page_says_where_and_its_runbook_names_panels_that_are_there() -> None:
+    for rule in RULES:
+        if "alert" in rule:
+            assert "{{ $labels." in rule["annotations"]["summary"], rule["alert"]
+    runbooks = DOCUMENT.partition("## Alerts")[2].partition("## Logs")[0]
+    named = {name.replace("\n", " ") for name in re.findall(r"\*([A-Z][^*]+)\*", runbooks)}
+    panels = {panel["title"] for dashboard in FILES for panel in dashboard["panels"]}
+    assert len(named) > 9 and named - {"Slanted"} <= panels
+
+
 @pytest.mark.parametrize("roles", [ROLES, *((role,) for role in ROLES)], ids=str)
 def test_the_document_has_every_metric_with_its_meaning(roles: Any) -> None:
-    assert table(roles) in DOCUMENT, "run `python -m slipstream.telemetry`"
+    assert table(roles) in DOCUMENT and same_numbers() in DOCUMENT, "run `python -m slipstream.telemetry`"
 
 
 def test_the_document_names_no_metric_that_is_not_there() -> None:

@@ -1,4 +1,4 @@
-"""What an image's HEALTHCHECK, and `slipstream.health`, say of a role."""
+"""What an image's HEALTHCHECK, and `tests.health` as any client, say of a role."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.health import healthy
 from slipstream.rpc.server import Server
+from tests.health import healthy
 
 HEALTHCHECK = Path(__file__).resolve().parents[4] / "docker" / "healthcheck"
 

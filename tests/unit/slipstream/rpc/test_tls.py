@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.routing.worker_watch import WorkerWatch
 from slipstream.errors import InvalidArgument, PermissionDenied, SlipstreamError, Unavailable
+from slipstream.rpc import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.channel import HANDSHAKE, channel, dialer, error_of
-from slipstream.rpc.roles import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.server import ALLOWED_ROLES, HEALTH, Server, role_access
 from slipstream.rpc.tls import Certificates, certificates_from_env
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService

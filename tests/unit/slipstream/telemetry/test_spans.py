@@ -165,8 +165,8 @@ def test_a_bad_traceparent_begins_a_trace_of_its_own(value: str) -> None:
 def test_a_span_never_ends_before_it_begins_and_leaves_out_what_is_not_there() -> None:
     kept = Kept()
     trace = begun(Tracing("a", [kept]))
-    trace.emit(Span(spans.COMMIT, 5.0, 4.0, {spans.TOKENS: 3, spans.ERROR: None}))
+    trace.emit(Span(spans.COMMIT, 5.0, 4.0, {spans.TOKENS: 3, spans.WAIT: 0.1 + 0.2, spans.ERROR: None}))
     [span] = kept.spans
     assert span.start_time == span.end_time
-    assert dict(span.attributes or {}) == {spans.TOKENS: 3}
+    assert dict(span.attributes or {}) == {spans.TOKENS: 3, spans.WAIT: 0.3}, "sums of floats to the microsecond"
     assert span.parent == trace.root

@@ -107,6 +107,11 @@ def test_the_picture_in_the_document_is_drawn_from_the_trace_beside_it(tmp_path:
     printed = CliRunner().invoke(app, asked)
     assert printed.exit_code == 0 and "rounds 163-347" in printed.output
     assert picture.read_text("utf-8") == (folder / "waterfall.svg").read_text("utf-8")
+    picture.unlink()
+    data = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
+    assert data["trace_id"] == asked[1] and len(data["spans"]) == len(printed.output.splitlines()) - 1
+    assert {"depth", "service", "name", "began_ns", "ended_ns", "attributes"} <= set(data["spans"][0])
+    assert picture.exists()  # --json stands for the lines alone
 
 
 OTLP = {
