@@ -76,10 +76,10 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         logs.check(self.log_level, self.log_format)
         method = find_method(self.method)
-        if method.needs_hidden_states:
+        if method.in_verifier_only:
             raise InvalidArgument(
-                f"DRAFTER_METHOD={self.method!r} reads the target's hidden states: it runs inside a verifier "
-                f"(VERIFIER_LOCAL_DRAFTERS={self.method}=FOLDER)."
+                f"DRAFTER_METHOD={self.method!r} takes part in the target's passes: it runs inside a verifier "
+                f"(VERIFIER_LOCAL_DRAFTERS={self.method}{'=FOLDER' if method.needs_model else ''})."
             )
         if method.needs_model and not self.model:
             raise InvalidArgument("DRAFTER_MODEL is not set; name a folder or hub id, or another DRAFTER_METHOD.")
@@ -96,5 +96,5 @@ class DrafterConfig:
             raise InvalidArgument(f"DRAFTER_CORPUS_TOKENS={self.corpus_tokens}; give 0 for none, or at least 2.")
 
     def proposer_settings(self) -> ProposerSettings:
-        names = (field.name for field in fields(ProposerSettings) if field.name != "target")
+        names = (field.name for field in fields(ProposerSettings) if field.name not in ("target", "lookahead"))
         return ProposerSettings(**{name: getattr(self, name) for name in names})

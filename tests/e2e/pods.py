@@ -15,9 +15,9 @@ from pathlib import Path
 
 from slipstream.cli.serve import READY, Role
 from slipstream.errors import Unavailable
-from slipstream.health import healthy
 from slipstream.process import END_WITH_PARENT
 from tests.e2e.conftest import ROOT
+from tests.health import healthy
 
 NUMBERS = itertools.count(2)
 MOUNTED = 'mount --bind "$0" /etc/hosts && exec "$@"'

@@ -29,10 +29,9 @@ def texts(server: str, *drafters: str) -> LoadResult:
 
 
 @pytest.mark.timeout(300)
-def test_drafters_in_the_verifier_s_process_change_no_token() -> None:
-    with serving("--draft-in-verifier", "--drafter", "model", "--drafter", "ngram", "--dtype", "float32") as server:
-        plain, guessed = texts(server), texts(server, "model", "ngram")
-    with serving("--drafter", "ngram", "--dtype", "float32") as server:
-        apart = texts(server, "ngram")
+def test_drafters_in_the_verifier_s_process_change_no_token(server: str) -> None:
+    with serving("--draft-in-verifier", "--drafter", "model", "--drafter", "ngram", "--dtype", "float32") as inside:
+        plain, guessed = texts(inside), texts(inside, "model", "ngram")
+    apart = texts(server, "model")
     assert [each.token_ids for each in guessed.completions] == [each.token_ids for each in plain.completions]
     assert [each.token_ids for each in apart.completions] == [each.token_ids for each in plain.completions]

@@ -37,7 +37,9 @@ async def texts(
     raise AssertionError(f"nothing was drafted in {MOST_TRIES} tries")
 
 
-@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.7, 1), (1.0, 2**63 + 5)])
+@pytest.mark.parametrize(
+    ("temperature", "seed"), [(0.0, 0), pytest.param(0.7, 1, marks=pytest.mark.slow), (1.0, 2**63 + 5)]
+)
 async def test_speculation_on_and_off_give_the_same_tokens(server: str, temperature: float, seed: int) -> None:
     plain = await texts(server, speculate=False, temperature=temperature, seed=seed)
     for k in (1, 4, 8):

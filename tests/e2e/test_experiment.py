@@ -21,6 +21,7 @@ async def compared(server: str, *options: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, ["compare", "--server", server, *options])
 
 
+@pytest.mark.slow
 async def test_what_the_arms_brought_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATEWAY_EXPERIMENT", ARMS)
     asked = [request(prompt, 12, speculate=True) for prompt in held_out(30, seed=6)]

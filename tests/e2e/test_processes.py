@@ -49,10 +49,11 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token_and_sigterm_en
     prompts = held_out(4, seed=2)
     plain = [request(prompt, TOKENS, speculate=False, temperature=0.7, seed=3) for prompt in prompts]
     guessed = [request(prompt, TOKENS, speculate=True, temperature=0.7, seed=3) for prompt in prompts]
-    with serve("--metrics", "--dtype", "float32") as process:
+    with serve("--metrics", "--dtype", "float32", "--json") as process:
         assert process.stdout is not None
-        ready = dict(word.partition("=")[::2] for word in process.stdout.readline().split()[1:])
-        server, metrics = ready["grpc"], dict(each.split("=") for each in ready["metrics"].split(","))
+        ready = json.loads(process.stdout.readline())
+        server, metrics = ready["grpc"], ready["metrics"]
+        assert ready["http"].startswith("127.0.0.1:")
         assert list(metrics) == ["gateway", "verifier", "model"]
         expected = await run_load(server, plain, 4)
         drafter = children(process.pid)["drafter_svc"]

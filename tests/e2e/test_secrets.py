@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -22,8 +24,8 @@ from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest, new_key
 from slipstream.errors import NotFound, PermissionDenied, SlipstreamError, Unauthenticated
+from slipstream.rpc import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.channel import channel, dialer, error_of
-from slipstream.rpc.roles import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.tls import Certificates
 from slipstream.telemetry.spans import REQUEST_MODEL
 from slipstream.tokenizer.vocabulary import load_tokenizer
@@ -31,6 +33,7 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_
 from tests.certificates import Authority
 from tests.e2e.conftest import ROOT
 from tests.scraping import scrape
+from tests.web import CHAT_TEMPLATE
 
 ALICE, BOB, STRANGER = new_key(), new_key(), new_key()
 PROMPT = "xyzzyplugh the secret of alice is 48151623"
@@ -48,12 +51,14 @@ class Process:
     address: str = ""
     health: str = ""
     metrics: str = ""
+    http: str = ""
 
     def wait_ready(self) -> None:
         for line in iter(lambda: self.process.stdout.readline() if self.process.stdout else b"", b""):
             if line.startswith(b"ready"):
                 words = dict(word.split("=") for word in line.decode().split()[1:])
                 self.address, self.health, self.metrics = words["grpc"], words["health"], words["metrics"]
+                self.http = words.get("http", "")
                 return
         raise AssertionError(self.output.read_text())
 
@@ -72,6 +77,7 @@ class System:
         keys = {"alice": ALICE, "bob": BOB}
         lines = (f'{name} = {{ sha256 = "{digest(key).hex()}" }}\n' for name, key in keys.items())
         (folder / "keys.toml").write_text("".join(lines))
+        (folder / "chat.jinja").write_text(CHAT_TEMPLATE)
         size = load_tokenizer(MODELS).get_vocab_size()
         model = f"emulated:vocabulary={size}"  # a drafter as slow as the target would never send in time
         drafter = {"DRAFTER_MODEL": model + "&acceptance=0.7", "DRAFTER_HEALTH_LISTEN": "127.0.0.1:0"}
@@ -89,6 +95,8 @@ class System:
                 "GATEWAY_API_KEYS": str(folder / "keys.toml"),
                 "GATEWAY_TLS_FOLDER": str(folder / "public"),
                 "GATEWAY_REHOMING_WAIT_S": "1",
+                "GATEWAY_HTTP": "127.0.0.1:0",
+                "GATEWAY_CHAT_TEMPLATE": str(folder / "chat.jinja"),
             },
         )
         self.front = self.gateway.address.replace("127.0.0.1", "localhost")
@@ -116,6 +124,13 @@ class System:
 
     def door(self, key: str) -> GatewayEndpoint:
         return GatewayEndpoint(self.front, key, ca=self.ca)
+
+    def web(self, key: str) -> httpx.AsyncClient:
+        context, url = ssl.create_default_context(cafile=self.ca), self.gateway.http.replace("127.0.0.1", "localhost")
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(
+            base_url=f"https://{url}", verify=context, headers=headers, timeout=60, trust_env=False
+        )
 
     def spans(self) -> dict[str, str]:
         """The exported spans of each role, by its file, as JSON, but for the models that clients named."""
@@ -190,6 +205,57 @@ async def test_a_drafters_certificate_opens_no_verifier(system: System) -> None:
     assert isinstance(error_of(refusal.value), PermissionDenied)
 
 
+TEXTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": PROMPT}),
+    ("/v1/completions", {"prompt": [PROMPT, PROMPT], "stream": True}),
+    ("/v1/completions", {"prompt": PROMPT, "prediction": {"type": "content", "content": PREDICTION}}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+    ("/v1/responses", {"input": PROMPT, "instructions": PREDICTION, "metadata": {"a": PROMPT}}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": PROMPT}], "stop_sequences": [STOP]}),
+    ("/tokenize", {"prompt": PROMPT}),
+]
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"model": PROMPT}),
+    ("/v1/completions", {"stop": {PROMPT: STOP}}),
+    ("/v1/completions", {"stop": [STOP * 100]}),
+    ("/v1/completions", {"cache_salt": SALT * 20}),
+    ("/v1/completions", {"prompt": PROMPT * 60_000}),
+    ("/v1/completions", {"prediction": {"type": "content", "content": PREDICTION * 60_000}}),
+    ("/v1/completions", {"structured_outputs": {"regex": f"({PROMPT}"}}),
+    ("/v1/chat/completions", {"messages": [{"role": PROMPT, "content": [{"type": "image", "text": PROMPT}]}]}),
+    ("/v1/responses", {"input": PROMPT, "previous_response_id": PROMPT}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": {PROMPT: PROMPT}}]}),
+    ("/v1/" + PROMPT, {}),
+]
+
+
+async def through_http(system: System) -> list[str]:
+    """Texts and mistakes over HTTP; returns what the mistakes were answered, and what Bob and strangers got."""
+    reported: list[str] = []
+    async with system.web(ALICE) as alice, system.web(BOB) as bob, system.web(STRANGER) as stranger:
+        for path, more in TEXTS:
+            asked = {"max_tokens": 60, "temperature": 0, "seed": 1, "ignore_eos": True, "cache_salt": SALT}
+            made = await alice.post(path, json=asked | {"stop": [STOP]} | more)
+            assert made.status_code == 200, made.text
+            if path == "/v1/responses":
+                answers = [await bob.get(f"/v1/responses/{name}") for name in (made.json()["id"], "resp_never")]
+                assert [each.status_code for each in answers] == [404, 404]
+                reported += [each.text for each in answers]
+        for path, more in WRONG:
+            refused = await alice.post(path, json={"prompt": "x", "max_tokens": 5} | more)
+            assert 400 <= refused.status_code < 500, (path, more, refused.text)
+            named = "model" in more or PROMPT in path  # the name of what is not there is her own word
+            reported.append(refused.text.replace(PROMPT, "", 1) if named else refused.text)
+        reported.append((await alice.post("/v1/completions", content=b'{"prompt": "' + PROMPT.encode())).text)
+        reported.append((await alice.post("/v1/completions", json={}, headers={"last-event-id": PROMPT})).text)
+        for headers in ({}, {"x-api-key": STRANGER}, {"authorization": STRANGER}):
+            refused = await stranger.post("/v1/messages", params={"key": ALICE}, json=TEXTS[5][1], headers=headers)
+            assert refused.status_code == 401
+            reported.append(refused.text)
+        reported.append((await bob.get("/v1/models")).text)
+    return reported
+
+
 async def trouble(system: System) -> list[str]:
     """Everything that goes wrong in ways that are likely to be logged or told; returns what Bob was told."""
     reported: list[str] = []
@@ -244,11 +310,12 @@ async def trouble(system: System) -> list[str]:
 
 async def test_no_key_and_no_text_is_in_any_log_or_in_what_others_are_told(system: System) -> None:
     output = await generate(system.door(ALICE), prediction=gateway_pb2.Prediction(text=PREDICTION))
+    reported = await through_http(system)
     scraped = {f"metrics of {each.output.name}": (await scrape(each.metrics)).text for each in system.processes}
     async with asyncio.timeout(60):  # those that are killed below send no more
         while not all(system.spans().values()):
             await asyncio.sleep(0.1)
-    reported = await trouble(system)
+    reported += await trouble(system)
     scraped["metrics after trouble"] = (await scrape(system.gateway.metrics)).text
     assert 'reason="NO_SESSION"' in scraped["metrics after trouble"] and "emulated" in scraped["metrics of gateway.log"]
     await asyncio.to_thread(system.stop)
