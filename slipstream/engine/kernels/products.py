@@ -83,7 +83,7 @@ def find_kernels() -> Kernels | None:
 
 def multiplies(kernels: Kernels | None, weight: torch.Tensor) -> bool:
     """True if there is a kernel for weights like these [out, in]."""
-    if kernels is None or weight.device.type != "cpu" or weight.dtype not in KINDS:
+    if kernels is None or weight.device.type != "cpu" or weight.dtype not in KINDS or weight.numel() == 0:
         return False
     return weight.dtype is torch.float32 or weight.shape[-1] % 2 == 0
 
@@ -94,10 +94,11 @@ class Product:
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """weight [out, in] for which there is a kernel; it is copied."""
         self._features, depth = weight.shape
+        self._depth, self._dtype = depth, weight.dtype
         pair = 2 if weight.dtype is torch.bfloat16 else 1
         blocks = -(-self._features // kernels.width)
         filled = pad(weight, (0, 0, 0, blocks * kernels.width - self._features))
-        self._weights = filled.view(blocks, kernels.width, -1, pair).transpose(1, 2).contiguous()
+        self._weights = filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2).contiguous()
         self._bias = None if bias is None else bias.float().contiguous()
         self._struct = _Product(
             self._weights.data_ptr(),
@@ -112,8 +113,13 @@ class Product:
         self._shared_from = FEW / (self._features * depth)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Raises ValueError for rows of another width, dtype or device: the kernel would read what is not theirs."""
+        rows, depth = x.shape
+        if depth != self._depth or x.dtype is not self._dtype or not x.is_cpu:
+            raise ValueError(
+                f"rows have {depth} numbers of {x.dtype} on {x.device}, the weights {self._depth} of {self._dtype}."
+            )
         x = x.contiguous()
-        rows = x.shape[0]
         out = x.new_empty((rows, self._features))
         threads = torch.get_num_threads() if rows > self._shared_from else 1
         self._multiply(self._address, x.data_ptr(), out.data_ptr(), rows, threads, self._threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,64 @@ def test_a_row_is_the_same_in_every_pass(
     assert torch.allclose(multiply(x).double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_rows_and_weights_may_lie_apart(compiled: Path, dtype: torch.dtype) -> None:
+    """Weights that are stored transposed, and rows cut out of wider ones at an odd place."""
+    weight, wide = rows(40, 66, dtype), rows(9, 131, dtype)
+    x = wide[::2, 3:69]
+    multiply = Product(kernels(compiled, False), weight, None)
+    expected = multiply(x.clone(memory_format=torch.contiguous_format))
+    assert torch.equal(multiply(x), expected)
+    assert torch.equal(Product(kernels(compiled, False), weight.T.contiguous().T, None)(x), expected)
+
+
+@torch.inference_mode()
+def test_rows_that_do_not_fit_the_weights_are_refused(compiled: Path) -> None:
+    """The kernel would read beyond their end."""
+    multiply = Product(kernels(compiled, False), torch.ones(4, 8), None)
+    strange = (rows(2, 7, torch.float32), rows(2, 8, torch.bfloat16), rows(2, 8, torch.float32).to("meta"))
+    for x in (*strange, torch.ones(8)):
+        with pytest.raises(ValueError):
+            multiply(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_what_is_no_number_stays_in_its_row_and_feature(compiled: Path, dtype: torch.dtype) -> None:
+    for wide in (False, True):
+        weight, x = rows(37, 200, dtype), rows(15, 200, dtype)
+        multiply = Product(Kernels(compiled, wide), weight, None)
+        expected = multiply(x)
+        x[3, 150] = float("nan")
+        x[8, 7] = float("inf")
+        found = multiply(x)
+        assert found[3].isnan().all()
+        assert (found[8].isinf() | found[8].isnan()).all()
+        others = [row for row in range(15) if row not in (3, 8)]
+        assert torch.equal(found[others], expected[others])
+        weight[36] = float("nan")
+        found = Product(Kernels(compiled, wide), weight, None)(x[others])
+        assert found[:, 36].isnan().all()
+        assert torch.equal(found[:, :36], expected[others, :36])
+
+
+@torch.inference_mode()
+def test_callers_of_several_threads_do_not_meet(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "FEW", 0)
+    multiply = Product(kernels(compiled, False), rows(999, 64, torch.float32), None)
+    inputs = [rows(count, 64, torch.float32) for count in (1, 5, 13, 20)]
+    expected = [multiply(x) for x in inputs]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for found in pool.map(lambda _: [multiply(x) for x in inputs], range(40)):
+                assert all(map(torch.equal, found, expected))
+    finally:
+        torch.set_num_threads(before)
+
+
 @torch.inference_mode()
 def test_in_fp32_all_cpus_add_up_alike(compiled: Path) -> None:
     narrow, wide = (kernels(compiled, each) for each in (False, True))
@@ -129,7 +188,8 @@ def test_the_parts_weights_are_taken_unless_they_are_tied(keep: bool) -> None:
 
 @torch.inference_mode()
 def test_what_has_no_kernel_is_left_to_torch(compiled: Path) -> None:
-    assert not multiplies(Kernels(compiled, False), torch.ones(2, 3, dtype=torch.bfloat16))
+    for left in (torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(0, 4), torch.ones(4, 0)):
+        assert not multiplies(Kernels(compiled, False), left)
     for dtype in (torch.float64, torch.float16):
         part = torch.nn.Linear(8, 4, dtype=dtype)
         x = rows(3, 8, dtype)
