@@ -1,4 +1,4 @@
-/* Products of few rows and large weights on x86-64, at the speed at which memory delivers the weights.
+/* Products of few rows and large weights on x86-64, at the speed at which memory delivers the weights; norms of rows.
  *
  * A row's sums are added up in one order: they depend neither on the other rows nor on the number of threads. In fp32
  * they are the same on all CPUs with FMA. With bf16 weights products are exact and sums are fp32; CPUs with AVX512-BF16
@@ -28,9 +28,8 @@ static inline unsigned short to_bf16(float value)
 {
     unsigned bits;
     memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000)
-        return (unsigned short)(bits >> 16 | 0x40);
-    return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    unsigned rounded = bits + 0x7fff + (bits >> 16 & 1);
+    return (unsigned short)(((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : rounded) >> 16);
 }
 
 #define NAME(x) avx2_##x
@@ -115,7 +114,7 @@ static void work(void *argument)
 /* Of the calls below. */
 long slipstream_version(void)
 {
-    return 1;
+    return 2;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. */
@@ -153,6 +152,47 @@ void slipstream_multiply(const struct product *p, const char *x, char *y, long r
             job.step = job.blocks;
             work(&job);
         }
+    }
+}
+static inline float from_bf16(unsigned short value)
+{
+    unsigned bits = (unsigned)value << 16;
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+/* y [rows, width] = x / sqrt(mean square of the row + epsilon) * weight, in fp32 and rounded once. Squares are added up
+ * in NORM_LANES sums side by side: a row's bits do not depend on the others. */
+#define NORM_LANES 16
+#define NORM(name, T, READ, WRITE)                                                                              \
+    __attribute__((target("avx2"))) static void name(const T *x, const float *weight, T *y, long width, float epsilon) \
+    {                                                                                                           \
+        float sums[NORM_LANES] = {0}, sum = 0;                                                                  \
+        long whole = width - width % NORM_LANES;                                                                \
+        for (long i = 0; i < whole; i += NORM_LANES)                                                            \
+            for (int lane = 0; lane < NORM_LANES; lane++)                                                       \
+                sums[lane] += READ(x[i + lane]) * READ(x[i + lane]);                                            \
+        for (long i = whole; i < width; i++)                                                                    \
+            sums[i - whole] += READ(x[i]) * READ(x[i]);                                                         \
+        for (int lane = 0; lane < NORM_LANES; lane++)                                                           \
+            sum += sums[lane];                                                                                  \
+        float root = _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(sum / (float)width + epsilon)));                      \
+        float scale = 1.0f / root;                                                                              \
+        for (long i = 0; i < width; i++)                                                                        \
+            y[i] = WRITE(READ(x[i]) * scale * weight[i]);                                                       \
+    }
+NORM(norm_floats, float, , )
+NORM(norm_bf16, unsigned short, from_bf16, to_bf16)
+
+void slipstream_rms_norm(const char *x, const float *weight, char *y, long rows, long width, float epsilon, long kind)
+{
+    for (long row = 0; row < rows; row++) {
+        long at = row * width;
+        if (kind == FLOATS)
+            norm_floats((const float *)x + at, weight, (float *)y + at, width, epsilon);
+        else
+            norm_bf16((const unsigned short *)x + at, weight, (unsigned short *)y + at, width, epsilon);
     }
 }
 #else

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Version of the calls in products.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 FEW = 1 << 18
@@ -53,6 +53,10 @@ class Kernels:
         pointer = ctypes.c_void_p
         self.multiply.argtypes = (pointer, pointer, pointer, ctypes.c_long, ctypes.c_uint, pointer)
         self.multiply.restype = None
+        self.rms_norm = library.slipstream_rms_norm
+        sizes = (ctypes.c_long, ctypes.c_long, ctypes.c_float, ctypes.c_long)
+        self.rms_norm.argtypes = (pointer, pointer, pointer, *sizes)
+        self.rms_norm.restype = None
         self.threads = ctypes.cast(_openmp().GOMP_parallel, pointer)
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding, silu
 
 from slipstream.engine.engine import HiddenRequest, HiddenStates, ModelOutput
+from slipstream.engine.kernels.norms import RmsNorm
 from slipstream.engine.models.forward import ForwardStep
 from slipstream.engine.models.linear import Linear
 
@@ -65,15 +66,8 @@ class Rotary:
         return cosine, torch.cat((-sine[:, :half], sine[:, half:]), dim=-1)
 
 
-class Norm:
-    """Zhang and Sennrich 2019, Root Mean Square Layer Normalization; over the last dimension."""
-
-    def __init__(self, module: Any) -> None:
-        self._weight: torch.Tensor = module.weight.detach()
-        self._epsilon: float = module.variance_epsilon
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+def norm(module: Any) -> RmsNorm:
+    return RmsNorm(module.weight.detach(), module.variance_epsilon)
 
 
 class Attention:
@@ -83,7 +77,7 @@ class Attention:
         self._extras: dict[str, object] = {"scaling": module.scaling, "sliding_window": window}
         self._keys = module.k_proj.out_features // self._dim
         self._queries = module.q_proj.out_features // self._dim
-        self._norms = (Norm(module.q_norm), Norm(module.k_norm)) if hasattr(module, "q_norm") else None
+        self._norms = (norm(module.q_norm), norm(module.k_norm)) if hasattr(module, "q_norm") else None
         self._joined = Linear([module.q_proj, module.k_proj, module.v_proj])
         self._out = Linear([module.o_proj])
 
@@ -103,9 +97,9 @@ class Attention:
 
 class DecoderLayer:
     def __init__(self, module: Any, window: int | None) -> None:
-        self._before_attention = Norm(module.input_layernorm)
+        self._before_attention = norm(module.input_layernorm)
         self._attention = Attention(module.self_attn, window)
-        self._before_feed = Norm(module.post_attention_layernorm)
+        self._before_feed = norm(module.post_attention_layernorm)
         self._gate_up = Linear([module.mlp.gate_proj, module.mlp.up_proj])
         self._down = Linear([module.mlp.down_proj])
 
@@ -124,7 +118,7 @@ class LeanDecoder:
         self._embedding: torch.Tensor = inner.embed_tokens.weight.detach()
         self._rotary = Rotary(inner.rotary_emb, self._embedding)
         self._layers = [DecoderLayer(module, window) for module, window in zip(inner.layers, windows, strict=True)]
-        self._norm = Norm(inner.norm)
+        self._norm = norm(inner.norm)
         # Embeddings are looked up row by row, which packed weights do not offer: tied ones are there twice.
         self._head = Linear([head], keep=head.weight is inner.embed_tokens.weight)
 

@@ -12,6 +12,7 @@ import torch
 
 from slipstream.engine import factory
 from slipstream.engine.engine import begin_unshared
+from slipstream.engine.kernels.norms import RmsNorm
 from slipstream.engine.models import lean_decoder
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.forward import LibraryForward
@@ -166,7 +167,7 @@ def _far_ones_wrong(self: Rotary, positions: torch.Tensor) -> Rotation:
 
 _ROTARY = Rotary.__call__
 _ATTENTION = lean_decoder.Attention.__init__
-_NORM = lean_decoder.Norm.__init__
+_NORM = RmsNorm.__init__
 
 
 def _without_window(self: Any, module: Any, window: int | None) -> None:
@@ -183,9 +184,8 @@ def _without_head_norms(self: Any, module: Any, window: int | None) -> None:
     self._norms = None
 
 
-def _plain_norm(self: Any, module: Any) -> None:
-    _NORM(self, module)
-    self._weight = torch.ones_like(self._weight)
+def _plain_norm(self: RmsNorm, weight: torch.Tensor, epsilon: float) -> None:
+    _NORM(self, torch.ones_like(weight), epsilon)
 
 
 _LINEAR = Linear.__init__
@@ -203,7 +203,7 @@ MUTANTS: dict[str, tuple[str, Any, str, Any]] = {
     "no window": ("mistral", lean_decoder.Attention, "__init__", _without_window),
     "scale": ("llama", lean_decoder.Attention, "__init__", _wrong_scale),
     "no head norms": ("qwen3", lean_decoder.Attention, "__init__", _without_head_norms),
-    "norm without weight": ("llama", lean_decoder.Norm, "__init__", _plain_norm),
+    "norm without weight": ("llama", RmsNorm, "__init__", _plain_norm),
     "no bias": ("qwen2", Linear, "__init__", _without_bias),
 }
 
