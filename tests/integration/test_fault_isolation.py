@@ -156,7 +156,7 @@ def number_of(code: grpc.StatusCode) -> int:
     return number
 
 
-WORKERS_WORDS = "Worker failed with error 'CUDA out of memory. Tried to allocate 2.00 MiB.', please check the stack trace"
+WORKERS_WORDS = "Worker failed with error 'CUDA out of memory. Tried to allocate 2.00 MiB.', please check the stack"
 """What is left of an exception in a process of vLLM's."""
 
 

@@ -287,7 +287,7 @@ def test_slots_are_used_again_and_grow() -> None:
 
 
 def test_a_session_that_cannot_be_added_leaves_the_others_their_own_counts() -> None:
-    """As where the device has no memory for it. It would have had the slot of a session whose counts another has now."""
+    """As where the device has no memory for it. It would have had the slot of one whose counts another has now."""
     table = SessionTable(VOCABULARY, torch.device("cpu"))
     penalised, plain = (SessionParameters(sampling, 1) for sampling in (SAMPLINGS[4], SAMPLINGS[0]))
     table.add("gone", penalised, [1, 2])
