@@ -23,6 +23,7 @@ COMPONENTS = tuple(path.name for path in sorted((K8S / "components").iterdir()) 
 NEEDS = {
     "multi-gpu-verifier": ["gpu-verifier"],
     "multi-node-verifier": ["gpu-verifier", "multi-gpu-verifier"],
+    "multi-node-autoscaling": ["gpu-verifier", "multi-gpu-verifier", "autoscaling", "multi-node-verifier"],
 }
 """Components that stand on others."""
 ROLES = ("gateway", "verifier", "drafter")
@@ -43,6 +44,11 @@ class Workload(NamedTuple):
     @property
     def containers(self) -> list[Document]:
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Kind and name of what says how many pods there are."""
+        return self.kind, str(self.document["metadata"]["name"])
 
     @property
     def role(self) -> str:

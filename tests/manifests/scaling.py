@@ -6,19 +6,27 @@ import re
 from collections.abc import Iterator
 
 from slipstream.telemetry.metrics import DECLARED, DEPRECATED
-from tests.manifests.rendering import Documents, roles, workloads
+from tests.manifests.rendering import Document, Documents, roles, workloads
 
 CURRENT = {metric.name for metric in DECLARED}.difference(DEPRECATED)
 
 
 def only_one_owner_of_replicas(documents: Documents) -> Iterator[str]:
-    scaled = {d["spec"]["scaleTargetRef"]["name"] for d in documents if d["kind"] == "ScaledObject"}
-    known = {workload.name for workload in workloads(documents)}
-    for name in scaled - known:
-        yield f"{name} is scaled and is not there"
+    scaled = {_scaled(d["spec"]["scaleTargetRef"]) for d in documents if d["kind"] == "ScaledObject"}
+    known = {workload.owner for workload in workloads(documents)}
+    for kind, name in scaled - known:
+        yield f"{kind} {name} is scaled and is not there"
     for workload in workloads(documents):
-        if workload.name in scaled and "replicas" in workload.document["spec"]:
+        if workload.owner in scaled and "replicas" in workload.document["spec"]:
             yield f"{workload.name} is scaled, and every apply would set it back to its `replicas`"
+
+
+def _scaled(target: Document) -> tuple[str, str]:
+    """KEDA's defaults are a Deployment's."""
+    kind = target.get("kind", "Deployment")
+    version = "apps/v1" if kind == "Deployment" else "leaderworkerset.x-k8s.io/v1"
+    assert target.get("apiVersion", "apps/v1") == version
+    return kind, target["name"]
 
 
 def scaling_is_by_work_and_slow_to_shrink(documents: Documents) -> Iterator[str]:
@@ -45,9 +53,9 @@ def rollouts_leave_somebody(documents: Documents) -> Iterator[str]:
     """Without a surge one goes before its successor comes. Where nothing scales, the owner has said how many there
     are (one in overlays/local, which has no room for two). Without drafters only speed is lost."""
     scaled = [d["spec"] for d in documents if d["kind"] == "ScaledObject"]
-    least = {spec["scaleTargetRef"]["name"]: spec["minReplicaCount"] for spec in scaled}
+    least = {_scaled(spec["scaleTargetRef"]): spec["minReplicaCount"] for spec in scaled}
     for workload in roles(documents):
-        if workload.role != "drafter" and not workload.surge and least.get(workload.name, 2) < 2:
+        if workload.role != "drafter" and not workload.surge and least.get(workload.owner, 2) < 2:
             yield f"{workload.name}: a rollout would leave nobody to serve"
 
 

@@ -102,6 +102,19 @@ def test_pods_of_a_group_are_the_deployment_s_and_differ_in_what_a_follower_does
     assert service <= leader.labels.items() and not service <= follower.labels.items()
 
 
+def test_groups_are_scaled_where_autoscaling_and_several_nodes_meet(tmp_path: Path) -> None:
+    """Without the component that joins them, what is scaled is not there."""
+    before = ["gpu-verifier", "multi-gpu-verifier", "autoscaling", "multi-node-verifier"]
+    (tmp_path / "apart").mkdir()
+    apart = compose(tmp_path / "apart", before)
+    assert "Deployment verifier is scaled and is not there" in set(only_one_owner_of_replicas(apart))
+    documents = compose(tmp_path, [*before, "multi-node-autoscaling"])
+    assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+    spec = find(documents, "ScaledObject", "verifier")["spec"]
+    assert spec["scaleTargetRef"]["kind"] == "LeaderWorkerSet" and spec["minReplicaCount"] == 2
+    assert len(spec["triggers"]) == len(find(apart, "ScaledObject", "verifier")["spec"]["triggers"]) == 3
+
+
 def test_a_laptop_of_two_cores_has_room_for_the_local_overlay() -> None:
     """kind's own pods reserve 950m; nothing is fetched, and a rollout needs no more than is there."""
     documents = render(K8S / "overlays/local")

@@ -130,7 +130,7 @@ def test_a_resource_that_is_not_says_so(mutate: Callable[[Document], Any]) -> No
     ],
 )
 def test_a_group_that_is_none_says_so(everything: list[Document], mutate: Callable[[Document], Any]) -> None:
-    (found,) = (document for document in everything if document["kind"] == "LeaderWorkerSet")
+    found, *_ = (document for document in everything if document["kind"] == "LeaderWorkerSet")
     changed = copy.deepcopy(found)
     mutate(changed)
     with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError, KeyError)):

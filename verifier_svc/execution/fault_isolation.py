@@ -50,6 +50,8 @@ LOST_STEPS = 5
 KINDS = ("split", "memory", "session", "device")
 """Faults that are counted: a pass of several sessions that was run again in parts; a pass that lacked memory; a session
 that was ended; a step in which the probe failed."""
+LACKING = ("allocate memory", "out of memory", "Unable to allocate")
+"""What torch's allocators on CPUs and GPUs, and NumPy's, say. Of a worker process's exception only the words arrive."""
 _PASSED_ON = (EngineLost, *CONTROL_FLOW)
 
 
@@ -220,7 +222,9 @@ def _step_failed() -> Unavailable:
 
 
 def _lacks_memory(fault: BaseException) -> bool:
-    return isinstance(fault, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(fault)
+    if isinstance(fault, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(words in str(fault) for words in LACKING)
 
 
 def _blame(fault: BaseException | None) -> SlipstreamError:

@@ -56,7 +56,7 @@ class Adjustments:
             grown = (torch.cat([each, each.new_zeros(max(4, size), each.shape[1])]) for each in self._arrays())
             self.counts, self.prompt, self.bias = grown
             self._free = list(range(size, len(self.counts)))[::-1]
-        place = self._free.pop()
+        place = self._free[-1]
         for array in self._arrays():
             array[place] = 0
         counts = np.bincount(np.array(output, np.int64), minlength=self.counts.shape[1]).astype(np.float32)
@@ -64,7 +64,7 @@ class Adjustments:
         self.prompt[place, torch.tensor(prompt, dtype=torch.int64)] = True
         biased = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
         self.bias[place, biased] = torch.tensor(list(sampling.logit_bias.values()), device=self.bias.device)
-        return place
+        return self._free.pop()
 
     def remove(self, place: int) -> None:
         self._free.append(place)
@@ -94,8 +94,10 @@ class SessionTable:
             size = len(self._columns)
             self._columns = np.concatenate([self._columns, np.zeros(size, COLUMNS)])
             self._free = list(range(size, 2 * size))[::-1]
-        slot = self._slots[name] = self._free.pop()
         adjusted = sampling.penalised or bool(sampling.logit_bias)
+        # Before the name has a slot: it raises where memory is missing, and the slot names the place of whoever had it.
+        place = self.adjustments.add(sampling, tokens[:length], tokens[length:]) if adjusted else NONE
+        slot = self._slots[name] = self._free.pop()
         self._columns[slot] = (
             1.0 if sampling.greedy else sampling.temperature,
             *((0, 1.0, -np.inf) if sampling.greedy else (sampling.top_k, sampling.top_p, log_min_p(sampling))),
@@ -106,7 +108,7 @@ class SessionTable:
             sampling.presence_penalty,
             sampling.frequency_penalty,
             bool(sampling.logit_bias),
-            self.adjustments.add(sampling, tokens[:length], tokens[length:]) if adjusted else NONE,
+            place,
             NONE if parameters.top_logprobs is None else parameters.top_logprobs,
         )
 

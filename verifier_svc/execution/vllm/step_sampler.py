@@ -92,6 +92,7 @@ class StepSampler:
 
     def start_sampling(self, masks: StepMasks | None) -> None:
         self._masks, self._sampled, self.active = masks, SampledStep(), True
+        self._flagged = [], torch.empty(2, 0)  # those of the last step, should this one decide nothing
 
     def take_sampled(self) -> SampledStep:
         """The step's decisions beside its tokens; waits for the device."""

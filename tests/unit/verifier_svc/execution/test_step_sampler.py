@@ -22,6 +22,7 @@ from tests.enumeration import chain
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 from verifier_svc.execution.vllm.messages import EXTRA, SessionParameters, StepMasks, StepProposals
+from verifier_svc.execution.vllm.session_table import SessionTable
 from verifier_svc.execution.vllm.step_sampler import StepSampler
 
 VOCABULARY = 320
@@ -283,6 +284,24 @@ def test_slots_are_used_again_and_grow() -> None:
         worker.sampler.begin([], {each.name for each in requests}, {})
         assert len(worker.sampler._table.adjustments._free) == len(worker.sampler._table.adjustments.counts) == 64
     assert len(worker.sampler._table._columns) == 128
+
+
+def test_a_session_that_cannot_be_added_leaves_the_others_their_own_counts() -> None:
+    """As where the device has no memory for it. It would have had the slot of one whose counts another has now."""
+    table = SessionTable(VOCABULARY, torch.device("cpu"))
+    penalised, plain = (SessionParameters(sampling, 1) for sampling in (SAMPLINGS[4], SAMPLINGS[0]))
+    table.add("gone", penalised, [1, 2])
+    table.add("gone too", plain, [1, 2])
+    table.remove("gone")
+    table.remove("gone too")
+    table.add("a", penalised, [1, 2, 2])
+    with pytest.raises(IndexError):
+        table.add("failing", penalised, [VOCABULARY])
+    table.remove("failing")
+    table.add("b", penalised, [1, 3])
+    places = table.sessions(["a", "b"], 2)["adjustment"].tolist()
+    assert table.adjustments.counts[places][:, 1:4].tolist() == [[0.0, 2.0, 0.0], [0.0, 0.0, 1.0]]
+    assert sorted([*places, *table.adjustments._free]) == list(range(len(table.adjustments.counts)))
 
 
 FEATURES = {
