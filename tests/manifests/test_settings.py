@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.manifests.policies import POLICIES
-from tests.manifests.rendering import K8S, Documents, containers, find, render, roles
+from tests.manifests.rendering import K8S, Documents, containers, find, render, roles, workloads
 
 GIVEN = {
     "registry": "registry.example:5000/team/x",
@@ -146,3 +146,10 @@ def test_stores_have_passwords_and_pods_policies_everywhere_but_on_a_laptop() ->
         args = [d["spec"]["template"]["spec"]["containers"][0]["args"] for d in stores]
         secured = all("--requirepass" in given for given in args)
         assert (policed, secured) == ((False, False) if path.name == "local" else (True, True)), path.name
+
+
+def test_every_pod_pulls_with_the_secret_of_the_registry(tmp_path: Path) -> None:
+    documents = settled(tmp_path, "production", "pull-secret")
+    accounts = {d["metadata"]["name"]: d.get("imagePullSecrets") for d in documents if d["kind"] == "ServiceAccount"}
+    for workload in workloads(documents):
+        assert accounts[workload.spec["serviceAccountName"]] == [{"name": "registry"}]
