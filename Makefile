@@ -79,9 +79,16 @@ ENGINE ?= docker
 VERSION ?= 0.1.0
 REGISTRY ?= slipstream
 BUILD ?=
-images: ## Build the three roles' container images (ENGINE=docker|podman, REGISTRY, VERSION)
-	for role in gateway drafter verifier; do \
-		$(ENGINE) build $(BUILD) --target $$role -t $(REGISTRY)/$$role:$(VERSION) -f docker/Dockerfile . || exit 1; \
+CUDA ?=
+PUSH ?=
+images: ## Build the three roles' container images (ENGINE=docker|podman, REGISTRY, VERSION, CUDA=cu130, PUSH=1)
+	set -e; for role in gateway drafter verifier; do \
+		image=$(REGISTRY)/$$role:$(VERSION); args="$(BUILD)"; \
+		if test -n "$(CUDA)" && test $$role != gateway; then \
+			image=$$image-cuda; args="$$args --build-arg TORCH_INDEX=https://download.pytorch.org/whl/$(CUDA)"; \
+		fi; \
+		$(ENGINE) build $$args --target $$role -t $$image -f docker/Dockerfile .; \
+		test -z "$(PUSH)" || $(ENGINE) push $$image; \
 	done
 
 chart: setup ## Make the Helm chart of k8s/ in .cache/chart, checked and packed

@@ -75,17 +75,23 @@ SPAN_BYTES = 2048
 """Assumed, as are the next three; docs/tracing.md says the same."""
 SESSIONS, STEPS_A_S, SPANS_OF_A_REQUEST = 32, 50, 500
 """Of a busy verifier."""
+SPANS_OF_A_ROUND = {"notable": 0.2, "all": 4.0}
+"""By SLIPSTREAM_TRACE_ROUNDS: 100 spans in 500 rounds; verify, round, commit and draft."""
 
 
-def test_collector_and_jaeger_hold_what_production_sends() -> None:
+@pytest.mark.parametrize("rounds", ["notable", "all"])
+def test_collector_and_jaeger_hold_what_production_sends(rounds: str) -> None:
+    """Of the sampled share with all rounds; and of every request, since clients may ask, with notable ones."""
     documents = render(PRODUCTION)
     (gateway,) = (workload for workload in roles(documents) if workload.role == "gateway")
-    share = float(environment(gateway.spec["containers"][0], documents)["OTEL_TRACES_SAMPLER_ARG"])
+    values = environment(gateway.spec["containers"][0], documents)
+    assert values["OTEL_TRACES_SAMPLER"] == "parentbased_traceidratio" and "SLIPSTREAM_TRACE_ROUNDS" not in values
+    share = 1.0 if rounds == "notable" else float(values["OTEL_TRACES_SAMPLER_ARG"])
     verifiers = find(documents, "ScaledObject", "verifier")["spec"]["maxReplicaCount"]
     collector = yaml.safe_load((DEPLOY / "otel/collector.yaml").read_text())["processors"]
     tail, room = collector["tail_sampling"], collector["memory_limiter"]["limit_percentage"] / 100
     held_s = float(tail["decision_wait"].removesuffix("s"))
-    spans = 1 + 4 * SESSIONS  # of a step: itself; verify, round, commit and draft of each session
+    spans = 1 + SPANS_OF_A_ROUND[rounds] * SESSIONS  # of a step, itself one
     assert 2 * spans * STEPS_A_S * share * verifiers * held_s * SPAN_BYTES < room * memory(documents, "otel-collector")
     steps = STEPS_A_S * (1 - (1 - share) ** SESSIONS) * verifiers
     assert 2 * steps * held_s < tail["num_traces"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -93,3 +94,21 @@ def test_every_command_that_needs_a_cluster_is_marked_as_not_run() -> None:
     ]
     assert len(needing) > 15
     assert [line for line in needing if "# not run" not in line] == []
+
+
+def test_make_builds_and_pushes_the_images_that_overlays_for_gpus_pull(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^(make images .*? CUDA=\S+ PUSH=1)", TEXT, re.MULTILINE)
+    done = subprocess.run([*command.split(), "-s", "ENGINE=echo"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = re.findall(r"^build(.*?) --target \w+ -t (\S+)", done.stdout, re.MULTILINE)
+    built = {image: arguments for arguments, image in lines}
+    pushed = re.findall(r"^push (\S+)$", done.stdout, re.MULTILINE)
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [{os.path.relpath(K8S, tmp_path)}/overlays/standalone]\n"
+        f"transformers: [{os.path.relpath(K8S, tmp_path)}/settings]\n"
+        "configMapGenerator: [{name: settings, behavior: merge, literals: [registry=registry.example/slipstream]}]\n"
+    )
+    pulled = {container["image"] for workload in roles(render(tmp_path)) for container in workload.containers}
+    assert pulled == set(built) == set(pushed)
+    assert {image for image, arguments in built.items() if "whl/cu130" in arguments} == {
+        image for image in built if image.endswith("-cuda")
+    }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.manifests.policies import POLICIES
-from tests.manifests.rendering import K8S, Documents, containers, find, render, roles
+from tests.manifests.rendering import K8S, Documents, containers, find, render, roles, workloads
 
 GIVEN = {
     "registry": "registry.example:5000/team/x",
@@ -91,14 +91,21 @@ def test_roles_are_scheduled_by_pools_that_two_settings_name(tmp_path: Path) -> 
         assert "nodeSelector" not in spec
 
 
-def test_groups_of_several_nodes_take_their_image_and_pool_from_the_settings(tmp_path: Path) -> None:
-    group = find(
-        settled(tmp_path, "gpu", "multi-gpu-verifier multi-node-verifier"), "LeaderWorkerSet", "verifier-group"
-    )
+@pytest.mark.parametrize("overlay", ["gpu", "production"])  # fetched by each pod, and to a shared volume
+def test_groups_of_several_nodes_take_settings_and_models_as_a_deployment_does(tmp_path: Path, overlay: str) -> None:
+    documents = settled(tmp_path, overlay, "multi-gpu-verifier multi-node-verifier")
+    group = find(documents, "LeaderWorkerSet", "verifier-group")
+    (models,) = (d["metadata"]["name"] for d in documents if d["metadata"]["name"].startswith("models-"))
     for each in ("leaderTemplate", "workerTemplate"):
         spec = group["spec"]["leaderWorkerTemplate"][each]["spec"]
         assert spec["containers"][0]["image"] == f"{GIVEN['registry']}/verifier-vllm:0.1.0"
         assert '"key": "cloud.google.com/gke-nodepool", "operator": "In", "values": ["h100"]' in json.dumps(spec)
+        assert set(re.findall(r'"configMapKeyRef": {[^}]*"name": "([\w-]+)"', json.dumps(spec))) == {models}
+        for fetch in spec.get("initContainers", []):
+            values = {entry["name"]: entry.get("value") for entry in fetch["env"]}
+            assert (values["HF_ENDPOINT"], values["HTTPS_PROXY"]) == (GIVEN["hub"], GIVEN["proxy"])
+            assert fetch["image"] == f"{GIVEN['registry']}/gateway:0.1.0"
+        assert len(spec.get("initContainers", [])) == {"gpu": 1, "production": 0}[overlay]
 
 
 def test_models_are_of_a_revision_wherever_they_are_named(tmp_path: Path) -> None:
@@ -146,3 +153,28 @@ def test_stores_have_passwords_and_pods_policies_everywhere_but_on_a_laptop() ->
         args = [d["spec"]["template"]["spec"]["containers"][0]["args"] for d in stores]
         secured = all("--requirepass" in given for given in args)
         assert (policed, secured) == ((False, False) if path.name == "local" else (True, True)), path.name
+
+
+def test_every_pod_pulls_with_the_secret_of_the_registry(tmp_path: Path) -> None:
+    documents = settled(tmp_path, "production", "pull-secret")
+    accounts = {d["metadata"]["name"]: d.get("imagePullSecrets") for d in documents if d["kind"] == "ServiceAccount"}
+    for workload in workloads(documents):
+        assert accounts[workload.spec["serviceAccountName"]] == [{"name": "registry"}]
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "standalone"])
+def test_an_overlay_can_be_scaled_that_was_not(tmp_path: Path, overlay: str) -> None:
+    documents = settled(
+        tmp_path, overlay, "autoscaling monitoring pdb" if overlay == "gpu" else "autoscaling monitoring"
+    )
+    assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+
+
+@pytest.mark.parametrize("models", ["model-cache", "model-images"])
+def test_an_overlay_s_copy_may_have_its_models_by_another_way(tmp_path: Path, models: str) -> None:
+    """As docs/deployment.md says: a component that an overlay has is exchanged in a copy of its list."""
+    text = (K8S / "overlays" / "standalone" / "kustomization.yaml").read_text()
+    copy = text.replace("components/model-init", f"components/{models}")
+    assert copy != text
+    (tmp_path / "kustomization.yaml").write_text(copy.replace("../../", f"{os.path.relpath(K8S, tmp_path)}/"))
+    assert [sentence for policy in POLICIES for sentence in policy(render(tmp_path))] == []
