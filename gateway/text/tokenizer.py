@@ -24,6 +24,9 @@ from slipstream.v1 import gateway_pb2, types_pb2
 THREAD_FROM_CHARACTERS = 2048
 """Shorter texts are encoded in less time than a thread costs."""
 
+DEVELOPER = "developer"
+"""Role that newer clients give the system's messages; templates that do not know it would leave such messages out."""
+
 
 class Tokenizer:
     def __init__(self, encoder: Encoder, max_bytes: int, chat_template: ChatTemplateSource | None = None) -> None:
@@ -104,6 +107,8 @@ class Tokenizer:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
     ) -> list[int]:
         source = self.chat_template.source(tools=bool(tools))
+        if DEVELOPER not in source:
+            messages = [dict(each) | {"role": "system"} if each.get("role") == DEVELOPER else each for each in messages]
         if source not in self._control:
             self._control[source] = ControlTokens(self._encoder, source)
         try:

@@ -285,6 +285,8 @@ async def test_other_origins_are_closed_unless_the_operator_opens_them(setting: 
     opened = await web(setting, stack, setting.verifier(), http_origins=("https://page.example",))
     answer = await opened.client.options("/v1/completions", headers=asked)
     assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    told = await opened.client.get("/health", headers={"origin": "https://page.example"})
+    assert "x-request-id" in told.headers["access-control-expose-headers"]
     other = await opened.client.options("/v1/completions", headers=asked | {"origin": "https://other.example"})
     assert "access-control-allow-origin" not in other.headers
 
