@@ -57,7 +57,8 @@ class Entry:
         answer = _Answering(send, scope, _request_id(context))
         try:
             if self._hosts is not None:
-                self._hosts.check(context.header("host"))
+                for host in (value for name, value in context.headers if name == "host"):
+                    self._hosts.check(host)
             if self._keys is not None and not _is_open(scope["path"]):
                 await self._keys.authenticate(context)
             body = _replay(await self._bodies.read(scope, context.header("content-length"), receive), receive)
