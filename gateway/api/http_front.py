@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,13 +13,16 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.api.anthropic import messages
 from gateway.api.http import operations
+from gateway.api.http.body import BodyLimits
 from gateway.api.http.dependencies import HttpDependencies
-from gateway.api.http.entry import Application, Entry, EntryLimits
+from gateway.api.http.entry import REQUEST_ID, Application, Entry
 from gateway.api.http.errors import MethodNotAllowed, http_error
+from gateway.api.http.hosts import local_hosts
 from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
 from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
+from slipstream.client.completion import TRACE_ID
 from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
 from slipstream.rpc.tls import Certificates
 from slipstream.version import running_version
@@ -29,6 +33,8 @@ BESIDES_BYTES = 1 << 20
 """Bytes of a body for everything that is neither prompt nor prediction."""
 CONNECTIONS_A_SESSION = 4
 SPARE_CONNECTIONS = 256
+_KIND = re.compile(r"(str|int|float|bool|(list|dict|function-[a-z]+|constrained-[a-z]+|literal|nullable)\[.*\])")
+"""Names by which pydantic tells the kinds of one field apart."""
 _ROUTES = (
     operations.routes,
     completions.routes,
@@ -67,9 +73,12 @@ def application(parts: HttpDependencies, keys: ApiKeys | None) -> Application:
     app.add_exception_handler(SlipstreamError, _failed)
     config = parts.config
     most = BODY_FACTOR * 2 * config.max_prompt_bytes + BESIDES_BYTES
-    entry: Application = Entry(app, keys, EntryLimits(body_bytes=most, idle_s=config.http_idle_s))
+    limits = BodyLimits(bytes=most, values=config.max_prompt_bytes, idle_s=config.http_idle_s)
+    hosts = local_hosts(config.http, config.http_origins) if keys is None else None
+    entry: Application = Entry(app, keys, limits, hosts)
     if config.http_origins:  # around the entry: browsers ask without a key whether they may ask
         allowed: Any = {"allow_origins": config.http_origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+        allowed["expose_headers"] = [REQUEST_ID, "retry-after", "retry-after-ms", TRACE_ID]
         entry = CORSMiddleware(entry, **allowed)
     return entry
 
@@ -77,8 +86,11 @@ def application(parts: HttpDependencies, keys: ApiKeys | None) -> Application:
 async def _invalid(request: Request, error: Exception) -> Response:
     """The first fault of a body, without its value."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    fields = [str(part) for part in first["loc"][1:]]
+    faults = error.errors()
+    # Of a field that may be of several kinds: the fault of the kind that the value was nearest to.
+    field = faults[0]["loc"][:2]
+    first = max((each for each in faults if each["loc"][:2] == field), key=lambda each: len(each["loc"]))
+    fields = [str(part) for part in first["loc"][1:] if not _KIND.fullmatch(str(part))]
     if not fields:
         return _response(request, InvalidArgument("Send a JSON object, with content-type: application/json."))
     return _response(request, InvalidArgument(f"{'.'.join(fields)}: {first['msg']}."), fields[0])

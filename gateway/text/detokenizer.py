@@ -55,7 +55,8 @@ class TokenDecoder:
         return None if word is None or word in self._special else word
 
     def whole(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        # A batch of one: unlike `decode`, it leaves Python's lock to other threads.
+        text: str = self._tokenizer.decode_batch([list(tokens)], skip_special_tokens=True)[0]
         return text
 
     def text_of(self, token: int) -> gateway_pb2.TokenText:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Encoder
 
 from gateway.text.chat_template import ChatTemplate, Message
@@ -22,6 +23,9 @@ from slipstream.v1 import gateway_pb2, types_pb2
 
 THREAD_FROM_CHARACTERS = 2048
 """Shorter texts are encoded in less time than a thread costs."""
+
+DEVELOPER = "developer"
+"""Role that newer clients give the system's messages; templates that do not know it would leave such messages out."""
 
 
 class Tokenizer:
@@ -48,7 +52,8 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation in the chat template, up to where the model answers. Control tokens in the
-        conversation are text. Raises what `ControlTokens.mark` and `ChatTemplate.render` raise."""
+        conversation are text. Raises what `ControlTokens.mark` and `ChatTemplate.render` raise, and InvalidArgument for
+        what is nested too deeply."""
         return await asyncio.to_thread(self._encode_chat, messages, tools, variables or {})
 
     async def encode_middle(self, text: str) -> list[int]:
@@ -102,9 +107,16 @@ class Tokenizer:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
     ) -> list[int]:
         source = self.chat_template.source(tools=bool(tools))
+        if DEVELOPER not in source:
+            messages = [dict(each) | {"role": "system"} if each.get("role") == DEVELOPER else each for each in messages]
         if source not in self._control:
             self._control[source] = ControlTokens(self._encoder, source)
-        mark, messages, tools, variables = self._control[source].mark(messages, tools, variables)
+        try:
+            mark, messages, tools, variables = self._control[source].mark(messages, tools, variables)
+        except RecursionError as error:
+            raise InvalidArgument(
+                "The conversation, its tools or the template's variables are nested too deeply.", reason="TOO_DEEP"
+            ) from error
         first, *others = self.chat_template.render(messages, tools, variables).split(mark)
         tokens = self._encode(first, special=False)  # the template writes special tokens
         for text in others:
@@ -112,8 +124,15 @@ class Tokenizer:
         return tokens
 
     def _encode(self, text: str, special: bool = True) -> list[int]:
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=special).ids
-        return ids
+        if len(text) < THREAD_FROM_CHARACTERS:
+            return _ids(self._encoder.encode(text, add_special_tokens=special))
+        # `encode` keeps Python's lock: other threads, and so all streams, would wait. Encoding a batch does not.
+        return _ids(self._encoder.encode_batch([text], add_special_tokens=special)[0])
 
     def _joined(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self.shown(token).bytes for token in tokens)
+
+
+def _ids(encoding: Encoding) -> list[int]:
+    ids: list[int] = encoding.ids
+    return ids

@@ -148,6 +148,7 @@ async def test_errors_have_anthropics_body(place: Place) -> None:
     await place.start()
     with pytest.raises(anthropic.NotFoundError) as missing:
         await place.client.messages.create(model="other", max_tokens=5, messages=MESSAGES)
+    assert missing.value.request_id == missing.value.response.headers["x-request-id"]
     assert missing.value.body == {
         "type": "error",
         "error": {"type": "not_found_error", "message": "There is no model 'other'; choose one of toy."},

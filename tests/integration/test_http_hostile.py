@@ -188,14 +188,18 @@ async def test_slow_and_endless_headers_and_slow_bodies_end_the_connection(
     assert await raw(served, POST) == b""
     assert await raw(served, b"\r\n") == b""
     assert await raw(served, POST + b"x: " + b"y" * 200_000) == b""
-    assert (await raw(served, POST + b"content-length: 10\r\n\r\n{")).startswith(b"HTTP/1.1 408 ")
+    for _ in range(20):  # headers that a busy machine brings too late end the connection too
+        answer = await raw(served, POST + b"content-length: 10\r\n\r\n{")
+        if answer:
+            break
+    assert answer.startswith(b"HTTP/1.1 408 ")
 
 
 async def test_a_client_that_reads_nothing_is_left_and_its_session_freed(
     setting: Setting, stack: AsyncExitStack
 ) -> None:
     verifier = setting.verifier([65] * 150, per_round=1, limit=140)  # no session ends by itself
-    served = await web(setting, stack, verifier, http_idle_s=0.5)
+    served = await web(setting, stack, verifier, http_idle_s=1.0)
     # The prompt comes back with every chunk: more in all than the buffers of both ends hold.
     body = b'{"prompt": "' + b"x" * 40 + b'", "n": 100, "stream": true, "max_tokens": 150, "return_token_ids": true}'
     host, _, port = served.url.removeprefix("http://").rpartition(":")
@@ -285,6 +289,8 @@ async def test_other_origins_are_closed_unless_the_operator_opens_them(setting: 
     opened = await web(setting, stack, setting.verifier(), http_origins=("https://page.example",))
     answer = await opened.client.options("/v1/completions", headers=asked)
     assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    told = await opened.client.get("/health", headers={"origin": "https://page.example"})
+    assert "x-request-id" in told.headers["access-control-expose-headers"]
     other = await opened.client.options("/v1/completions", headers=asked | {"origin": "https://other.example"})
     assert "access-control-allow-origin" not in other.headers
 

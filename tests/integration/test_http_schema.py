@@ -10,6 +10,7 @@ import json
 import random
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,27 @@ async def test_no_mutant_of_a_whole_request_is_the_servers_fault(setting: Settin
     assert statuses[400] > MUTANTS // 4
 
 
+async def send_bytes(url: str, sent: bytes) -> bytes:
+    """The first bytes of the answer; none where the connection is ended without one."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(sent)
+        async with asyncio.timeout(60):
+            return await reader.read(100)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def is_served(url: str, request: bytes) -> bool:
+    for _ in range(20):  # a request that a busy machine brings too late has no answer
+        if answer := await send_bytes(url, request):
+            return answer.startswith(b"HTTP/1.1 200 ")
+    return False
+
+
 async def test_no_bytes_on_a_connection_end_the_gateway(setting: Setting) -> None:
     chance = random.Random(18)
     body = json.dumps(WHOLE["/v1/completions"]).encode()
@@ -173,20 +195,8 @@ async def test_no_bytes_on_a_connection_end_the_gateway(setting: Setting) -> Non
     whole += b"content-length: %d\r\n\r\n" % len(body) + body
     async with AsyncExitStack() as stack:
         served = await web(setting, stack, setting.verifier(), http_idle_s=0.5)
-        host, _, port = served.url.removeprefix("http://").rpartition(":")
-
-        async def send(sent: bytes) -> bytes:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            try:
-                writer.write(sent)
-                async with asyncio.timeout(60):
-                    return await reader.read(100)
-            except ConnectionError:
-                return b""
-            finally:
-                writer.close()
-
-        assert (await send(whole)).startswith(b"HTTP/1.1 200 ")
+        send = partial(send_bytes, served.url)
+        assert await is_served(served.url, whole)
         garbled = []
         for _ in range(200):
             sent = bytearray(whole)
@@ -197,4 +207,4 @@ async def test_no_bytes_on_a_connection_end_the_gateway(setting: Setting) -> Non
         for begin in range(0, len(garbled), 20):
             for answer in await asyncio.gather(*map(send, garbled[begin : begin + 20])):
                 assert answer == b"" or answer.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4")), answer[:200]
-        assert (await send(whole)).startswith(b"HTTP/1.1 200 ")
+        assert await is_served(served.url, whole)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.api.openai.chat import MAX_TOOLS
-from gateway.api.openai.fields import Fields, SamplingFields, SpeculationField, Strings
+from gateway.api.openai.fields import Fields, RequestFields, SamplingFields, SpeculationField, Strings
 from gateway.requests.chat import MAX_MESSAGES
 from gateway.text.tool_calls import ANY
 from slipstream.errors import InvalidArgument
@@ -60,7 +60,7 @@ class ToolChoice(Fields):
     """Name of the tool to call."""
 
 
-class CountRequest(Fields):
+class CountRequest(RequestFields):
     model: str = ""
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     system: Content | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.api.anthropic.fields import CountRequest, MessageRequest
+from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.errors import ANTHROPIC
@@ -24,7 +25,7 @@ PREFIX = "msg_"
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
-    router = APIRouter(tags=[ANTHROPIC])
+    router = APIRouter(tags=[ANTHROPIC], route_class=BodyRoute)
 
     @router.post("/v1/messages")
     async def create(asked: MessageRequest, request: Request) -> Answer:

@@ -7,6 +7,7 @@ To add a route, write a module such as `gateway/api/lines.py`, or beside the pro
 
     from fastapi import APIRouter, Request
 
+    from gateway.api.http.body import BodyRoute
     from gateway.api.http.dependencies import HttpDependencies
     from gateway.api.http.entry import context_of
     from gateway.api.http.reply import Answer, Reply
@@ -18,7 +19,7 @@ To add a route, write a module such as `gateway/api/lines.py`, or beside the pro
         prompt: str
 
     def routes(parts: HttpDependencies) -> APIRouter:
-        router = APIRouter(tags=["Slipstream"])
+        router = APIRouter(tags=["Slipstream"], route_class=BodyRoute)
 
         @router.post("/v1/lines", summary="Streams the continuation of a prompt.")
         async def lines(asked: LinesRequest, request: Request) -> Answer:

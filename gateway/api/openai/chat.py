@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from gateway.api.http.body import BodyRoute
 from gateway.api.http.choices import Choice, last_position, wants_ids
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
@@ -79,12 +80,14 @@ class ChatFields(SamplingFields):
 
 
 class FunctionField(Fields):
+    model_config = ConfigDict(extra="allow")  # templates may read more of a tool
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class ToolField(Fields):
+    model_config = ConfigDict(extra="allow")
     type: Literal["function"]
     function: FunctionField
 
@@ -108,7 +111,7 @@ class ChatRequest(ChatFields):
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 
     @router.post("/v1/chat/completions")
     async def chat(asked: ChatRequest, request: Request) -> Answer:

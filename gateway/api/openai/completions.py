@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from gateway.api.http.body import BodyRoute
 from gateway.api.http.choices import MOST_CHOICES, Choice, last_position, wants_ids
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
@@ -45,7 +46,7 @@ class CompletionRequest(SamplingFields):
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 
     @router.post("/v1/completions")
     async def complete(asked: CompletionRequest, request: Request) -> Answer:

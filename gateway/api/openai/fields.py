@@ -33,7 +33,13 @@ Strings = Annotated[list[str], Field(fail_fast=True)]
 
 
 class Fields(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class RequestFields(Fields):
+    """A whole request, which keeps what is unknown until `log_unknown` forgets it."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class StreamOptions(Fields):
@@ -90,7 +96,7 @@ class StructuredOutputs(Fields):
     json_object: bool | None = None
 
 
-class SamplingFields(Fields):
+class SamplingFields(RequestFields):
     """What a request may say about its output, besides the prompt."""
 
     model: str = ""
@@ -214,12 +220,14 @@ class SamplingFields(Fields):
         return found[0] if found else None
 
 
-def log_unknown(fields: Fields) -> None:
-    """Log, once for each, the names of fields that this server does not know."""
-    for name in fields.model_extra or ():
+def log_unknown(fields: RequestFields) -> None:
+    """Log, once for each, the names of fields that this server does not know; forget their values."""
+    unknown = fields.model_extra or {}
+    for name in unknown:
         if name not in _LOGGED and len(_LOGGED) < _MOST_LOGGED and _NAME.fullmatch(name):
             _LOGGED.add(name)
             log.info("requests have a field that is unknown here and ignored: %s", name)
+    unknown.clear()
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

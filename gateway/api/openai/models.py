@@ -6,15 +6,16 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.openai.chat import ChatMessage
-from gateway.api.openai.fields import Fields, TokenIds, log_unknown
+from gateway.api.openai.fields import RequestFields, TokenIds, log_unknown
 from gateway.requests.validation import check_name
 from slipstream.errors import InvalidArgument
 from slipstream.v1 import types_pb2
 
 
-class TokenizeRequest(Fields):
+class TokenizeRequest(RequestFields):
     model: str = ""
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -22,13 +23,13 @@ class TokenizeRequest(Fields):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(Fields):
+class DetokenizeRequest(RequestFields):
     model: str = ""
     tokens: TokenIds
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import Field, TypeAdapter
 
+from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.errors import FieldNotFound
@@ -42,7 +43,7 @@ Name = Annotated[str, Field(pattern=RESPONSE_ID)]
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
     running: set[asyncio.Task[None]] = set()
     """Sessions in the background."""
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -59,3 +63,25 @@ async def test_a_part_of_a_text_is_only_what_was_written(family: str, text: str)
     whole = await told.encode(text)
     assert [told.shown(token).text for token in (whole[0], whole[-1])] == ["<s>", "</s>"]
     assert all(told.shown(token).bytes for token in part)  # a special token has none
+
+
+async def longest_gap(work: Awaitable[Any]) -> tuple[float, float]:
+    """Seconds that `work` took, and the longest of them in which the event loop did nothing else."""
+    began = last = time.monotonic()
+    task, gap = asyncio.ensure_future(work), 0.0
+    while not task.done():
+        await asyncio.sleep(0)
+        now = time.monotonic()
+        last, gap = now, max(gap, now - last)
+    await task
+    return last - began, gap
+
+
+async def test_a_long_text_leaves_the_event_loop_to_other_requests() -> None:
+    encoder = byte_level(False)
+    told, text = Tokenizer(encoder, 10_000_000), "foo bar, " * 100_000
+    total, gap = await longest_gap(told.encode(text))
+    assert gap < total / 2
+    tokens = await told.encode(text)
+    assert tokens == encoder.encode(text).ids
+    assert await told.decode(tokens) == text
