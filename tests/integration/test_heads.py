@@ -156,6 +156,21 @@ async def test_drawn_tokens_are_distributed_as_the_target_says(kind: str, tmp_pa
     assert abs(leaning.deviations) < MOST_DEVIATIONS
 
 
+async def test_the_lossy_rule_takes_trees_of_several_drafters_that_nobody_trusts(
+    target: Path, heads: dict[str, str]
+) -> None:
+    """It needs no distributions, as `rejection` does."""
+    entries = heads["eagle-3"], heads["medusa"], "lookahead"
+    options = options_of(target, entries[0], local_drafters=entries, min_head_accuracy=0.0)
+    lossy = SamplingParams(temperature=1.0, seed=11, acceptance="typical")
+    names = [name for entry in entries for name in address_of(entry)]
+    engine = open_engine(str(target), "float32", 4096)
+    async with verifier(engine, **options) as server, gateway(server.address) as client:
+        decoded = await decode_all(client, lossy, short=False, drafters=names)
+    assert all(len(each.token_ids) == TOKENS for each in decoded)
+    assert sum(each.accepted for each in decoded) > 0.1 * sum(len(each.rounds) for each in decoded)
+
+
 async def test_the_second_session_of_a_prompt_takes_the_drafts_rows_of_the_first(
     target: Path, heads: dict[str, str]
 ) -> None:
