@@ -24,7 +24,13 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.tokenizer.vocabulary import check_folder, model_folder, share_vocabulary, shipped_model, template_warning
+from slipstream.tokenizer.vocabulary import (
+    check_folder,
+    model_folder,
+    share_vocabulary,
+    shipped_model,
+    template_warning,
+)
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -511,5 +517,7 @@ def _model_of(kind: str, own: str, target: str, draft: str) -> str:
     if draft:
         return draft
     if METHODS[kind].needs_hidden_states and target and Path(target).resolve() != Path(shipped_model("target")):
-        raise InvalidArgument(f"the heads of {kind} belong to one target; name those of {target}: --drafter {kind}=FOLDER.")
+        raise InvalidArgument(
+            f"the heads of {kind} belong to one target; name those of {target}: --drafter {kind}=FOLDER."
+        )
     return shipped_model("draft" if kind == "model" else kind)

@@ -21,7 +21,9 @@ def test_a_method_s_own_folder_goes_before_the_common_one_and_that_before_the_sh
 
 
 @pytest.mark.parametrize("target", ["", shipped_model("target")])
-def test_the_shipped_heads_are_the_shipped_target_s(target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_shipped_heads_are_the_shipped_target_s(
+    target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("target", "draft", "eagle"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr("slipstream.tokenizer.vocabulary.SHIPPED", tmp_path)
