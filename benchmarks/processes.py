@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.cli.serve import Fleet, Role, default_threads
+from slipstream.proposers.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "models"
@@ -45,7 +46,8 @@ async def serving(
     target: str, draft: str, dtype: str = "auto", kinds: Sequence[str] = ("model",), engine: str = "embedded"
 ) -> AsyncIterator[str]:
     """The gateway's address while verifier, drafter and gateway run as processes of their own."""
-    fleet = Fleet(target, draft, kinds, dtype, default_threads(), engine=engine)
+    drafters = {kind: draft if METHODS[kind].needs_model else "" for kind in kinds}
+    fleet = Fleet(target, drafters, dtype, default_threads(), engine=engine)
     try:
         yield await fleet.start("127.0.0.1:0", "memory")
     finally:

@@ -169,7 +169,7 @@ class DraftScheduler:
         sessions = [session for session in self._subscribers if session.no_room_at != self._changes]
         sessions.sort(key=lambda session: (session.pending > ROUND, session.tree.node_count))
         frontiers = [session.frontier(self._expand) for session in sessions]
-        competing = [session.sampling.coupled for session in sessions]
+        competing = [not session.sampling.drawn for session in sessions]
         others = [
             (session.tree.root.path_log_prob - node.path_log_prob, number)
             for number, (session, starts) in enumerate(zip(sessions, frontiers, strict=True))

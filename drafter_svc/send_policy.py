@@ -28,7 +28,7 @@ TOGETHER_S = 0.004
 def join(session: DraftSession, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
     """Adds what was proposed to the session's tree. `places`: the root that it was proposed for, then the nodes of its
     context."""
-    if session.sampling.coupled:
+    if not session.sampling.drawn:
         _join_ranked(session, places, proposed)
     else:
         _join_drawn(session, places, proposed)

@@ -148,7 +148,7 @@ class VerifierStream:
 
     def _session(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> DraftSession:
         sampling = proto_conversion.sampling_from_proto(request.sampling)
-        if not sampling.coupled and not self._limits.gives_distribution:
+        if sampling.drawn and not self._limits.gives_distribution:
             raise FailedPrecondition(
                 f"drafter {self._limits.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
                 "use the coupled rule, which accepts as much of its proposals.",

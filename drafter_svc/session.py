@@ -134,7 +134,7 @@ class DraftSession:
             cache_salt=self.cache_salt,
             prediction=self.prediction,
             structured_output=self.structure,
-            noise_stream=0 if self.sampling.coupled else self.stream,
+            noise_stream=self.stream if self.sampling.drawn else 0,
             noise_nodes=[node.number for node in expand],
         )
 

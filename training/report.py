@@ -14,6 +14,8 @@ from training.trainer import Position
 
 LEAST_ACCURACY = 0.3
 """Share of first candidates that must be right: a verifier warns of a head with less."""
+LEAST_PLACES = 400
+"""Places that a verdict needs: of fewer, a few texts decide."""
 LEAST_GAIN = 1.1
 """Predicted tokens/s, over those without a drafter."""
 WIDTH, HEIGHT = 560, 220
@@ -42,10 +44,16 @@ class Report:
 
     @property
     def ships(self) -> bool:
-        return self.whole.by_depth[0] >= LEAST_ACCURACY and self.best[1] >= LEAST_GAIN
+        known = self.whole.roots >= LEAST_PLACES
+        return known and self.whole.by_depth[0] >= LEAST_ACCURACY and self.best[1] >= LEAST_GAIN
 
     @property
     def verdict(self) -> str:
+        if self.whole.roots < LEAST_PLACES:
+            return (
+                f"Do not ship it: only {self.whole.roots} places were measured, and {LEAST_PLACES} are wanted. Give "
+                "more held-out texts or held_out_answers; greedy texts that loop do not count."
+            )
         size, gain = self.best
         first = self.whole.by_depth[0]
         figures = (

@@ -21,6 +21,8 @@ from training.target import Target
 MOST_OWN, MOST_EPOCHS = 0.5, 4
 """Share of rows of the target's own texts where others were given, and how often the same ones are learned then."""
 MOST_WORKLOADS = 6
+ATTEMPTS = 10
+"""Times that answers to measure on are asked for, where most of them loop."""
 BATCH = 32
 """Answers that are written at once."""
 
@@ -174,9 +176,7 @@ class SampleMaker:
             looping = stored["looping"]
         else:
             own = self._answers(train, request.answers, request.temperature)
-            written = self._answers(held_out, request.held_out_answers, 0.0)
-            measured = [each for each in written if distinct_share(each.tokens[each.first :]) >= DISTINCT]
-            looping = len(written) - len(measured)
+            measured, looping = self._measured(held_out)
             if not measured:
                 raise FailedPrecondition("every greedy answer of the target loops; nothing can be measured on them.")
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -202,11 +202,27 @@ class SampleMaker:
         tokens = prompt + self._target.encode(text.text) + self._target.end
         return _cut(Sample(tokens, max(1, len(prompt)), text.workload), self._request.window)
 
-    def _answers(self, texts: Sequence[SourceText], count: int, temperature: float) -> list[Sample]:
-        """Up to `count`: to each prompt once, and to pieces of texts at places that the seed decides."""
-        chance, size = random.Random(self._request.seed), self._request.prompt_tokens
+    def _measured(self, texts: Sequence[SourceText]) -> tuple[list[Sample], int]:
+        """Greedy answers that do not loop, and how many did. Small targets mostly do: it asks again elsewhere until
+        there are enough to measure on, or no more come, or ATTEMPTS are used."""
+        wanted, looping = self._request.held_out_answers, 0
+        measured: list[Sample] = []
+        for attempt in range(ATTEMPTS):
+            written = self._answers(texts, wanted, 0.0, attempt)
+            found = [each for each in written if distinct_share(each.tokens[each.first :]) >= DISTINCT]
+            looping += len(written) - len(found)
+            measured += found
+            if not written or len(measured) >= wanted:
+                break
+        return measured[:wanted], looping
+
+    def _answers(self, texts: Sequence[SourceText], count: int, temperature: float, attempt: int = 0) -> list[Sample]:
+        """Up to `count`: to each prompt once in all attempts, and to pieces of texts at places that the seed and the
+        attempt decide."""
+        chance, size = random.Random(self._request.seed + attempt), self._request.prompt_tokens
         asked = [text for text in texts if text.prompt or text.messages]
-        prompts = [(self._target.prompt(text.prompt, text.messages), text.workload) for text in asked[:count]]
+        asked = asked[attempt * count : (attempt + 1) * count]
+        prompts = [(self._target.prompt(text.prompt, text.messages), text.workload) for text in asked]
         plain = [text for text in texts if not (text.prompt or text.messages)]
         chance.shuffle(plain)
         encoded = {text.key: self._target.encode(text.text) for text in plain[:count]}

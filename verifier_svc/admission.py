@@ -79,10 +79,19 @@ def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) 
             raise InvalidArgument(f"{where} names a token outside the vocabulary of {model.vocabulary_size}.")
 
 
+def check_rule(sampling: SamplingParams, *, lossy_rules: bool) -> None:
+    """Raises InvalidArgument for a lossy rule where the executor runs exact ones alone."""
+    if sampling.lossy and not lossy_rules:
+        raise InvalidArgument(
+            f"acceptance rule {sampling.acceptance!r} runs on the embedded engine alone; use the coupled rule here.",
+            reason="RULE",
+        )
+
+
 def check_trust(sampling: SamplingParams, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
     """Raises PermissionDenied for a ratio rule with several or untrusted drafters, because it must believe their q;
     InvalidArgument for a ratio rule with a shadow drafter, which could not be scored."""
-    if sampling.coupled:
+    if not sampling.drawn:
         return
     if any(address.shadow for address in addresses):
         raise InvalidArgument(

@@ -30,7 +30,7 @@ from slipstream.tenants import tenant_of
 from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.address_allowlist import AddressAllowlist
-from verifier_svc.admission import check_drafters, check_open, check_room, check_trust
+from verifier_svc.admission import check_drafters, check_open, check_room, check_rule, check_trust
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
 from verifier_svc.grammar_constraint import GrammarConstraint, MaskThreads, MaskWorkers
 from verifier_svc.min_length import MinLengthConstraint
@@ -49,6 +49,8 @@ class ServiceLimits:
     kv_tokens: int
     allowed_addresses: AddressAllowlist = field(default_factory=AddressAllowlist)
     """Addresses that gateways may name as drafters."""
+    lossy_rules: bool = True
+    """Whether the executor runs lossy acceptance rules."""
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -113,7 +115,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 def _bound_length(session: Session, min_length: int, vocabulary_size: int) -> None:
     """Keeps stop tokens out until the session has its least length, if it has one."""
     if min_length > len(session.tokens):
-        drawn = not session.sampling.coupled
+        drawn = session.sampling.drawn
         session.minimum = MinLengthConstraint(
             session.tokens, min_length, session.stop_token_ids, vocabulary_size, drawn=drawn
         )
@@ -213,6 +215,7 @@ class GatewayStream:
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
         sampling = proto_conversion.sampling_from_proto(request.sampling)
         check_trust(sampling, request.drafters)
+        check_rule(sampling, lossy_rules=limits.lossy_rules)
         structure = proto_conversion.structure_from_proto(request.structured_output)
         if structure is not None and grammar is None:
             self.compiling.start(command, structure)
@@ -230,7 +233,7 @@ class GatewayStream:
         constraint = session.constraint = GrammarConstraint(
             grammar,
             session.tokens[session.prompt_length :],
-            drawn=not session.sampling.coupled,
+            drawn=session.sampling.drawn,
             workers=MaskWorkers(
                 self._service.masks,
                 asyncio.get_running_loop().call_soon_threadsafe,

@@ -98,6 +98,7 @@ async def _serving(
         config.max_draft_tokens,
         executor.kv.blocks_total * executor.kv.block_size,
         AddressAllowlist(config.drafters_allowed),
+        executor.limits.lossy_rules,
     )
     service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(service), lambda: costs(curve))

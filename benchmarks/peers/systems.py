@@ -184,8 +184,7 @@ async def slipstream(speculate: bool, stack: AsyncExitStack, setting: Setting) -
     placed = place(available_cores(), True, None, setting.threads, True)
     fleet = Fleet(
         str(environments.checkpoint(setting.target)),
-        str(environments.checkpoint("draft")),
-        ("model",),
+        {"model": str(environments.checkpoint("draft"))},
         setting.dtype,
         placed.threads,
         draft_in_verifier=placed.draft_in_verifier,

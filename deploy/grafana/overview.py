@@ -63,7 +63,10 @@ OVERVIEW = Dashboard(
             ),
             Panel(
                 "Requests / s by outcome",
-                (Query(rate("slipstream_requests_total", "outcome"), "{{outcome}}"),),
+                (
+                    Query(rate("slipstream_requests_total", "outcome"), "{{outcome}}"),
+                    Query(rate("slipstream_lossy_sessions_total", "model"), "{{model}}, lossy rule"),
+                ),
                 "refused, unavailable and failed are ours; left, cancelled, fenced and invalid the client's.",
                 "reqps",
             ),

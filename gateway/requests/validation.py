@@ -73,7 +73,7 @@ class RequestValidator:
         )
         arm = self._arm(session_id, request.speculation, rule, sampling)
         draft_tokens = self._draft_tokens(request.speculation, rule, arm)
-        names, need_trust = tuple(request.speculation.drafters), not sampling.coupled
+        names, need_trust = tuple(request.speculation.drafters), sampling.drawn
         drafting = DrafterRequirements(names, need_trust, bool(prediction), arm.rule.drafters if arm else rule.drafters)
         return ResolvedRequest(
             model=model,

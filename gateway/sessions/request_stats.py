@@ -106,6 +106,8 @@ class RequestStats:
     predicts: Callable[[str], bool] = lambda drafter: False
     """Whether the drafter of this name proposes from the request's prediction."""
     sums: RoundCounters = field(default_factory=RoundCounters)
+    lossy: bool = False
+    """True under a lossy acceptance rule."""
     detailed: bool = False
     """True if each round is counted on its own as well."""
     steps: list[tuple[int, int]] = field(default_factory=list)
@@ -127,7 +129,8 @@ class RequestStats:
         predicts: Callable[[str], bool],
     ) -> RequestStats:
         limit, prompt = resolved.max_draft_tokens, len(resolved.prompt)
-        return cls(clock, arrived_at, limit, prompt, predicts, detailed=resolved.rounds)
+        lossy = resolved.sampling.lossy and limit > 0
+        return cls(clock, arrived_at, limit, prompt, predicts, lossy=lossy, detailed=resolved.rounds)
 
     @property
     def speculates(self) -> bool:
@@ -191,6 +194,7 @@ class RequestStats:
             cached_prompt_tokens=min(self.cached_tokens, self.prompt_tokens),
             step_drafted=[drafted for drafted, _ in self.steps],
             step_accepted=[accepted for _, accepted in self.steps],
+            lossy=self.lossy,
         )
 
     @property

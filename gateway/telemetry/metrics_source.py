@@ -88,6 +88,7 @@ def _rounds(requests: RequestMetrics) -> dict[metrics.Metric, Source]:
         metrics.ROUND_WAIT: each(lambda series: US * series.sums.wait_us),
         metrics.ROUND_BUBBLE: each(lambda series: US * series.sums.bubble_us),
         metrics.ROUND_VERIFY: each(lambda series: US * series.sums.verify_us),
+        metrics.LOSSY_SESSIONS: each(lambda series: series.lossy),
         metrics.GOOD_REQUESTS: each(lambda series: series.good),
         metrics.GOOD_TOKENS: each(lambda series: series.good_tokens),
         metrics.TTFT: requests.ttft,

@@ -56,6 +56,8 @@ class RequestSeries:
     prompt_tokens: int = 0
     sums: RoundCounters = field(default_factory=RoundCounters)
     outcomes: Counter[str] = field(default_factory=Counter)
+    lossy: int = 0
+    """Sessions so far under a lossy acceptance rule."""
     good: int = 0
     good_tokens: int = 0
 
@@ -150,6 +152,7 @@ class SessionMetrics(SessionObserver):
     def run_began(self) -> None:
         self._series.sessions += 1
         self._series.prompt_tokens += self._prompt_tokens
+        self._series.lossy += self._stats.lossy
 
     def verifier_wait_began(self) -> None:
         self._series.waiting += 1

@@ -166,6 +166,7 @@ class RequestTrace(RequestObserver):
             spans.ROLLED_BACK: lost,
             spans.ROLLED_BACK_PERCENT: 100 * lost // statistics.drafted if statistics.drafted else 0,
             spans.REHOMED: statistics.rehomed,
+            spans.LOSSY: statistics.lossy or None,
             spans.MISSES: counts_of(statistics.misses),
             spans.BY_DRAFTER: tuple(
                 f"{share.name} {share.accepted}/{share.drafted}" for share in statistics.drafters if share.drafted

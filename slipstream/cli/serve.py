@@ -18,13 +18,19 @@ import typer
 from slipstream.cli.loading import Loading
 from slipstream.cli.options import explained, need_installed
 from slipstream.engine.cpu_cores import available_cores
-from slipstream.errors import FailedPrecondition, Unavailable
+from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slipstream.process import ALLOCATOR, END_WITH_PARENT, PATIENT_THREADS
 from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.tls import certificates_from_env
-from slipstream.tokenizer.vocabulary import check_folder, share_vocabulary, shipped_model, template_warning
+from slipstream.tokenizer.vocabulary import (
+    check_folder,
+    model_folder,
+    share_vocabulary,
+    shipped_model,
+    template_warning,
+)
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
@@ -113,8 +119,7 @@ class Fleet:
     def __init__(
         self,
         target: str,
-        draft: str,
-        kinds: Sequence[str],
+        drafters: Mapping[str, str],
         dtype: str,
         threads: int,
         target_quantisation: str = "",
@@ -126,31 +131,37 @@ class Fleet:
         chat_template: Path | None = None,
         engine: str = EMBEDDED,
     ) -> None:
+        """`drafters`: methods, each with its model or heads; empty for a lookup."""
         self._chat = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
         self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if metrics else {}
         both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
         verifier = both | {"MODEL": target, "THREADS": str(threads), "QUANTISATION": target_quantisation}
         self._target = target
-        self._loads = {VERIFIER: target} | {kind: draft if METHODS[kind].needs_model else "" for kind in kinds}
+        self._loads = {VERIFIER: target} | dict(drafters)
         """Model of each role; empty for a lookup."""
-        self._local = [kind for kind in kinds if draft_in_verifier or METHODS[kind].in_verifier_only]
+        self._local = [kind for kind in drafters if draft_in_verifier or METHODS[kind].in_verifier_only]
         if self._local:
-            verifier |= _local_settings(self._local, draft, dtype, draft_quantisation, translate=translate)
-            kinds = [kind for kind in kinds if kind not in self._local]
+            local = {kind: drafters[kind] for kind in self._local}
+            verifier |= _local_settings(local, dtype, draft_quantisation, translate=translate)
         python = sys.executable
         if engine != EMBEDDED:
             verifier |= {"ENGINE": engine}
             python = vllm_python()
         self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing, python)
-        drafter = both | {"MODEL": draft, "QUANTISATION": draft_quantisation}
-        methods = {kind: drafter | {"METHOD": kind} for kind in kinds}
+        drafter = both | {"QUANTISATION": draft_quantisation}
+        methods = {
+            kind: drafter | {"METHOD": kind, "MODEL": model}
+            for kind, model in drafters.items()
+            if kind not in self._local
+        }
         for kind, settings in methods.items():
             settings |= {name: os.environ.get(f"DRAFTER_{name}", value) for name, value in OWN_CORPUS.items()}
             if translate and METHODS[kind].needs_model:
                 settings["TRANSLATE_FOR"] = target
         self.drafters = {
-            kind: Role("drafter_svc", _prefixed("DRAFTER_", methods[kind]) | self._tracing) for kind in kinds
+            kind: Role("drafter_svc", _prefixed("DRAFTER_", settings) | self._tracing)
+            for kind, settings in methods.items()
         }
         self._addresses: dict[str, str] = {}
         """By drafter, and the verifier's."""
@@ -251,11 +262,9 @@ def vllm_python() -> str:
     )
 
 
-def _local_settings(
-    kinds: Sequence[str], draft: str, dtype: str, quantisation: str, *, translate: bool
-) -> dict[str, str]:
+def _local_settings(drafters: Mapping[str, str], dtype: str, quantisation: str, *, translate: bool) -> dict[str, str]:
     """Settings of a verifier in whose process these methods draft."""
-    named = (f"{kind}={draft}" if METHODS[kind].needs_model else kind for kind in kinds)
+    named = (f"{kind}={model}" if model else kind for kind, model in drafters.items())
     return {
         "LOCAL_DRAFTERS": ",".join(named),
         "DRAFT_DTYPE": dtype,
@@ -371,7 +380,9 @@ def serve(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{', '.join(METHODS)}; repeat it for more. `none`: plain decoding.", rich_help_panel=DRAFTING
+            help=f"{', '.join(METHODS)}; repeat it for more. METHOD=FOLDER names its model or heads. `none`: plain "
+            "decoding.",
+            rich_help_panel=DRAFTING,
         ),
     ] = None,
     listen: Annotated[
@@ -453,26 +464,24 @@ def serve(
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can
     serve."""
-    kinds = drafter or ["model"]
-    if unknown := set(kinds) - {*METHODS, "none"}:
-        raise typer.BadParameter(f"no such drafter: {', '.join(unknown)}; choose {', '.join(METHODS)} or none.")
-    if "none" in kinds and set(kinds) != {"none"}:
-        raise typer.BadParameter("`--drafter none` is plain decoding; give it alone.")
-    kinds = [kind for kind in dict.fromkeys(kinds) if kind != "none"]
+    named = _named(drafter or ["model"])
     with explained("serve"):
         need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
-        target, draft = target or shipped_model("target"), draft or shipped_model("draft")
+        drafters = {kind: _model_of(kind, own, target, draft) for kind, own in named.items()}
+        target = target or shipped_model("target")
         check_folder(target)
-        if any(METHODS[kind].needs_model for kind in kinds):
-            check_folder(draft)
+        for kind, model in drafters.items():
+            if METHODS[kind].needs_hidden_states and not Path(model).is_file():
+                model_folder(model)  # which may have no config.json
+            elif not METHODS[kind].needs_hidden_states and model:
+                check_folder(model)
     if engine not in (EMBEDDED, "vllm"):
         raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
-        placement = _placed(kinds, draft_in_verifier, threads, engine)
+        placement = _placed(list(drafters), draft_in_verifier, threads, engine)
         fleet = Fleet(
             target,
-            draft,
-            kinds,
+            drafters,
             dtype,
             placement.threads,
             target_quantisation,
@@ -485,3 +494,30 @@ def serve(
             engine,
         )
         asyncio.run(run(fleet, listen, store, http, as_json))
+
+
+def _named(given: Sequence[str]) -> dict[str, str]:
+    """Methods with the folders that METHOD=FOLDER gives them; empty for none. Raises BadParameter for others."""
+    named = {kind: folder for kind, _, folder in (each.partition("=") for each in given)}
+    if unknown := set(named) - {*METHODS, "none"}:
+        raise typer.BadParameter(f"no such drafter: {', '.join(unknown)}; choose {', '.join(METHODS)} or none.")
+    if "none" in named and len(named) > 1:
+        raise typer.BadParameter("`--drafter none` is plain decoding; give it alone.")
+    if idle := [kind for kind, folder in named.items() if folder and not METHODS[kind].needs_model]:
+        raise typer.BadParameter(f"the drafter {idle[0]} has no model; leave ={named[idle[0]]} out.")
+    named.pop("none", None)
+    return named
+
+
+def _model_of(kind: str, own: str, target: str, draft: str) -> str:
+    """Model or heads of a method: its own folder, else --draft, else the shipped ones, which are heads of the shipped
+    target alone. Raises InvalidArgument or NotFound where there are none."""
+    if own or not METHODS[kind].needs_model:
+        return own
+    if draft:
+        return draft
+    if METHODS[kind].needs_hidden_states and target and Path(target).resolve() != Path(shipped_model("target")):
+        raise InvalidArgument(
+            f"the heads of {kind} belong to one target; name those of {target}: --drafter {kind}=FOLDER."
+        )
+    return shipped_model("draft" if kind == "model" else kind)

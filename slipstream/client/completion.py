@@ -138,6 +138,7 @@ class Completion:
             "accepted": seen.accepted,
             "acceptance_rate": seen.accepted / seen.drafted if seen.drafted else None,
             "acceptance_length": 1 + seen.accepted / seen.rounds_with_drafts if seen.rounds_with_drafts else None,
+            "lossy": seen.lossy,
             "ttft_s": seen.ttft_s,
             "tpot_s": self.tpot_s,
             "e2e_s": seen.e2e_s,

@@ -121,8 +121,8 @@ class EagleProposer:
             whole = cache.end == context.length - 1 and () in cache.states
             if whole and context.expand and isinstance(answer, Proposal) and not answer.no_room:
                 growing.append(_Growing(index, context, cache))
-        self._draw([each for each in growing if not each.context.sampling.coupled], answers)
-        trees = [each for each in growing if each.context.sampling.coupled and ROOT in each.context.expand]
+        self._draw([each for each in growing if each.context.sampling.drawn], answers)
+        trees = [each for each in growing if not each.context.sampling.drawn and ROOT in each.context.expand]
         for number in range(PASSES + 1):
             self._grow(trees, last=number == PASSES)
         for tree in trees:

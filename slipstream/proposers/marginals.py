@@ -143,7 +143,7 @@ class MarginalProposer(ABC):
         rows = list[Tensor]()
         for index in ready:
             context, drafted = contexts[index], self._drafted[contexts[index].handle]
-            if context.sampling.coupled:
+            if not context.sampling.drawn:
                 answers[index] = Proposal(self._tree(drafted, context), context.length)
                 continue
             for number, node in enumerate(context.expand):

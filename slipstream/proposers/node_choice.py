@@ -41,12 +41,12 @@ class NodeChooser:
     def choose(self, places: Sequence[Place], rows: torch.Tensor, answers: list[Proposal | SlipstreamError]) -> None:
         """Adds the nodes below every place from its log q, float32 [places, V], unprocessed."""
         processed = logits_processor.process(rows, [replace(place.sampled, mask=self.mask(place)) for place in places])
-        for coupled in (True, False):
-            chosen = [i for i, place in enumerate(places) if place.context.sampling.coupled == coupled]
+        for drawn in (False, True):
+            chosen = [i for i, place in enumerate(places) if place.context.sampling.drawn == drawn]
             if not chosen:
                 continue
             some = [places[i] for i in chosen]
-            propose = self._ranked if coupled else self._drawn
+            propose = self._drawn if drawn else self._ranked
             for place, nodes in zip(some, propose(some, processed[chosen]), strict=True):
                 answer = answers[place.index]
                 if not nodes:

@@ -23,6 +23,7 @@ _LOG_PROBS = tuple(-step / _STEPS for step in range(256))
 _RULES = {
     "coupled": types_pb2.ACCEPTANCE_RULE_COUPLED,
     "rejection": types_pb2.ACCEPTANCE_RULE_REJECTION,
+    "typical": types_pb2.ACCEPTANCE_RULE_TYPICAL,
 }
 _RULE_NAMES = {
     types_pb2.ACCEPTANCE_RULE_UNSPECIFIED: "coupled",

@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 from slipstream.errors import InvalidArgument
 
-ACCEPTANCE_RULES = ("coupled", "rejection")
-"""`coupled` needs no draft distribution; `rejection`, the ratio rule, is exact iff the drafter's q is honest."""
+ACCEPTANCE_RULES = ("coupled", "rejection", "typical")
+"""`coupled` needs no draft distribution; `rejection`, the ratio rule, is exact iff the drafter's q is honest. `typical`
+is lossy: its texts are not distributed as the target's."""
 DEPRECATED_RULES: Mapping[str, str] = MappingProxyType({"block": "rejection", "recursive": "rejection"})
 """Names of former rules, each with the rule that replaced it: the distribution of the output is the same."""
 MAX_LOGIT_BIAS_ENTRIES = 1024
@@ -70,8 +71,18 @@ class SamplingParams:
 
     @property
     def coupled(self) -> bool:
-        """Whether acceptance needs no draft distribution, so that the text depends on no draft."""
+        """Whether the text depends on no draft."""
         return self.acceptance == "coupled"
+
+    @property
+    def drawn(self) -> bool:
+        """Whether candidates are draws from a distribution that comes with them, else the likeliest tokens."""
+        return self.acceptance == "rejection"
+
+    @property
+    def lossy(self) -> bool:
+        """Whether tokens are accepted that the target would not have drawn. At temperature 0 none are."""
+        return self.acceptance == "typical" and not self.greedy
 
     @property
     def penalised(self) -> bool:

@@ -161,6 +161,11 @@ GOOD_REQUESTS = _gateway(
     "Good requests: ended with stop or length, within GATEWAY_SLO_TTFT_S and GATEWAY_SLO_TPOT_S (0: no objective).",
     *REQUEST,
 )
+LOSSY_SESSIONS = _gateway(
+    "slipstream_lossy_sessions_total",
+    "Sessions under the lossy acceptance rule typical: their texts are not distributed as the model's.",
+    *REQUEST,
+)
 GOOD_TOKENS = _gateway("slipstream_good_tokens_total", "Output tokens of good requests.", *REQUEST)
 TTFT = _histogram(
     "slipstream_time_to_first_token_seconds",

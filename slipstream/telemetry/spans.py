@@ -62,6 +62,7 @@ ACCEPTED = "slipstream.accepted"
 ROLLED_BACK = "slipstream.rolled_back"
 ROLLED_BACK_PERCENT = "slipstream.rolled_back_percent"
 REHOMED = "slipstream.rehomed"
+LOSSY = "slipstream.lossy"
 MISS = "slipstream.miss"
 DRAFTER = "slipstream.drafter"
 DRAFTERS = "slipstream.drafters"
@@ -90,7 +91,7 @@ _REQUEST = (
     *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_ID, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK),
     *(INPUT_TOKENS, OUTPUT_TOKENS, METHOD, STATUS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED),
     *(ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED, ASKED, ALONE, ARM, WAIT, BUBBLE, COMPUTE),
-    *(NAME, MISSES, BY_DRAFTER),
+    *(NAME, LOSSY, MISSES, BY_DRAFTER),
 )
 SPANS: dict[str, frozenset[str]] = {
     GENERATE: frozenset({*_REQUEST, REQUEST_MODEL, MAX_TOKENS, TEMPERATURE, TOP_P, TOP_K, WORKLOAD}),

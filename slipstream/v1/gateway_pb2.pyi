@@ -279,7 +279,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_verifier_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., output_tokens: _Optional[int] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
 
 class Statistics(_message.Message):
-    __slots__ = ("rounds", "rounds_with_drafts", "drafted", "accepted", "ttft_s", "e2e_s", "wait_s", "verify_s", "rehomed", "hits", "misses", "bubble_s", "accepted_prediction_tokens", "rejected_prediction_tokens", "drafters", "emitted", "accepted_lengths", "max_draft_tokens", "cached_prompt_tokens", "step_drafted", "step_accepted")
+    __slots__ = ("rounds", "rounds_with_drafts", "drafted", "accepted", "ttft_s", "e2e_s", "wait_s", "verify_s", "rehomed", "hits", "misses", "bubble_s", "accepted_prediction_tokens", "rejected_prediction_tokens", "drafters", "emitted", "accepted_lengths", "max_draft_tokens", "cached_prompt_tokens", "step_drafted", "step_accepted", "lossy")
     class MissesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class Statistics(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     STEP_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     rounds_with_drafts: int
     drafted: int
@@ -329,7 +330,8 @@ class Statistics(_message.Message):
     cached_prompt_tokens: int
     step_drafted: _containers.RepeatedScalarFieldContainer[int]
     step_accepted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rounds: _Optional[int] = ..., rounds_with_drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., rehomed: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., bubble_s: _Optional[float] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterStatistics, _Mapping]]] = ..., emitted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., max_draft_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., step_drafted: _Optional[_Iterable[int]] = ..., step_accepted: _Optional[_Iterable[int]] = ...) -> None: ...
+    lossy: bool
+    def __init__(self, rounds: _Optional[int] = ..., rounds_with_drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., rehomed: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., bubble_s: _Optional[float] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterStatistics, _Mapping]]] = ..., emitted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., max_draft_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., step_drafted: _Optional[_Iterable[int]] = ..., step_accepted: _Optional[_Iterable[int]] = ..., lossy: _Optional[bool] = ...) -> None: ...
 
 class DrafterStatistics(_message.Message):
     __slots__ = ("name", "drafted", "accepted", "rounds")

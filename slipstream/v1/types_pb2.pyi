@@ -14,6 +14,7 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_REJECTION: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_BLOCK: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_RECURSIVE: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_TYPICAL: _ClassVar[AcceptanceRule]
 
 class RoundReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -29,6 +30,7 @@ ACCEPTANCE_RULE_COUPLED: AcceptanceRule
 ACCEPTANCE_RULE_REJECTION: AcceptanceRule
 ACCEPTANCE_RULE_BLOCK: AcceptanceRule
 ACCEPTANCE_RULE_RECURSIVE: AcceptanceRule
+ACCEPTANCE_RULE_TYPICAL: AcceptanceRule
 ROUND_REASON_UNSPECIFIED: RoundReason
 ROUND_REASON_FIRST: RoundReason
 ROUND_REASON_SLOW: RoundReason

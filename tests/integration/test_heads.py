@@ -16,6 +16,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition
 from slipstream.proposers.eagle_checkpoint import save_head
 from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tokenizer.vocabulary import load_tokenizer, shipped_model
 from tests.checkpoints import save_checkpoint
 from tests.dflash_heads import config_of as config_of_block
 from tests.dflash_heads import random_tensors, save_dflash
@@ -154,6 +155,36 @@ async def test_drawn_tokens_are_distributed_as_the_target_says(kind: str, tmp_pa
     leaning.add(p, np.full_like(p, 0.25), tokens)
     assert uniformity(ranks(p, tokens, np.random.default_rng(1))) > 1e-4
     assert abs(leaning.deviations) < MOST_DEVIATIONS
+
+
+async def test_the_lossy_rule_takes_trees_of_several_drafters_that_nobody_trusts(
+    target: Path, heads: dict[str, str]
+) -> None:
+    """It needs no distributions, as `rejection` does."""
+    entries = heads["eagle-3"], heads["medusa"], "lookahead"
+    options = options_of(target, entries[0], local_drafters=entries, min_head_accuracy=0.0)
+    lossy = SamplingParams(temperature=1.0, seed=11, acceptance="typical")
+    names = [name for entry in entries for name in address_of(entry)]
+    engine = open_engine(str(target), "float32", 4096)
+    async with verifier(engine, **options) as server, gateway(server.address) as client:
+        decoded = await decode_all(client, lossy, short=False, drafters=names)
+    assert all(len(each.token_ids) == TOKENS for each in decoded)
+    assert sum(each.accepted for each in decoded) > 0.1 * sum(len(each.rounds) for each in decoded)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("eagle", 0.8), ("medusa", 0.1)])
+async def test_the_shipped_heads_know_the_shipped_target(kind: str, least: float) -> None:
+    """They pass the trial at the start; the text is the one without them, in fewer rounds."""
+    target = shipped_model("target")
+    entry = f"{kind}={shipped_model(kind)}"
+    prompt = list(load_tokenizer(target).encode("def read_config(path):\n    with open(path) as file:").ids)
+    options = options_of(Path(target), entry, min_head_accuracy=0.3)
+    async with verifier(open_engine(target, "float32", 1024), **options) as server, gateway(server.address) as client:
+        for sampling in SAMPLINGS.values():
+            plain = await client.decode(prompt, tokens=TOKENS, sampling=sampling)
+            drafted = await client.decode(prompt, tokens=TOKENS, sampling=sampling, drafters=address_of(entry))
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.accepted > least * len(drafted.rounds), "the heads hardly know their target"
 
 
 async def test_the_second_session_of_a_prompt_takes_the_drafts_rows_of_the_first(

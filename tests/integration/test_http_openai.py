@@ -96,6 +96,10 @@ async def test_the_figures_of_speculation_agree_with_each_other(served: Served) 
     assert [per_step[0].count(length) for length in range(detailed["num_spec_tokens"] + 1)] == (
         detailed["acceptance_histogram"]
     )
+    typical = {"prompt": "Tell me.", "max_tokens": 4, "speculation": {"acceptance": "typical"}}
+    lossy = (await served.web.post("/v1/completions", typical)).json()["metrics"]["speculative_decoding"]
+    assert lossy["lossy"] is True and set(lossy) == SPECULATION_KEYS | {"lossy"}
+    assert served.opened.sampling.acceptance == types_pb2.ACCEPTANCE_RULE_TYPICAL
     plain = {"prompt": "Tell me.", "max_tokens": 4, "speculation": {"disabled": True}}
     assert "metrics" not in (await served.web.post("/v1/completions", plain)).json()
 

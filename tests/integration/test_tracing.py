@@ -266,7 +266,8 @@ async def test_all_that_is_declared_is_sent(
         await read_events(system.call(100))
     collector.segment_tokens = 64
     await system.open([target], [await system.drafter()])
-    started = (events := await read_events(system.call(200)))[0].started
+    lossy = gateway_pb2.SamplingOptions(temperature=0.5, acceptance=types_pb2.ACCEPTANCE_RULE_TYPICAL)
+    started = (events := await read_events(system.call(200, sampling=lossy)))[0].started
     assert events[-1].finished.statistics.misses
     await read_events(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=started.session_id), metadata=(PARENT,)))
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")

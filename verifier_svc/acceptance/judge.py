@@ -24,6 +24,7 @@ from slipstream.tokenizer.grammar import Mask
 from verifier_svc.acceptance.coupled import coupled
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers, Choose, FloatArray, Request, Rule
+from verifier_svc.acceptance.typical import typical
 
 
 class Masks(Protocol):
@@ -54,6 +55,7 @@ RULES: Mapping[str, Callable[[VerifyInput], Rule]] = MappingProxyType(
     {
         "coupled": lambda case: coupled(case.selection),
         "rejection": lambda case: rejection(case.selection, KeyedRandomness(case.sampling.seed, case.position)),
+        "typical": lambda case: typical(case.selection),
     }
 )
 
@@ -97,7 +99,7 @@ def _plain(case: VerifyInput) -> bool:
     """Whether the choices are the argmax of raw logits, whatever was accepted before."""
     sampling = case.sampling
     raw = case.grammar is None and not (sampling.penalised or sampling.logit_bias)
-    return raw and sampling.greedy and sampling.coupled
+    return raw and sampling.greedy and not sampling.drawn
 
 
 def _follow(cases: Sequence[VerifyInput], logits: Tensor) -> list[AcceptanceResult | BrokenNumbers]:

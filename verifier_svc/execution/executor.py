@@ -62,6 +62,8 @@ class ExecutorLimits(NamedTuple):
     """False: candidates must be a chain, so the planner chooses one path of the tree."""
     max_sequences: int = sys.maxsize
     """Most sessions in one step."""
+    lossy_rules: bool = True
+    """False: only exact acceptance rules are run."""
 
 
 class KVBlocks(Protocol):

@@ -137,8 +137,8 @@ class FaultIsolation:
         session = scheduled.session
         self._suspects[session] = PROVEN_STEPS
         # The pass may fail for the tokens that were drawn. To drop them for that would bias the ratio rule, which keeps
-        # them; a coupled session's text depends on no candidate.
-        if session.sampling.coupled:
+        # them; without draws nothing is biased.
+        if not session.sampling.drawn:
             scheduled = scheduled.plain
         for _ in range(LONE_TRIES - 1):
             if not self._probe():

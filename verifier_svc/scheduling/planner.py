@@ -128,7 +128,7 @@ class Planner:
         for session in sessions:
             # Under the ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions
             # do not compete: each has its share of the room, set aside before any candidates are looked at.
-            if session.sampling.coupled:
+            if not session.sampling.drawn:
                 competing.append(session)
             else:
                 chosen[session] = self._select(session, min(self._draft_limit(session), room // len(sessions)))
@@ -155,7 +155,7 @@ class Planner:
         price = 0.0 if self._limits.always_speculate else self.candidate_price
         step: list[ScheduledSequence] = []
         for scheduled, window in zip(plan.step, windows, strict=True):
-            if window is not None and scheduled.session.sampling.coupled:
+            if window is not None and not scheduled.session.sampling.drawn:
                 left = self._draft_limit(scheduled.session) - len(scheduled.selection)
                 scheduled = scheduled._replace(window=window.rows(min(left, room), price))
                 room -= len(scheduled.window)
@@ -192,7 +192,7 @@ class Planner:
         """Candidates of a form that the executor can verify: the likeliest ones, or under the ratio rule the first ones
         drawn (of a chain the first children), whatever their tokens are."""
         tree, trees = session.tree, self._limits.executor.verifies_trees
-        if session.sampling.coupled:
+        if not session.sampling.drawn:
             return tree.select_likeliest(limit) if trees else tree.select_likeliest_chain(limit)
         return tree.select_first_created(limit) if trees else tree.select_first_children(limit)
 
@@ -273,9 +273,11 @@ def _labels(session: Session, chosen: Selection) -> list[str]:
 
 
 def _workload(session: Session) -> str:
-    """The kind of work with how long its context is: a drafter may be good at one length and bad at another."""
+    """The kind of work with how long its context is, for a drafter may be good at one length and bad at another; and a
+    lossy rule, which accepts more."""
     at = bisect_right(LONG_CONTEXTS, len(session.tokens))
-    return f"{session.workload} beyond {LONG_CONTEXTS[at - 1]} tokens" if at else session.workload
+    found = f"{session.workload} beyond {LONG_CONTEXTS[at - 1]} tokens" if at else session.workload
+    return f"{found}, {session.sampling.acceptance}" if session.sampling.lossy else found
 
 
 def _schedule(session: Session, size: int, selection: Selection) -> ScheduledSequence:

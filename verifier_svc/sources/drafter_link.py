@@ -197,7 +197,7 @@ class DrafterLink:
                 attachment.number,
                 vocabulary_size,
                 session.tree.limits,
-                with_distributions=not session.sampling.coupled,
+                with_distributions=session.sampling.drawn,
             )
             if not attachment.allowance.spend(work_of(frame)):
                 raise _flood("the drafter sends more candidates than a session can use.")
@@ -296,7 +296,7 @@ class DrafterLink:
             attachment.owed = attachment.owed if flow.max_nodes else -math.inf
         if close is None:
             nodes = max(LEAST_NODES, attachment.max_nodes)
-            attachment.allowance.earn(nodes, with_distributions=not attachment.session.sampling.coupled)
+            attachment.allowance.earn(nodes, with_distributions=attachment.session.sampling.drawn)
             self._allowance.earn(2 * nodes, 1 + len(self._by_session))
         number, epoch = attachment.number, attachment.session.epoch
         with contextlib.suppress(ResourceExhausted):  # it does not read: the stream is closed and opened again

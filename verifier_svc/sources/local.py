@@ -109,7 +109,7 @@ class LocalSession(Attachment):
             cache_salt=session.cache_salt,
             prediction=session.prediction,
             structured_output=session.structure,
-            noise_stream=0 if session.sampling.coupled else self._noise_stream(),
+            noise_stream=self._noise_stream() if session.sampling.drawn else 0,
             noise_nodes=[node.number for node in expand],
             hidden=self.hidden.take() if self.hidden is not None else (),
         )
@@ -257,7 +257,7 @@ class LocalSource:
 
     def _check(self, session: Session) -> None:
         """Raises FailedPrecondition or ResourceExhausted for a session that the method cannot serve."""
-        if not session.sampling.coupled and not self._method.gives_distribution:
+        if session.sampling.drawn and not self._method.gives_distribution:
             raise FailedPrecondition(
                 f"drafter {self._method.name} draws nothing, as the rule {session.sampling.acceptance!r} needs it; "
                 "use the coupled rule, which accepts as much of its candidates.",
@@ -295,7 +295,7 @@ class LocalSource:
             attachment.tree.commit(fresh)
             attachment.length += len(fresh)
             attachment.no_room = False
-            if self._need is not None and attachment.session.sampling.coupled:
+            if self._need is not None and not attachment.session.sampling.drawn:
                 attachment.tree.reopen(attachment.tree.root)  # newer hidden states know more of what follows
             self._graft(attachment)
             self._wake(attachment)
@@ -384,7 +384,7 @@ class LocalSource:
     def _join(self, request: LocalRequest, answer: Proposal) -> None:
         """Adds what was proposed to the proposed tree."""
         attachment = request.attachment
-        if attachment.session.sampling.coupled:
+        if not attachment.session.sampling.drawn:
             joined = _join_ranked(attachment.tree, request.places, answer.nodes)
             if self._need is not None:  # it proposed the whole tree
                 for proposed in joined:
@@ -395,7 +395,7 @@ class LocalSource:
     def _graft(self, attachment: LocalSession) -> bool:
         """Adds proposed nodes that pay to the session's tree. Whether a step may take any that were not there."""
         session, tree = attachment.session, attachment.tree
-        for node in self._worthy(attachment) if session.sampling.coupled else ():
+        for node in () if session.sampling.drawn else self._worthy(attachment):
             tree.mark_sent(node)
         nodes = tree.take_sent()
         if not nodes:

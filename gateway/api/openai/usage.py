@@ -54,6 +54,8 @@ def speculation_metrics(statistics: gateway_pb2.Statistics) -> dict[str, Any]:
         "num_draft_tokens": statistics.drafted,
         "num_spec_tokens": longest,
     }
+    if statistics.lossy:
+        figures["lossy"] = True
     if statistics.step_drafted:
         figures["per_step_accepted"] = list(statistics.step_accepted)
         figures["per_step_drafted"] = list(statistics.step_drafted)

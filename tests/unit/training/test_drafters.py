@@ -31,7 +31,7 @@ from training.request import TrainRequest, read_request
 from training.run import TrainingRun, open_drafter
 from training.speed import Speed
 from training.target import Target
-from training.texts import Sample, Samples, read_texts
+from training.texts import Sample, SampleMaker, Samples, SourceText, read_texts
 from training.trainer import Position
 
 KINDS = "draft", "medusa", "eagle"
@@ -210,6 +210,29 @@ def test_given_and_own_texts_are_mixed_evenly() -> None:
     assert samples.frequency(200)[:4].tolist() == [2, 2, 2, 2]  # of the second tokens alone
 
 
+def test_other_places_are_asked_for_where_greedy_answers_loop(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of four answers loop here."""
+    request = request_of("medusa", target, tmp_path, held_out_answers=5, prompt_tokens=4)
+    maker, asked = SampleMaker(request, Target(str(target))), list[list[int]]()
+
+    def answer(prompts: list[list[int]], length: int, temperature: float, seed: int) -> list[list[int]]:
+        asked.extend(prompts)
+        return [list(range(length)) if number % 4 == 0 else [7] * length for number in range(len(prompts))]
+
+    monkeypatch.setattr(maker._target, "answer", answer)
+    texts = [SourceText(str(at), "", " ".join(f"t{at + 3 * each}" for each in range(40))) for at in range(5)]
+    measured, looping = maker._measured(texts)
+    assert (len(measured), looping, len(asked)) == (5, 9, 15)  # 2 of 5 in each of three attempts
+    assert len({tuple(prompt) for prompt in asked}) > 10
+    prompts = [SourceText(str(at), "", "", prompt=f"t{at}") for at in range(7)]
+    asked.clear()
+    measured, looping = maker._measured(prompts)
+    assert ([each.tokens[0] for each in measured], looping) == ([0, 4, 5], 4)
+    assert len(asked) == 7  # each prompt once
+
+
 def test_messages_are_asked_in_the_target_s_chat_template(target: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(target, tmp_path / "chat")
     template = "{% for each in messages %}t1 {{ each.content }} {% endfor %}{% if add_generation_prompt %}t2{% endif %}"
@@ -261,12 +284,14 @@ def test_the_verdict_is_the_prediction_s(tmp_path: Path) -> None:
     """Verifying 4 candidates takes 1.5 times a plain pass, and drafting them half of one."""
     speed = Speed(0.01, {1: 0.011, 2: 0.012, 4: 0.015, 8: 0.04, 16: 0.08, 32: 0.2}, 0.005)
     lengths = {1: 1.5, 2: 2.0, 4: 3.0, 8: 3.2, 16: 3.4, 32: 3.5}
-    found = SimulatedAcceptance(100, [0.6, 0.5], [[0.6] * RANKS] * 2, lengths)
+    found = SimulatedAcceptance(1000, [0.6, 0.5], [[0.6] * RANKS] * 2, lengths)
     request = TrainRequest("medusa", "target", str(tmp_path))
     report = Report(request, Position(step=9, losses=[3.0, 2.0]), 9, found, {"code": found}, speed, "Medusa-1", 0)
     assert report.best == (4, pytest.approx(1.5)) and report.ships
     assert "Ship it: 60% of the first candidates are right, and with 4 candidates a pass 1.50 times" in report.verdict
     assert not replace(report, whole=replace(found, by_depth=[0.2, 0.9])).ships
+    few = replace(report, whole=replace(found, roots=399))
+    assert not few.ships and "only 399 places were measured" in few.verdict
     slow = replace(report, speed=replace(speed, draft_s=0.02))
     assert not slow.ships and "Do not ship it" in render(slow) and "Nothing was measured." in render(slow)
 

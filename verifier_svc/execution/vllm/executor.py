@@ -44,7 +44,10 @@ class VLLMExecutor:
         pool = BlockPool(self.core.blocks - NULL_BLOCKS, self.core.block_size)
         self.kv = WorkerRequests(pool, self.model)
         self.limits = ExecutorLimits(
-            config.max_draft_tokens, verifies_trees=False, max_sequences=self.core.max_sequences
+            config.max_draft_tokens,
+            verifies_trees=False,
+            max_sequences=self.core.max_sequences,
+            lossy_rules=False,
         )
 
     def close(self) -> None:
@@ -137,7 +140,7 @@ def _request(scheduled: ScheduledSequence) -> RequestStep:
         list(chosen.parents),
         want_logits=scheduled.complete,
     )
-    proposals = () if session.sampling.coupled else chosen.distributions
+    proposals = chosen.distributions if session.sampling.drawn else ()
     return RequestStep(segment, session.tokens, partial(_parameters, session), proposals)
 
 

@@ -103,7 +103,7 @@ class SessionTable:
             *((0, 1.0, -np.inf) if sampling.greedy else (sampling.top_k, sampling.top_p, log_min_p(sampling))),
             sampling.seed,
             sampling.greedy,
-            not sampling.coupled,
+            sampling.drawn,
             sampling.repetition_penalty,
             sampling.presence_penalty,
             sampling.frequency_penalty,

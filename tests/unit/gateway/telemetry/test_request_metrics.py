@@ -101,6 +101,13 @@ def test_a_good_request_met_both_objectives(objectives: Objectives, good: int) -
     assert series.outcomes == {"stop": 1}
 
 
+def test_sessions_under_a_lossy_rule_are_counted() -> None:
+    metrics = RequestMetrics()
+    for lossy in (True, False, True):
+        SessionMetrics(metrics, resolved(), RequestStats(lambda: 0.0, 0.0, lossy=lossy)).run_began()
+    assert metrics.series["m", ""].lossy == 2
+
+
 def test_one_token_has_no_time_per_token_after_it() -> None:
     metrics = RequestMetrics(Objectives(tpot_s=0.001))
     done = session(metrics, "length", ttft_s=0.5, tpot_s=9.0, tokens=1)

@@ -71,7 +71,7 @@ def test_every_command_can_print_json() -> None:
 
 
 def test_serving_is_announced_for_a_person_and_for_a_program() -> None:
-    fleet = Fleet("target", "draft", ["ngram"], "auto", 1)
+    fleet = Fleet("target", {"ngram": ""}, "auto", 1)
     assert fleet.announcement("h:1", as_json=False) == "ready grpc=h:1 http=off"
     fleet.verifier.metrics, fleet.drafters["ngram"].metrics = "h:2", "h:3"
     assert fleet.announcement("h:1", as_json=False) == "ready grpc=h:1 http=off metrics=verifier=h:2,ngram=h:3"

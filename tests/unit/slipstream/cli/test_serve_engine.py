@@ -47,10 +47,10 @@ def test_the_environment_of_make_setup_vllm_is_found(monkeypatch: pytest.MonkeyP
 
 def test_the_verifier_alone_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPSTREAM_VLLM_PYTHON", "/bin/sh")
-    fleet = Fleet("target", "draft", ["ngram"], "auto", 1, engine="vllm")
+    fleet = Fleet("target", {"ngram": ""}, "auto", 1, engine="vllm")
     assert fleet.verifier._python == "/bin/sh" and fleet.verifier._settings["VERIFIER_ENGINE"] == "vllm"
     assert fleet.drafters["ngram"]._python == sys.executable
-    assert Fleet("target", "draft", ["ngram"], "auto", 1).verifier._python == sys.executable
+    assert Fleet("target", {"ngram": ""}, "auto", 1).verifier._python == sys.executable
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,5 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object
 
 
 def test_methods_that_take_part_in_the_targets_passes_are_put_into_the_verifier() -> None:
-    fleet = Fleet("target", "draft", ["lookahead", "ngram"], "auto", 1)
+    fleet = Fleet("target", {"lookahead": "", "ngram": ""}, "auto", 1)
     assert fleet.verifier._settings["VERIFIER_LOCAL_DRAFTERS"] == "lookahead" and list(fleet.drafters) == ["ngram"]
