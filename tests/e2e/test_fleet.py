@@ -15,7 +15,7 @@ from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.prompts import held_out, request
 from slipstream.cli import app
 from slipstream.v1 import gateway_pb2
-from tests.e2e.conftest import MOST_TRIES, accepting, serving, tokens
+from tests.e2e.conftest import MOST_TRIES, SPECULATING, accepting, serving, tokens
 
 TOKENS = 48
 KINDS = ("model", "ngram", "suffix", "prediction")
@@ -23,7 +23,7 @@ KINDS = ("model", "ngram", "suffix", "prediction")
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[str]:
-    with serving("--dtype", "float32", *(f"--drafter={kind}" for kind in KINDS)) as address:
+    with serving("--dtype", "float32", *(f"--drafter={kind}" for kind in KINDS), **SPECULATING) as address:
         yield address
 
 

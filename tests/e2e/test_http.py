@@ -12,7 +12,7 @@ from benchmarks.prompts import held_out
 from slipstream.client.client import complete
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2
-from tests.e2e.conftest import serving_both
+from tests.e2e.conftest import SPECULATING, serving_both
 from tests.web import CHAT_TEMPLATE, check_speculation
 
 
@@ -20,7 +20,7 @@ async def test_the_shipped_pair_gives_one_text_over_http_and_grpc_with_speculati
     prompt = held_out(1, seed=4)[0]
     (tmp_path / "chat.jinja").write_text(CHAT_TEMPLATE)
     template = ("--chat-template", str(tmp_path / "chat.jinja"))
-    with serving_both("--dtype", "float32", *template) as (grpc_address, http_address):
+    with serving_both("--dtype", "float32", *template, **SPECULATING) as (grpc_address, http_address):
         async with channel(grpc_address) as line:
             sampling = gateway_pb2.SamplingOptions(temperature=0.7, seed=7)
             told = await complete(line, gateway_pb2.GenerateRequest(prompt=prompt, max_tokens=48, sampling=sampling))
