@@ -57,9 +57,10 @@ ENGINE_TESTS := $(patsubst %,tests/unit/slipstream/engine/test_%.py,batch_invari
 test-machines: setup ## The engine and exactness as on a CPU without AVX-512 (under 3 minutes on two cores)
 	$(AVX2) $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile tests/e2e/test_exactness.py $(ENGINE_TESTS)
 
-# Warnings are vLLM's own.
+# Warnings are vLLM's own. Two files at a time, the slowest first: most of their time processes start.
+VLLM_FIRST := tests/vllm/test_faults.py tests/vllm/test_trained_head.py
 test-vllm: setup setup-vllm ## The verifier on vLLM's CPU build (under 6 minutes on two cores)
-	$(VLLM)/bin/python -m pytest -q -W ignore tests/vllm
+	$(VLLM)/bin/python -m pytest -q -W ignore -n 2 --dist loadfile --no-loadscope-reorder $(VLLM_FIRST) tests/vllm
 
 test-all: setup ## Every test, the slow ones too
 	$(BIN)/python -m pytest -q

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+HANGING_S = 10.0
+"""Seconds after which the executor of all tests gives a worker up."""
+
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 
@@ -31,7 +34,7 @@ def open_executor(**changes: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def executor() -> Iterator[Any]:
-    opened = open_executor()
+    opened = open_executor(vllm_step_timeout_s=HANGING_S)
     yield opened
     opened.close()
 

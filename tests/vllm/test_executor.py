@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from scipy.stats import chisquare
 
+from slipstream.engine.engine import EngineLost
 from slipstream.engine.sampler.logits_processor import SampledRow, process
 from slipstream.errors import FailedPrecondition
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Cursor
 from slipstream.tokenizer.structured_output import StructuredOutput
 from tests.grammars import LANGUAGES
+from tests.vllm.conftest import HANGING_S
 from tests.vllm.decoding import (
     SAMPLINGS,
     Case,
@@ -25,6 +28,7 @@ from tests.vllm.decoding import (
     prompts,
     texts,
 )
+from tests.vllm.system import gone, until
 from verifier_svc.execution.vllm.messages import StepMasks
 from verifier_svc.execution.vllm.requests import RequestStep
 
@@ -202,6 +206,18 @@ def test_tokens_are_distributed_as_the_target_says(executor: Any, embedded: Any)
         where += _places(embedded, case, decoded[case].token_ids, chance)
     observed = np.bincount((np.array(where) * 20).astype(int), minlength=20)
     assert chisquare(observed).pvalue > 1e-3
+
+
+def test_a_worker_that_hangs_is_given_up(executor: Any, expected: dict[Case, Decoded]) -> None:
+    """The last test of this executor."""
+    decode(executor, CASES[:1])
+    (worker,) = [psutil.Process(pid) for pid in executor.core.worker_pids]
+    worker.suspend()
+    with pytest.raises(EngineLost, match=f"did not answer for {HANGING_S:g} s"):
+        decode(executor, CASES[:1])
+    until(lambda: gone([worker]))
+    with pytest.raises(EngineLost):
+        decode(executor, CASES[:1])
 
 
 def _places(embedded: Any, case: Case, output: list[int], chance: np.random.Generator) -> list[float]:

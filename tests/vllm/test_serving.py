@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from slipstream.engine.engine import EngineLost
 from tests.vllm.conftest import open_executor
-from tests.vllm.decoding import ROOT, SAMPLINGS, Case, decode, guesses, prompts, texts
+from tests.vllm.decoding import ROOT, SAMPLINGS, Case, Decoding, decode, guesses, prompts, texts
 from tests.vllm.system import PROMPTS, PYTHON, generate, gone, requests, until, verifier_settings, workers
+from verifier_svc.execution.vllm import engine_options
+from verifier_svc.execution.vllm.messages import StepMasks
 
 
 @contextmanager
@@ -57,17 +60,36 @@ async def test_workers_end_with_a_verifier_that_is_killed_while_it_starts() -> N
     until(lambda: gone(started))
 
 
-def test_tensor_parallel_workers_decide_the_same_and_one_that_hangs_is_given_up(embedded: Any) -> None:
+def test_tensor_parallel_workers_decide_the_same_and_one_that_fails_alone_ends_all(
+    embedded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first one's answer is read. What the second would compute after a step that it failed is wrong."""
     cases = [Case(prompt, sampling, 24) for prompt, sampling in zip(prompts(8), SAMPLINGS, strict=True)]
     plain = texts(decode(embedded, cases))
-    executor = open_executor(vllm_args="--tensor-parallel-size 2", vllm_step_timeout_s=15.0, kv_tokens=4096)
+    given = engine_options.engine_args
+
+    def failing(*settings: Any) -> Any:
+        arguments = given(*settings)
+        arguments.worker_cls = "tests.vllm.failing_worker.FailingWorker"
+        return arguments
+
+    monkeypatch.setattr(engine_options, "engine_args", failing)
+    executor = open_executor(vllm_args="--tensor-parallel-size 2", kv_tokens=4096)
     try:
         processes = [psutil.Process(pid) for pid in executor.core.worker_pids]
         assert len(processes) == 2
         assert texts(decode(executor, cases, guesses(plain, 0.8))) == plain
-        processes[1].send_signal(signal.SIGSTOP)
-        with pytest.raises(EngineLost, match="did not answer for 15 s"):
-            decode(executor, cases)
+        running = Decoding(executor)
+        for case in cases:
+            running.open(case)
+        for _ in range(8):
+            running.step()
+        with monkeypatch.context() as patch:
+            masks = StepMasks([], *np.zeros((2, 0), np.int64), np.zeros((0, 512), np.uint8))
+            patch.setattr(executor, "_masks", lambda *step: masks)
+            running.step()
+        with pytest.raises(EngineLost, match=f"a vLLM worker ended with status {os.EX_SOFTWARE}"):
+            running.step()
         until(lambda: gone(processes))
         with pytest.raises(EngineLost):
             decode(executor, cases[:1])

@@ -39,11 +39,15 @@ FIXED = {
     "-pp": "pipelines of steps are not supported; use --tensor-parallel-size",
     "-dp": "start one verifier for each replica",
     "--data-parallel-size": "start one verifier for each replica",
+    "-dcp": "a block holds the tokens of one rank alone",
+    "--decode-context-parallel-size": "a block holds the tokens of one rank alone",
     "--kv-transfer-config": "KV blocks are Slipstream's",
+    "--enable-prefix-caching": "KV blocks are Slipstream's",
     "--trust-remote-code": "code of a checkpoint is never run",
     "--load-format": "weights are safetensors",
     "--enable-lora": "adapters are not supported",
     "--async-scheduling": "scheduling is Slipstream's",
+    "--config": "options stand in VERIFIER_VLLM_ARGS itself",
 }
 """Options that VERIFIER_VLLM_ARGS may not hold, and why."""
 OF_ONE_NODE = ("node_rank", "additional_config")
@@ -124,7 +128,7 @@ def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any
     fixed += ["--max-num-batched-tokens", str(config.step_tokens)]
     fixed += ["--max-num-seqs", str(min(config.step_tokens, MAX_SEQUENCES))]
     fixed += ["--enforce-eager"] if current_platform.is_cpu() else []
-    parser = EngineArgs.add_cli_args(Parser())
+    parser = EngineArgs.add_cli_args(Parser(allow_abbrev=False))  # FIXED has whole names
     parsed = EngineArgs.from_cli_args(parser.parse_args([*fixed, *check_settings(config)]))
     parsed.trust_remote_code = False
     parsed.load_format = "safetensors"

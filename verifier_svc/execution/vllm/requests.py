@@ -56,6 +56,8 @@ class WorkerRequests(KVCacheManager):
         self._copies: list[tuple[int, int]] = []
         """Blocks to copy before the next step."""
         self._numbers = count()
+        self._number = self._succeeded = 0
+        """The numbers of the last step, and of the last that succeeded; 0 where there was none."""
 
     def close(self, sequence: KVSequence) -> None:
         self.forget(sequence)
@@ -110,10 +112,13 @@ class WorkerRequests(KVCacheManager):
             kv_cache_block_copies=[KVCacheBlockCopy(a + shift, b + shift) for a, b in self._copies] or None,
         )
         output.proposals = StepProposals.of(proposals) if proposals else None
+        self._number += 1
+        output.number, output.succeeded = self._number, self._succeeded
         return output
 
     def step_succeeded(self, step: Sequence[RequestStep]) -> None:
         """The workers have all that the last output held."""
+        self._succeeded = self._number
         self._ended.clear()
         self._copies.clear()
         for each in step:

@@ -40,6 +40,12 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
+def end_apart(why: str) -> None:
+    """Ends this process, and so the verifier: the others may wait for this one in the midst of a step."""
+    print(f"verifier: {why}", file=sys.stderr, flush=True)
+    os._exit(os.EX_SOFTWARE)
+
+
 class NoProposer:
     """vLLM builds its verification only for a speculative configuration; the candidates come from the verifier."""
 
@@ -95,6 +101,8 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
         with self._explaining():
             super().init_device()
         runner = self.model_runner
+        self._unfinished = 0
+        """Number of the step that began here and has not ended well; 0: none."""
         self._step = StepSampler(runner, self.model_config.get_vocab_size(), runner.device)
         runner.sampler = PlainSampler(runner.sampler, self._step)
         runner.rejection_sampler = CandidateSampler(
@@ -106,6 +114,10 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
             super().load_model(*args, **options)
 
     def execute_model(self, scheduler_output: Any) -> Any:
+        if self._unfinished and scheduler_output.succeeded == self._unfinished:
+            # Only one worker's answer is read. What this one has of the sequences is not what that one decided.
+            end_apart(f"worker {self.rank} failed in a step that other workers finished")
+        self._unfinished = scheduler_output.number
         self.model_runner.execute_model_state = None  # of a step that failed before it was sampled
         new, finished = scheduler_output.scheduled_new_reqs, scheduler_output.finished_req_ids
         self._step.begin(new, finished, getattr(scheduler_output, "proposals", None))
@@ -122,6 +134,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
         finally:
             sampled = self._step.take_sampled()
         output.sampled = sampled
+        self._unfinished = 0
         return output
 
     @contextlib.contextmanager

@@ -1,0 +1,17 @@
+"""A worker whose sampler can be made to fail in one process of several: by masks of no rows, which no step has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verifier_svc.execution.vllm.messages import StepMasks
+from verifier_svc.execution.vllm.worker import StepWorker
+
+
+class FailingWorker(StepWorker):
+    def sample_tokens(self, masks: StepMasks | None) -> Any:
+        if masks is not None and not len(masks.bits):
+            if self.rank == 1:
+                raise RuntimeError("no memory here")
+            masks = None
+        return super().sample_tokens(masks)
