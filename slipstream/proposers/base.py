@@ -29,12 +29,12 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class HiddenNeed:
-    """The target's hidden states that a method reads: the last one of committed tokens, and those of `layers`."""
+    """The target's hidden states that a method reads of committed tokens: behind the last layer, and of `layers`."""
 
     layers: tuple[int, ...] = ()
     """Numbered as in `slipstream.engine.engine.HiddenRequest`."""
     every_row: bool = False
-    """True: of every token that the target computes. False: only of the one that the last token was chosen from."""
+    """True: of every token that the target computes. False: only of the newest, from which the next one was chosen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,19 @@ How to add a drafting method:
    nothing but the sequence's tokens implements `slipstream.proposers.lookup.Text` and returns a `LookupProposer`, which
    brings chains, budgets, rollback and closing: `NgramText` at the end of `ngram.py` is twenty lines. Any other method
    is a class with `propose` and `close_sequence` (`slipstream.proposers.base.Proposer`), as in `test_registry.py`.
-2. Add one row to METHODS below. `slipstream serve --drafter NAME` and, for a process of its own, `DRAFTER_METHOD=NAME`
-   follow from it. Inside a verifier it is `VERIFIER_LOCAL_DRAFTERS=NAME`, which gateways call `verifier:NAME`; a method
-   there has about four calls before each step, so propose chains.
+2. Add one row to METHODS below. `slipstream serve --drafter NAME` follows from it, and `DRAFTER_METHOD=NAME` for a
+   process of its own. Inside a verifier it is `VERIFIER_LOCAL_DRAFTERS=NAME` (`NAME=FOLDER` with a model), which
+   gateways call `verifier:NAME`. A method without a model has about four calls before each step there: propose chains.
 3. Test it: `tests/unit/slipstream/proposers/test_NAME.py`, and the lists of methods in
-   `tests/integration/test_local_drafters.py`, for both places.
+   `tests/integration/test_local_drafters.py`: as a process, and inside a verifier.
 
-A setting of the method's own is a field of `ProposerSettings`, of `DrafterConfig`, and of
-`VerifierConfig.proposer_settings`.
+A method that reads the target's hidden states runs inside a verifier alone. Its row has `needs_hidden_states`, and its
+factory returns what it reads, `OpenedProposer(hidden=HiddenNeed(...))`. It is called once for each root, when the rows
+up to the token before it have come (`context.hidden`), and returns the whole tree. `medusa.py` is one to copy, `Reader`
+in `tests/integration/test_hidden_rows.py` the shortest; its test is `KINDS` in `tests/integration/test_heads.py`.
+
+A setting of the method's own is a field of `ProposerSettings`, and of `DrafterConfig` or `VerifierConfig`, whose
+`proposer_settings` passes it on.
 
 This module imports no method, so that a gateway can read it without torch.
 """

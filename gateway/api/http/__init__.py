@@ -1,7 +1,8 @@
 """What HTTP protocols share: server, entry (keys, limits), errors, answers, event streams. Imports no protocol.
 
-To add a route, write a module such as `gateway/api/lines.py`, or beside the protocol that it belongs to, and list its
-`routes` in `gateway.api.http_front._ROUTES` (a test runs it: tests/integration/test_http_added_route.py):
+To add a route, write a new module, here or beside the protocol that it belongs to, and list its `routes` in
+`gateway.api.http_front._ROUTES`. This one is `gateway/api/lines.py` (its test is the example for yours:
+tests/integration/test_http_added_route.py):
 
     import json
 
@@ -15,13 +16,13 @@ To add a route, write a module such as `gateway/api/lines.py`, or beside the pro
     from gateway.sessions.output_stream import Event
     from slipstream.v1 import gateway_pb2
 
-    class LinesRequest(SamplingFields):
+    class LinesRequest(SamplingFields):  # OpenAI's fields; other values than the types allow are refused
         prompt: str
 
     def routes(parts: HttpDependencies) -> APIRouter:
-        router = APIRouter(tags=["Slipstream"], route_class=BodyRoute)
+        router = APIRouter(tags=["Slipstream"], route_class=BodyRoute)  # the body is forgotten once it is parsed
 
-        @router.post("/v1/lines", summary="Streams the continuation of a prompt.")
+        @router.post("/v1/lines", description="Streams the continuation of a prompt.")
         async def lines(asked: LinesRequest, request: Request) -> Answer:
             log_unknown(asked)
             generate, context = asked.to_generate(asked.prompt, 0), context_of(request.scope)
@@ -29,7 +30,7 @@ To add a route, write a module such as `gateway/api/lines.py`, or beside the pro
             async def work(reply: Reply) -> None:
                 async def send(event: Event) -> None:
                     if isinstance(event, gateway_pb2.Delta) and event.text:
-                        await reply.send_event(json.dumps(event.text))
+                        await reply.send_event(json.dumps(event.text))  # one line
 
                 await parts.sessions.generate(generate, context, send)
                 await reply.send_event("[DONE]")
@@ -40,12 +41,14 @@ To add a route, write a module such as `gateway/api/lines.py`, or beside the pro
         return router
 
 The rest is done for it. `Entry` checks key (which counts the request against its tenant's rate) and body size before
-the body is read; `sessions.generate` checks the request, reserves the tenant's tokens and session, and makes the trace;
-`Answer` sends errors, cancels `work` when the client leaves, and leaves clients that do not read. This route serves one
-text, whatever `n` says: `gateway/api/openai/completions.py` serves several prompts and choices, `answer_of_events` in
-`reply` streams of named events.
+the body is read; `sessions.generate` checks the request, reserves the tenant's tokens and session, and makes the trace.
+`Answer` sends an error as the answer's status, or behind the first event as the last one, in OpenAI's shape (with the
+tag "Anthropic" in theirs). It cancels `work` when the client leaves, and closes the connection of one that does not
+read; the session can be resumed. This route serves one text, whatever `n` says: `gateway/api/openai/completions.py`
+serves several prompts and choices, `answer_of_events` in `reply` streams of named events.
 
-It also gets a test (`tests/web.py` is the client), a row in `GENERATING` of test_http_hostile.py (limits) and in
-`WHOLE` of test_http_schema.py (mutated requests), a row in `docs/http.md`, and a line in CHANGELOG.md. Tests that read
-the OpenAPI document attack it and ask for its key without more.
+The route also gets a test (`tests/web.py` is the client), a row in `GENERATING` of test_http_hostile.py (limits: copy
+the numbers of a row there) and in `WHOLE` of test_http_schema.py (mutated requests), a row in `docs/http.md`, and a
+line in CHANGELOG.md. The tests that read the OpenAPI document find the route there: they attack it, and call it without
+a key.
 """
