@@ -57,3 +57,10 @@ def test_a_quantisation_that_cannot_run_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(FailedPrecondition, match=f"vLLM cannot serve this target: .*{sentence}"):
         open_executor(model=str(configure(tmp_path, quantisation)), kv_tokens=1024, vllm_args=options)
+
+
+def test_numbers_that_no_kernel_multiplies_are_refused_with_the_worker_s_reason(tmp_path: Path) -> None:
+    """Only a worker finds out, when it builds the layers."""
+    folder = configure(tmp_path, GPTQ)
+    with pytest.raises(FailedPrecondition, match=r"vLLM cannot serve this target: .*uint8b128.* supported"):
+        open_executor(model=str(folder), kv_tokens=1024, dtype="bfloat16")
