@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from tests.vllm.decoding import (
     texts,
 )
 from tests.vllm.system import gone, until
+from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.estimators.cost_measurement import REPEATS
+from verifier_svc.estimators.cost_measurement import SESSIONS as MEASURED_SESSIONS
 from verifier_svc.execution.vllm.messages import StepMasks
 from verifier_svc.execution.vllm.requests import RequestStep
 
@@ -206,6 +210,25 @@ def test_tokens_are_distributed_as_the_target_says(executor: Any, embedded: Any)
         where += _places(embedded, case, decoded[case].token_ids, chance)
     observed = np.bincount((np.array(where) * 20).astype(int), minlength=20)
     assert chisquare(observed).pvalue > 1e-3
+
+
+def test_the_measurement_times_every_step_that_chains_can_fill(executor: Any) -> None:
+    measured: dict[tuple[int, int], Sequence[float]] = {}
+
+    class Recorded(CostCurve):
+        def record(self, tokens: int, sessions: int, durations: Sequence[float]) -> None:
+            assert (tokens, sessions) not in measured
+            measured[tokens, sessions] = durations
+            super().record(tokens, sessions, durations)
+
+    curve, longest = Recorded(), executor.limits.max_candidates
+    executor.measure_costs(curve, 48, 3600.0)
+    sizes = {(tokens, sessions) for tokens in BUCKETS for sessions in MEASURED_SESSIONS if sessions <= tokens <= 48}
+    assert measured.keys() == sizes - {(48, 1)} and 1 + longest < 48
+    assert all(len(durations) == REPEATS and min(durations) > 0.0 for durations in measured.values())
+    for row in curve.rows(MEASURED_SESSIONS):
+        assert row[0] > 0.0 and row == sorted(row)
+    assert executor.kv.blocks_free == executor.kv.blocks_total
 
 
 def test_a_worker_that_hangs_is_given_up(executor: Any, expected: dict[Case, Decoded]) -> None:
