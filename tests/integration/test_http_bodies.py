@@ -4,6 +4,7 @@ names under which a gateway without keys answers to web pages."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from gateway.api.http.body import LARGE_BODIES, SMALL_BYTES, BodyLimits, BodyReader, BodyRoute, give_back
+from gateway.api.http.body import KEY_BYTES, LARGE_BODIES, SMALL_BYTES, BodyLimits, BodyReader, BodyRoute, give_back
 from gateway.api.http.hosts import local_hosts
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.errors import PermissionDenied, Unavailable
@@ -42,6 +43,12 @@ async def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(
         answer = await served.client.post("/v1/completions", content=content)
         assert answer.status_code == 413 and answer.json()["error"]["code"] == "too_many_values"
     assert (await served.post("/v1/completions", {"prompt": "," * 900, "max_tokens": 3})).status_code != 413
+    for more, refused in ((0, False), (1, True)):
+        keys = dict.fromkeys((f"key {number}" for number in range(1000 // KEY_BYTES + more - 2)), 1)
+        answer = await served.post("/v1/completions", {"prompt": "x", "max_tokens": 3} | keys)
+        assert (answer.status_code == 413) is refused, answer.text
+    text = json.dumps(dict.fromkeys("abcdefghijklmnopqrstuvwxyz", 1), separators=(",", ":")) * 6
+    assert (await served.post("/v1/completions", {"prompt": text[:1000], "max_tokens": 3})).status_code != 413
 
 
 class Sender:

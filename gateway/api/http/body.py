@@ -17,6 +17,8 @@ from slipstream.errors import InvalidArgument, Unavailable
 
 SMALL_BYTES = 65_536
 """Bodies up to this size are read however many others are."""
+KEY_BYTES = 6
+"""Bytes of a key and its value in a text of JSON, at least: `"a":1,`. So a prompt that is such a text is not refused."""
 LARGE_BODIES = 4
 """Bodies of the largest size that are read and parsed at a time."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -32,7 +34,8 @@ class BodyLimits:
     bytes: int
     """Most bytes of a body."""
     values: int
-    """Most commas and brackets in a body: each value of parsed JSON takes many times the bytes that were sent."""
+    """Most commas and brackets in a body: each value of parsed JSON takes many times the bytes that were sent. Keys of
+    objects take most time to parse: a body has as many as fit into a text of this size at most, one in KEY_BYTES."""
     idle_s: float
     """Seconds that a client has to send its body."""
 
@@ -77,9 +80,16 @@ class BodyReader:
 
     def _check_values(self, body: bytes) -> None:
         most = self._limits.values
-        if len(body) > most and sum(map(body.count, (b",", b"[", b"{"))) > most:
+        if len(body) <= most:
+            return
+        if sum(map(body.count, (b",", b"[", b"{"))) > most:
             raise RequestTooLarge(
                 f"The body has more than {most} commas and brackets; send fewer values.", reason="TOO_MANY_VALUES"
+            )
+        if min(body.count(b":"), body.count(b'"') // 2) > most // KEY_BYTES:  # no key does without
+            raise RequestTooLarge(
+                f"The objects of the body have more than {most // KEY_BYTES} keys; send fewer.",
+                reason="TOO_MANY_VALUES",
             )
 
 
