@@ -11,11 +11,16 @@ from pathlib import Path
 
 
 async def announced(process: asyncio.subprocess.Process) -> str:
-    """The address in the line that a process prints when it can serve."""
+    """The gRPC address in the line that a process prints when it can serve."""
+    return (await ready_line(process))["grpc"]
+
+
+async def ready_line(process: asyncio.subprocess.Process) -> dict[str, str]:
+    """The addresses in that line, by protocol."""
     assert process.stdout is not None
     line = (await process.stdout.readline()).decode()
     assert line.startswith("ready grpc=127.0.0.1:"), line
-    return line.strip().removeprefix("ready grpc=")
+    return dict(word.split("=", 1) for word in line.split()[1:])
 
 
 @asynccontextmanager

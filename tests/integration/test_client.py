@@ -14,8 +14,6 @@ from slipstream import AsyncClient, AsyncStream, Client, RetrySettings
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tests.calls import store
 from tests.front import Front, Setting
-from tests.gateway_process import announced, gateway_process
-from tests.scripted_verifier import served
 
 NOBODY = "127.0.0.1:1"
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ mood }}{% endfor %}{{ tools }}"
@@ -190,30 +188,6 @@ async def test_a_request_begins_on_the_first_gateway_that_answers(front: Front) 
     async with AsyncClient([NOBODY, front.gateway.address], retry=RetrySettings()) as client:
         with pytest.raises(Unavailable, match="no gateway answered"):
             await client.generate("Tell me.")
-
-
-async def test_a_stream_goes_on_with_the_next_token_when_its_gateway_is_killed(
-    setting: Setting, folder: Path, redis_url: str
-) -> None:
-    verifier = setting.verifier(limit=9)
-    settings = {"store": redis_url, "lease_s": "2"}
-    async with (
-        served(verifier) as (address, _),
-        gateway_process(folder, address, **settings) as first,
-        gateway_process(folder, address, **settings) as second,
-        AsyncClient([await announced(first), await announced(second)]) as client,
-    ):
-        stream = client.stream("Tell me.", max_tokens=40)
-        heard = await first_nine(stream)
-        first.kill()
-        verifier.limit = None
-        heard += [piece async for piece in stream]
-    position = 0
-    for piece in heard:
-        assert piece.offset == position
-        position += len(piece.token_ids)
-    assert [token for piece in heard for token in piece.token_ids] == verifier.script[:40]
-    assert "".join(piece.text for piece in heard) == setting.tokenizer.decode(verifier.script[:40])
 
 
 async def test_a_session_that_the_store_lost_is_heard_once(setting: Setting) -> None:
