@@ -15,6 +15,7 @@ import torch
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from training.corpus import DISTINCT, TrainingBatch, distinct_share, is_held_out, read_corpus
+from training.progress import StageProgress
 from training.request import TrainRequest
 from training.target import Target
 
@@ -234,15 +235,17 @@ class SampleMaker:
                 prompts.append((tokens[at : at + size], text.workload))
         prompts.sort(key=lambda each: len(each[0]))
         samples: list[Sample] = []
-        for begin in range(0, len(prompts), BATCH):
-            part = prompts[begin : begin + BATCH]
-            written = self._target.answer(
-                [each for each, _ in part], self._request.answer_tokens, temperature, self._request.seed + begin
-            )
-            samples += [
-                Sample(prompt + answer, len(prompt), workload)
-                for (prompt, workload), answer in zip(part, written, strict=True)
-            ]
+        with StageProgress("answers of the target") as progress:
+            for begin in range(0, len(prompts), BATCH):
+                part = prompts[begin : begin + BATCH]
+                written = self._target.answer(
+                    [each for each, _ in part], self._request.answer_tokens, temperature, self._request.seed + begin
+                )
+                samples += [
+                    Sample(prompt + answer, len(prompt), workload)
+                    for (prompt, workload), answer in zip(part, written, strict=True)
+                ]
+                progress.show(len(samples) / len(prompts), f"{len(samples)} of {len(prompts)}")
         return samples
 
 

@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from slipstream.errors import FailedPrecondition
 from training.corpus import TrainingBatch
+from training.progress import TrainingProgress
 from training.settings import Budget, Optimisation, Schedule
 
 
@@ -62,51 +60,6 @@ class TrainingCheckpoint:
                 "choose another cache folder, or start without --resume."
             )
         return cls(key, Position(**state["position"]), state["masters"], state["optimiser"])
-
-
-LINE_EVERY_S = 30.0
-
-
-class TrainingProgress:
-    """Shows loss (smoothed, nats per token), speed and remaining time of one stage, and what was found last."""
-
-    finding = ""
-
-    def __init__(self, name: str, console: Console | None = None) -> None:
-        self._name = name
-        self._console = console or Console(stderr=True)  # what is printed on stdout is the result
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[status]}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task(name, total=1.0, status="compiling")
-        self._smooth: float | None = None
-        self._last_line = 0.0
-
-    def __enter__(self) -> TrainingProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def update(self, used: float, step: int, loss: float, seconds: float, tokens: int) -> None:
-        """`used` of the budget 0..1, the step's `loss`, training `seconds` and `tokens` so far."""
-        self._smooth = loss if self._smooth is None else 0.95 * self._smooth + 0.05 * loss
-        speed = tokens / seconds if seconds else 0.0
-        left = seconds * (1.0 - used) / max(used, 1e-9)
-        status = f"step {step}  loss {self._smooth:.3f}  {speed:,.0f} tokens/s  {left / 60:.1f} min left{self.finding}"
-        self._bar.update(self._task, completed=used, status=status)
-        now = time.monotonic()
-        if not self._console.is_terminal and (now - self._last_line > LINE_EVERY_S or used >= 1.0):
-            self._last_line = now
-            self._console.print(f"{self._name}  {used:6.1%}  {status}", soft_wrap=True, highlight=False)
 
 
 class Learner(Protocol):

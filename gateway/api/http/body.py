@@ -18,7 +18,7 @@ from slipstream.errors import InvalidArgument, Unavailable
 SMALL_BYTES = 65_536
 """Bodies up to this size are read however many others are."""
 KEY_BYTES = 6
-"""Bytes of a key and its value in a text of JSON, at least: `"a":1,`. So a prompt that is such a text is not refused."""
+"""Bytes of a key and its value in a text of JSON, at least: `"a":1,`. A prompt that is such a text is not refused."""
 LARGE_BODIES = 4
 """Bodies of the largest size that are read and parsed at a time."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

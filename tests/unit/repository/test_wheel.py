@@ -31,8 +31,10 @@ for role in ("target", "draft"):
 LOADED = """
 import sys
 before = set(sys.modules)
-import slipstream, slipstream.cli
+import slipstream
 slipstream.Client, slipstream.AsyncClient
+assert not {"typer", "rich"} & set(sys.modules)  # which are the command's
+import slipstream.cli
 print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
 """
 CLIENT = {"grpcio", "grpcio-status", "protobuf", "typer", "rich"}

@@ -142,6 +142,7 @@ def trained(kind: str, target: Path, data: Path, out: Path, *more: str) -> dict[
     command = ["train", kind, "--config", config, "--target", target, "--data", data, "--out", out, "--json", *more]
     result = CliRunner().invoke(app, [str(each) for each in command], env={"MALLOC_MMAP_THRESHOLD_": "1"})
     assert result.exit_code == 0, result.output
+    assert ("answers of the target  100.0%" in result.stderr) is ("--dry-run" not in more)
     found: dict[str, Any] = json.loads(result.stdout)
     return found
 
