@@ -1,4 +1,4 @@
-"""Shows how far training is: a bar on a terminal, elsewhere a line now and then. Both on standard error: what is printed
+"""Shows how far training is, on standard error: a bar on a terminal, elsewhere a line now and then. What is printed
 on standard output is the result."""
 
 from __future__ import annotations

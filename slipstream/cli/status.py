@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,9 @@ from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.v1 import gateway_pb2, worker_pb2
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 COLUMNS = ("worker", "model", "state", "sessions", "waiting", "KV used", "steps/s")
 
@@ -34,7 +35,9 @@ def status(
     """Print the models that a gateway serves, how many verifiers have each, and its drafters."""
     with explained("status"), open_client(server, api_key, tls, ca) as client:
         if watch:
-            _watch(client, every, as_json)
+            from rich.console import Console
+
+            _watch(client, every, as_json, Console())
             return
         models = client.models()
     if as_json:
@@ -61,33 +64,41 @@ def model_lines(models: Sequence[gateway_pb2.ServedModel]) -> Iterator[str]:
             yield "  no drafter: plain decoding"
 
 
-def _watch(client: Client, every_s: float, as_json: bool) -> None:
+def _watch(client: Client, every_s: float, as_json: bool, console: Console) -> None:
     """Shows the fleet until Ctrl-C. A gateway that goes away is waited for. Raises the SlipstreamError of one that
     answers and refuses, and InvalidArgument where there is nothing to show it on."""
-    from rich.console import Console
     from rich.live import Live
 
-    if not as_json and not sys.stdout.isatty():
+    if not as_json and not console.is_terminal:
         raise InvalidArgument("--watch draws on a terminal; with --json it prints an object for each look.")
     rates = StepRates()
     try:
         if as_json:
             while True:
-                typer.echo(json.dumps(as_dict(client.fleet())))
+                typer.echo(json.dumps(_look(client)))
                 sleep(every_s)
-        with Live(console=Console(), auto_refresh=False, screen=True) as live:
+        with Live(console=console, auto_refresh=False, screen=True) as live:
             while True:
-                live.update(_look(client, rates), refresh=True)
+                live.update(_drawn_look(client, rates), refresh=True)
                 sleep(every_s)
     except KeyboardInterrupt:
         return
 
 
-def _look(client: Client, rates: StepRates) -> Any:
+def _look(client: Client) -> dict[str, Any]:
+    try:
+        return as_dict(client.fleet())
+    except Unavailable as error:
+        return {"error": {"reason": error.reason, "message": error.message}}
+
+
+def _drawn_look(client: Client, rates: StepRates) -> Table | Text:
+    from rich.text import Text
+
     try:
         fleet = client.fleet()
     except Unavailable as error:
-        return f"no answer: {error.message} [{error.reason}]"
+        return Text(f"no answer: {error.message} [{error.reason}]")
     return fleet_table(fleet, rates.update(fleet, monotonic()))
 
 

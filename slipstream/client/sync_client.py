@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar, Unpack
 from slipstream.client.async_client import LOCAL, AsyncClient, AsyncStream, ClientOptions, RolledBack
 from slipstream.client.completion import Completion, Piece
 from slipstream.client.options import ChatOptions, GenerateOptions, Message, Prompt, RollbackOptions
+from slipstream.errors import FailedPrecondition
 from slipstream.v1 import gateway_pb2
 
 T = TypeVar("T")
@@ -24,7 +25,11 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine. An interrupt of the caller, such as Ctrl-C, cancels it."""
+        """The result of a coroutine. An interrupt of the caller, such as Ctrl-C, cancels it. Raises FailedPrecondition
+        once the loop is closed."""
+        if self.closed:
+            work.close()
+            raise FailedPrecondition("the client is closed; open another one.", reason="CLOSED")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

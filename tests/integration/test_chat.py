@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from slipstream.cli.operations import doctor
+from slipstream.cli.serve import check_fit
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.vocabulary import template_warning
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -77,6 +80,21 @@ async def test_a_drafter_with_another_template_is_served_with_a_warning(setting:
         served = list(models.models[0].drafters)
     assert {each.name: bool(each.warning) for each in served} == {"target's": False, "other": True}
     assert not any(each.mismatch for each in served)
+
+
+async def test_the_doctor_and_serving_name_a_drafter_with_another_template(
+    setting: Setting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting.model.chat_template_fingerprint = "target's"
+    same = await setting.drafter()
+    other = await setting.drafter(name="odd", chat_template_fingerprint="other")
+    front = await setting.front(setting.verifier())
+    await asyncio.to_thread(doctor, [*front.addresses, same, other])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "template" in line]
+    assert len(lines) == 1 and lines[0].startswith(f"ok    drafter {other}: ") and "odd has another chat" in lines[0]
+    await check_fit(front.addresses[0], [same, other])
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("slipstream serve: ") and "odd has another chat template" in line
 
 
 def test_a_lookup_needs_no_template() -> None:

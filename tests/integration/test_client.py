@@ -228,6 +228,9 @@ async def test_the_waiting_client_does_the_same(front: Front) -> None:
             with pytest.raises(NotFound):
                 client.cancel("nobody")
         client.close()
+        with pytest.raises(FailedPrecondition) as caught:
+            client.generate("Tell me.")
+        assert caught.value.reason == "CLOSED"
 
     await asyncio.to_thread(use)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
-from slipstream import AsyncClient
+from slipstream import AsyncClient, Client
 from slipstream.cli import app
+from slipstream.cli.status import _watch
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.errors import PermissionDenied
 from slipstream.v1 import gateway_pb2
@@ -103,6 +107,34 @@ async def test_the_fleet_is_shown_until_it_is_enough(front: Front, monkeypatch: 
     assert models["models"][0]["verifiers"] == 1
     assert await run(front, "status") == "toy: 1 verifier, texts of up to 200 tokens\n  no drafter: plain decoding\n"
     assert "terminal" in await asyncio.to_thread(failing, front, "status", "--watch")
+
+
+async def test_the_fleet_is_drawn_and_a_gateway_that_goes_away_is_waited_for(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, looks = io.StringIO(), [0]
+    loop = asyncio.get_running_loop()
+
+    def pause(_: float) -> None:
+        looks[0] += 1
+        if looks[0] == 1:
+            asyncio.run_coroutine_threadsafe(front.gateway.server.stop(0), loop).result(60)
+        elif looks[0] == 2:
+            raise KeyboardInterrupt
+
+    def look(as_json: bool) -> None:
+        with Client(front.gateway.address) as client:
+            _watch(client, 0.5, as_json, Console(file=shown, force_terminal=True, width=250))
+
+    monkeypatch.setattr(sys.modules["slipstream.cli.status"], "sleep", pause)
+    await asyncio.to_thread(look, False)
+    drawn, _, gone = shown.getvalue().partition("no answer")
+    assert "0 sessions here" in drawn and "verifier 127.0.0." in drawn and "[NO_GATEWAY]" in gone
+    told: list[str] = []
+    monkeypatch.setattr(typer, "echo", told.append)
+    looks[0] = 1
+    await asyncio.to_thread(look, True)
+    assert json.loads(told[0])["error"]["reason"] == "NO_GATEWAY"
 
 
 async def test_the_fleet_is_told_to_operators_alone(setting: Setting, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,12 +18,14 @@ from slipstream.cli.pair_check import (
     PairCheck,
     Round,
     _Calls,
+    _check_models,
     _summarise,
     _warn,
     run_rounds,
     write_text,
 )
 from slipstream.engine.factory import open_engine
+from slipstream.engine.model_info import ModelInfo
 from slipstream.proposers.base import ProposerSettings, open_proposer
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import shipped_model
@@ -119,6 +123,19 @@ def test_the_command_prints_one_screen_and_json(tmp_path: Path) -> None:
         assert word in shown.output
     found = json.loads(run.invoke(app, [*command, "--json"]).output)
     assert found["by_slice"].keys() == {"mine"} and found["rounds"] > 0 and len(found["speed_up"]) == DEPTH
+
+
+@pytest.mark.parametrize(
+    ("theirs", "level", "says"),
+    [("t", "ok", "nothing differs"), ("d", "warning", "another chat template"), ("", "warning", "no chat template")],
+)
+def test_the_templates_of_target_and_draft_are_compared(theirs: str, level: str, says: str) -> None:
+    target: Any = SimpleNamespace(model=ModelInfo("target", "local-1", 8, "v", 64, "float32", 1, (0,), "t"))
+    draft: Any = SimpleNamespace(model=replace(target.model, name="draft", chat_template=theirs))
+    check = PairCheck("target", "", "model")
+    _check_models(check, target, draft)
+    [found] = [(how, text) for how, text in check.findings if text.startswith("chat template: ")]
+    assert found[0] == level and says in found[1]
 
 
 def test_another_vocabulary_and_a_method_that_cannot_be_tried_are_refused(tmp_path: Path) -> None:
