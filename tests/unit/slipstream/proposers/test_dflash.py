@@ -20,11 +20,13 @@ from slipstream.proposers.dflash_head import DflashHead, load_dflash
 from slipstream.proposers.eagle_checkpoint import read_target
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import VOCABULARY, save_checkpoint
+from tests.dflash_golden import ANCHORS, CASES, COLUMNS, ROWS, drafter, inputs
 from tests.dflash_heads import BLOCK, LAYERS, MASK, Tensors, config_of, plain_block, random_tensors, save_dflash
 
 LENGTH, WIDTH = 12, 64
 GREEDY = SamplingParams(temperature=0.0)
 KNOWN = torch.arange(64) * 2
+GOLDEN = json.loads((Path(__file__).parents[3] / "dflash_golden.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,24 @@ def test_both_layouts_give_the_numbers_of_a_plain_implementation(form: str, targ
         assert int(found[0].isfinite().sum()) == 64
         found = found[:, KNOWN]
     assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_drafters_give_the_numbers_of_speculators(case: str, target: str, tmp_path: Path) -> None:
+    """`dflash_golden.json` holds what the other implementation made of the same weights, and its own config.json. Both
+    blocks begin within one text there: neither saw its root's hidden states, nor what follows."""
+    tensors, config = drafter(**CASES[case])
+    known = torch.arange(VOCABULARY) if "d2t" not in tensors else tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    rows, columns = [row - 1 for row in ROWS], known[list(COLUMNS)]
+    for number, written in enumerate((config, GOLDEN[case]["config"])):
+        head = load(save_dflash(tmp_path / str(number), tensors, written), target)
+        tokens, features = inputs(len(head.config.layers))
+        for anchor, expected in zip(ANCHORS, GOLDEN[case]["logits"], strict=True):
+            states = states_of(features[:anchor], head.config.layers)
+            proposer = DflashProposer(head)
+            proposer.propose([context(tokens[: anchor + 1].tolist(), None, hidden=(HiddenRows(0, states),))])
+            found = proposer._drafted["session"].logits[rows][:, columns]
+            assert torch.allclose(found, torch.tensor(expected), rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize(
