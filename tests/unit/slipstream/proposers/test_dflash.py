@@ -72,14 +72,14 @@ def logits_of(head: DflashHead, tokens: list[int], features: Tensor) -> Tensor:
 @pytest.mark.parametrize("form", ["original", "speculators", "part of the vocabulary", "last hidden state"])
 def test_both_layouts_give_the_numbers_of_a_plain_implementation(form: str, target: str, tmp_path: Path) -> None:
     tensors, (tokens, features) = random_tensors(), text_of(3)
-    config = config_of(speculators=form != "original")
+    config = config_of(speculators=form in ("speculators", "part of the vocabulary"))
     stored = dict(tensors)
     if form == "part of the vocabulary":
         tensors = tensors | {"lm_head.weight": torch.randn(64, WIDTH)}
         known = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill_(0, KNOWN, True)
         stored = tensors | {"d2t": KNOWN - torch.arange(64), "t2d": known}
     if form == "last hidden state":
-        config["aux_hidden_state_layer_ids"] = [1, 3]
+        config["dflash_config"]["target_layer_ids"] = [0, 2]
     head = load(save_dflash(tmp_path, stored, config), target)
     expected = plain_block(target, tensors, features, tokens[-1])
     assert expected.std() > 0.5
@@ -148,6 +148,7 @@ def test_tensors_that_do_not_fit_are_refused_with_name_and_shape(
         ({"dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 500}}, "mask_token_id is 500; .* 0 to 198"),
         ({"dflash_config": {"target_layer_ids": [0, 9], "mask_token_id": 1}}, r"layers \[0, 9\] give; .* has 0 to 2"),
         ({"dflash_config": {"mask_token_id": 1}}, r"layers \[\] give"),
+        ({"speculators": True, "aux_hidden_state_layer_ids": [1, 3]}, "has 3, .* front of the final norm; 0 to 2"),
         ({"sample_from_anchor": True}, "sample_from_anchor is True; only drafters with False are read"),
         ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 8, "use_sliding_window": True}, "sliding window"),
     ],
