@@ -10,8 +10,9 @@ row is the distribution of the token in its place.
 | the original | a Qwen3's, `block_size`, `dflash_config` | `fc`, `hidden_norm`, `norm`, `layers.{i}.*` |
 | that of `speculators` | `transformer_layer_config`, the rest beside it | the same, perhaps `lm_head`, `d2t`, `t2d` |
 
-`target_layer_ids` of the original number the outputs of the target's layers, `aux_hidden_state_layer_ids` of
-`speculators` what enters them, as we do. Embeddings are the target's, and its output unless the file has one.
+`target_layer_ids` of the original number the outputs of the target's layers, the last one behind the final norm, as
+transformers does; `aux_hidden_state_layer_ids` of `speculators` what enters them, as we do, the last output in front of
+that norm. Embeddings are the target's, and its output unless the file has one.
 """
 
 from __future__ import annotations
@@ -182,4 +183,7 @@ def _layers(name: str, given: dict[str, Any], target: EagleTarget) -> tuple[int,
     if not found or not all(0 <= each <= count for each in found):
         numbers = [each - 1 for each in found]
         raise unfit(f"{name} reads what the target's layers {numbers} give; {target.name} has 0 to {count - 1}.")
+    if found is inputs and count in found:
+        raise unfit(f"{name}: aux_hidden_state_layer_ids has {count}, the output of {target.name}'s last layer in "
+                    f"front of the final norm; 0 to {count - 1} are read.")  # fmt: skip
     return tuple(found)

@@ -20,11 +20,13 @@ from slipstream.proposers.dflash_head import DflashHead, load_dflash
 from slipstream.proposers.eagle_checkpoint import read_target
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import VOCABULARY, save_checkpoint
+from tests.dflash_golden import ANCHORS, CASES, COLUMNS, ROWS, drafter, inputs
 from tests.dflash_heads import BLOCK, LAYERS, MASK, Tensors, config_of, plain_block, random_tensors, save_dflash
 
 LENGTH, WIDTH = 12, 64
 GREEDY = SamplingParams(temperature=0.0)
 KNOWN = torch.arange(64) * 2
+GOLDEN = json.loads((Path(__file__).parents[3] / "dflash_golden.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +72,14 @@ def logits_of(head: DflashHead, tokens: list[int], features: Tensor) -> Tensor:
 @pytest.mark.parametrize("form", ["original", "speculators", "part of the vocabulary", "last hidden state"])
 def test_both_layouts_give_the_numbers_of_a_plain_implementation(form: str, target: str, tmp_path: Path) -> None:
     tensors, (tokens, features) = random_tensors(), text_of(3)
-    config = config_of(speculators=form != "original")
+    config = config_of(speculators=form in ("speculators", "part of the vocabulary"))
     stored = dict(tensors)
     if form == "part of the vocabulary":
         tensors = tensors | {"lm_head.weight": torch.randn(64, WIDTH)}
         known = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill_(0, KNOWN, True)
         stored = tensors | {"d2t": KNOWN - torch.arange(64), "t2d": known}
     if form == "last hidden state":
-        config["aux_hidden_state_layer_ids"] = [1, 3]
+        config["dflash_config"]["target_layer_ids"] = [0, 2]
     head = load(save_dflash(tmp_path, stored, config), target)
     expected = plain_block(target, tensors, features, tokens[-1])
     assert expected.std() > 0.5
@@ -93,6 +95,24 @@ def test_both_layouts_give_the_numbers_of_a_plain_implementation(form: str, targ
         assert int(found[0].isfinite().sum()) == 64
         found = found[:, KNOWN]
     assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_drafters_give_the_numbers_of_speculators(case: str, target: str, tmp_path: Path) -> None:
+    """`dflash_golden.json` holds what the other implementation made of the same weights, and its own config.json. Both
+    blocks begin within one text there: neither saw its root's hidden states, nor what follows."""
+    tensors, config = drafter(**CASES[case])
+    known = torch.arange(VOCABULARY) if "d2t" not in tensors else tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    rows, columns = [row - 1 for row in ROWS], known[list(COLUMNS)]
+    for number, written in enumerate((config, GOLDEN[case]["config"])):
+        head = load(save_dflash(tmp_path / str(number), tensors, written), target)
+        tokens, features = inputs(len(head.config.layers))
+        for anchor, expected in zip(ANCHORS, GOLDEN[case]["logits"], strict=True):
+            states = states_of(features[:anchor], head.config.layers)
+            proposer = DflashProposer(head)
+            proposer.propose([context(tokens[: anchor + 1].tolist(), None, hidden=(HiddenRows(0, states),))])
+            found = proposer._drafted["session"].logits[rows][:, columns]
+            assert torch.allclose(found, torch.tensor(expected), rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +148,7 @@ def test_tensors_that_do_not_fit_are_refused_with_name_and_shape(
         ({"dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 500}}, "mask_token_id is 500; .* 0 to 198"),
         ({"dflash_config": {"target_layer_ids": [0, 9], "mask_token_id": 1}}, r"layers \[0, 9\] give; .* has 0 to 2"),
         ({"dflash_config": {"mask_token_id": 1}}, r"layers \[\] give"),
+        ({"speculators": True, "aux_hidden_state_layer_ids": [1, 3]}, "has 3, .* front of the final norm; 0 to 2"),
         ({"sample_from_anchor": True}, "sample_from_anchor is True; only drafters with False are read"),
         ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 8, "use_sliding_window": True}, "sliding window"),
     ],
