@@ -75,6 +75,8 @@ class System:
         world = GatewayDependencies(random.Random(5).getrandbits, store=store, tracing=tracing)
         gateway = await self._stack.enter_async_context(running(config, world))
         await gateway.ready()
+        # All of them, so that the first verifier gets the first request.
+        await until(lambda: all(known.ready for known in gateway.router.verifiers))
         await until(lambda: all(known.present for known in gateway.router.drafters))
         line = await self._stack.enter_async_context(channel(gateway.address))
         self.stub = gateway_pb2_grpc.GatewayServiceStub(line)
