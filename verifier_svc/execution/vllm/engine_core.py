@@ -26,6 +26,8 @@ from verifier_svc.execution.vllm.node_link import LeaderLink
 
 FIRST_STEP_S = 300.0
 """Least seconds that the first step may take: kernels and communication are set up in it."""
+STATUS_S = 5.0
+"""Seconds that a process's status may come after its sentinel: a killed one closes its files first."""
 KILL_AGAIN_S = 0.2
 
 
@@ -192,7 +194,10 @@ class EngineCore:
 
 def wait_for_end(workers: Sequence[Any]) -> str:
     """Waits for the first of vLLM's worker handles whose process ends; says how."""
-    multiprocessing.connection.wait([worker.proc.sentinel for worker in workers])
+    ended = multiprocessing.connection.wait([worker.proc.sentinel for worker in workers])
+    for worker in workers:
+        if worker.proc.sentinel in ended:
+            worker.proc.join(STATUS_S)
     return ends_of(workers)
 
 

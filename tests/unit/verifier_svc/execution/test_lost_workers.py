@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from slipstream.engine.model_thread import ModelThread
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution import target
 from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.execution.vllm.engine_core import ends_of
+from verifier_svc.execution.vllm.engine_core import ends_of, wait_for_end
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,22 @@ from verifier_svc.execution.vllm.engine_core import ends_of
 )
 def test_the_first_worker_that_is_gone_is_named(codes: list[int | None], sentence: str) -> None:
     assert ends_of([SimpleNamespace(proc=SimpleNamespace(exitcode=code)) for code in codes]) == sentence
+
+
+def test_the_status_of_a_worker_may_come_after_its_end_is_seen() -> None:
+    """A killed process closes its files, its sentinel among them, before its parent can read how it ended."""
+    sentinel, alive = os.pipe()
+    process = SimpleNamespace(sentinel=sentinel, exitcode=None)
+
+    def join(timeout: float) -> None:
+        process.exitcode = -signal.SIGKILL
+
+    process.join = join
+    os.close(alive)
+    try:
+        assert wait_for_end([SimpleNamespace(proc=process)]) == "a vLLM worker was killed by SIGKILL"
+    finally:
+        os.close(sentinel)
 
 
 async def test_a_verifier_whose_workers_are_lost_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
