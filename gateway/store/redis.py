@@ -95,14 +95,17 @@ class RedisStore:
     async def memory_usage(self) -> StoreMemory:
         async with typed_errors():
             try:
-                if isinstance(self._client, RedisCluster):
-                    nodes = self._client.get_primaries()
-                    answers = await asyncio.gather(*(self._client.info("memory", target_nodes=node) for node in nodes))
-                else:
-                    answers = [await self._client.info("memory")]
+                answers = await cancellable(self._infos())
             except ResponseError:  # a user whom its rules forbid INFO
                 return StoreMemory(0, 0, "")
         return max(map(_memory, answers), key=lambda each: (each.evicts, each.used_share))
+
+    async def _infos(self) -> list[dict[str, Any]]:
+        """The section `memory` of INFO, of every primary."""
+        if not isinstance(self._client, RedisCluster):
+            return [await self._client.info("memory")]
+        nodes = self._client.get_primaries()
+        return await asyncio.gather(*(self._client.info("memory", target_nodes=node) for node in nodes))
 
     async def close(self) -> None:
         async with typed_errors():
@@ -192,7 +195,7 @@ def source(file: str) -> str:
 
 async def cancellable(doing: Awaitable[Done]) -> Done:
     """redis-py writes inside of `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that comes as it
-    ends: a session whose client left just then would be kept for ever."""
+    ends: a session whose client left just then would be kept for ever, and a gateway that ends just then not end."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()

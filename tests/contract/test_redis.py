@@ -122,22 +122,23 @@ async def test_a_store_that_accepts_and_never_answers_is_typed_unavailable_in_bo
         gone.set()
 
 
-async def test_a_write_can_be_cancelled_at_any_time(redis_url: str) -> None:
+@pytest.mark.parametrize("operation", ["a write", "a look at the memory"])
+async def test_an_operation_can_be_cancelled_at_any_time(redis_url: str, operation: str) -> None:
     async with connected(redis_url) as client:
         store = redis_world(client).store()
         await store.create(made := record())
 
-        async def write_and_wait() -> None:
-            await store.renew(made.id, 1)
+        async def run_and_wait() -> None:
+            await (store.renew(made.id, 1) if operation == "a write" else store.memory_usage())
             await asyncio.Event().wait()
 
         for turns in range(40):  # of the event loop; some more than it takes
-            writing = asyncio.create_task(write_and_wait())
+            running = asyncio.create_task(run_and_wait())
             for _ in range(turns):
                 await asyncio.sleep(0)
-            writing.cancel()
-            await asyncio.wait([writing], timeout=60)
-            assert writing.cancelled(), f"went on after {turns} turns"
+            running.cancel()
+            await asyncio.wait([running], timeout=60)
+            assert running.cancelled(), f"went on after {turns} turns"
 
 
 async def test_hundreds_of_sessions_write_at_once(redis_url: str) -> None:
