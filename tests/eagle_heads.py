@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from slipstream.proposers.eagle_checkpoint import open_head, read_target
+from slipstream.proposers.eagle_checkpoint import open_head
 from slipstream.proposers.eagle_head import EagleConfig, EagleHead
+from slipstream.proposers.head_file import read_target
 from tests.checkpoints import save_checkpoint
 
 LAYERS = (0, 1, 2)

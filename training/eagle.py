@@ -17,8 +17,9 @@ from transformers import AutoConfig
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.eagle import fuse
-from slipstream.proposers.eagle_checkpoint import FAMILIES, default_layers, open_head, read_target, save_head
+from slipstream.proposers.eagle_checkpoint import default_layers, open_head, save_head
 from slipstream.proposers.eagle_head import EagleConfig
+from slipstream.proposers.head_file import FAMILIES, read_target
 from training.corpus import TrainingBatch
 from training.folder import replacing
 from training.loss import divergence
@@ -41,8 +42,6 @@ class Eagle:
         ids = None
         if request.version == 3 and 0 < request.draft_vocabulary < vocabulary:
             ids = frequency.topk(request.draft_vocabulary).indices.sort().values
-        self.coverage = float(frequency[ids].sum() / frequency.sum()) if ids is not None else 1.0
-        """Share of the learned tokens that the output knows."""
         config = EagleConfig(
             layer=_layer_of(target, request.feed_forward),
             target_width=known.output.shape[1],

@@ -13,7 +13,7 @@ import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -211,10 +211,7 @@ def write_text(
                 break
     finally:
         engine.close(sequence)
-    if not parts:
-        return text, None
-    layers = {number: torch.cat([part.layers[number] for part in parts]) for number in parts[0].layers}
-    return text, HiddenStates(torch.cat([part.last for part in parts]), layers)
+    return text, HiddenStates.join(parts) if parts else None
 
 
 @dataclass(slots=True)
@@ -240,12 +237,9 @@ def run_rounds(
     while length < len(text):
         hidden: tuple[HiddenRows, ...] = ()
         if states is not None and length - 1 > given:
-            layers = {number: rows[given : length - 1] for number, rows in states.layers.items()}
-            hidden = (HiddenRows(given, HiddenStates(states.last[given : length - 1], layers)),)
+            hidden = (HiddenRows(given, states.cut(given, length - 1)),)
             given = length - 1
-        context = ProposerContext(
-            handle, text, length, prompt_length, len(text) + DEPTH, sampling, hidden=hidden, noise_nodes=[0]
-        )
+        context = ProposerContext(handle, text, length, prompt_length, len(text) + DEPTH, sampling, hidden=hidden)
         chain = likeliest_chain(opened, context, calls)
         right = 0
         while right < len(chain) and length + right < len(text) and chain[right] == text[length + right]:
@@ -265,11 +259,14 @@ def likeliest_chain(opened: OpenedProposer, context: ProposerContext, calls: _Ca
     """Indices into `nodes`."""
     while len(chain) < min(DEPTH, opened.depth):
         end = chain[-1] if chain else ROOT
-        view = ProposerContext(
-            context.handle, context.tokens, context.length, context.prompt_length, context.max_length, context.sampling,
-            node_tokens=[node.token for node in nodes], parents=[node.parent for node in nodes], expand=[end],
-            hidden=context.hidden if not nodes else (), noise_nodes=[len(nodes)],
-        )  # fmt: skip
+        view = replace(
+            context,
+            node_tokens=[node.token for node in nodes],
+            parents=[node.parent for node in nodes],
+            expand=[end],
+            hidden=() if nodes else context.hidden,
+            noise_nodes=[len(nodes)],
+        )
         began = time.perf_counter()
         [answer] = opened.proposer.propose([view])
         calls.count, calls.seconds = calls.count + 1, calls.seconds + time.perf_counter() - began

@@ -42,6 +42,18 @@ class HiddenStates:
     layers: Mapping[int, torch.Tensor]
     """[tokens, hidden] by the layer's number."""
 
+    def cut(self, first: int, end: int) -> HiddenStates:
+        """Rows `first` up to `end`, as views."""
+        return HiddenStates(self.last[first:end], {number: rows[first:end] for number, rows in self.layers.items()})
+
+    @classmethod
+    def join(cls, parts: list[HiddenStates]) -> HiddenStates:
+        """The rows of one or more parts with the same layers, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        layers = {number: torch.cat([part.layers[number] for part in parts]) for number in parts[0].layers}
+        return cls(torch.cat([part.last for part in parts]), layers)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:

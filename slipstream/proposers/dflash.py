@@ -24,9 +24,9 @@ from slipstream.proposers.base import (
     any_vocabulary,
 )
 from slipstream.proposers.dflash_head import DflashHead, load_dflash
-from slipstream.proposers.eagle_cache import PairReader
-from slipstream.proposers.eagle_checkpoint import read_target
-from slipstream.proposers.marginals import RANKS, MarginalProposer
+from slipstream.proposers.draft_cache import PairReader
+from slipstream.proposers.head_file import read_target
+from slipstream.proposers.marginals import MarginalProposer, expected_ranks
 
 EXPECTED = 0.75, 0.08
 """Accuracy of rank 0 and of rank 1 of every row, where those before it were right, that an unknown drafter is believed
@@ -41,9 +41,8 @@ class DflashProposer(MarginalProposer):
     def __init__(
         self, head: DflashHead, *, width: int = 4, proposal_tokens: int = 32, most_tokens: int = 65_536
     ) -> None:
-        best, second = EXPECTED
-        ranks = [best, *(second / rank for rank in range(1, RANKS))]
-        super().__init__([ranks] * (head.config.block - 1), width=width, proposal_tokens=proposal_tokens)
+        expected = [expected_ranks(*EXPECTED)] * (head.config.block - 1)
+        super().__init__(expected, width=width, proposal_tokens=proposal_tokens)
         self._head = head
         self._reader = PairReader(most_tokens)
         self.passes = 0

@@ -28,15 +28,8 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from slipstream.engine.engine import HiddenStates
-from slipstream.proposers.eagle_checkpoint import (
-    EMBEDDING,
-    OFFSETS,
-    OUTPUT,
-    EagleTarget,
-    HeadFile,
-    read_layer,
-)
 from slipstream.proposers.eagle_head import DraftAttention, DraftMLP
+from slipstream.proposers.head_file import EMBEDDING, OFFSETS, OUTPUT, HeadFile, HeadTarget, read_layer
 from slipstream.proposers.weights import unfit
 
 BlockAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -69,7 +62,7 @@ class DflashConfig:
     draft_vocabulary: int
 
 
-class _Layer(nn.Module):
+class _BlockLayer(nn.Module):
     def __init__(self, layer: PretrainedConfig) -> None:
         super().__init__()
         width = layer.hidden_size
@@ -93,7 +86,7 @@ class DflashHead(nn.Module):
         self.embed_tokens = nn.Embedding(layer.vocab_size, width)
         self.fc = nn.Linear(len(config.layers) * width, width, bias=False)
         self.hidden_norm, self.norm = (LlamaRMSNorm(width, layer.rms_norm_eps) for _ in range(2))
-        self.layers = nn.ModuleList([_Layer(layer) for _ in range(layer.num_hidden_layers)])
+        self.layers = nn.ModuleList([_BlockLayer(layer) for _ in range(layer.num_hidden_layers)])
         self.rotary = LlamaRotaryEmbedding(layer)
         self.lm_head = nn.Linear(width, config.draft_vocabulary, bias=False)
         self.register_buffer("target_ids", torch.arange(config.draft_vocabulary), persistent=False)
@@ -130,11 +123,11 @@ class DflashHead(nn.Module):
         every = known.new_full((*known.shape[:-1], config.layer.vocab_size), -torch.inf)
         return every.index_copy_(-1, self.target_ids, known)
 
-    def _layers(self) -> list[_Layer]:
-        return [layer for layer in self.layers if isinstance(layer, _Layer)]
+    def _layers(self) -> list[_BlockLayer]:
+        return [layer for layer in self.layers if isinstance(layer, _BlockLayer)]
 
 
-def load_dflash(name: str, target: EagleTarget, dtype: torch.dtype) -> DflashHead:
+def load_dflash(name: str, target: HeadTarget, dtype: torch.dtype) -> DflashHead:
     """The drafter in a folder, in this type.
 
     Raises NotFound without such files, FailedPrecondition for a configuration that cannot be followed and for tensors
@@ -150,7 +143,7 @@ def load_dflash(name: str, target: EagleTarget, dtype: torch.dtype) -> DflashHea
     return head
 
 
-def _read_config(file: HeadFile, target: EagleTarget) -> DflashConfig:
+def _read_config(file: HeadFile, target: HeadTarget) -> DflashConfig:
     name, raw = file.name, file.raw
     kind, nested = raw.get("speculators_model_type"), raw.get("dflash_config")
     if kind not in (None, "dflash") or (kind is None and not isinstance(nested, dict)):
@@ -176,7 +169,7 @@ def _read_config(file: HeadFile, target: EagleTarget) -> DflashConfig:
     return DflashConfig(layer, _layers(name, given, target), target.layer_count, block, mask, rows)
 
 
-def _layers(name: str, given: dict[str, Any], target: EagleTarget) -> tuple[int, ...]:
+def _layers(name: str, given: dict[str, Any], target: HeadTarget) -> tuple[int, ...]:
     """Numbers of the residual streams that enter a layer."""
     count, outputs, inputs = target.layer_count, given.get("target_layer_ids"), given.get("aux_hidden_state_layer_ids")
     found = inputs if isinstance(inputs, list) else [each + 1 for each in outputs or ()]

@@ -30,9 +30,10 @@ from slipstream.proposers.base import (
     ProposerSettings,
     any_vocabulary,
 )
-from slipstream.proposers.eagle_cache import PairCache, PairReader, Path
-from slipstream.proposers.eagle_checkpoint import load_head, read_target
+from slipstream.proposers.draft_cache import PairCache, PairReader, Path
+from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.eagle_head import EagleHead
+from slipstream.proposers.head_file import read_target
 from slipstream.proposers.node_choice import NodeChooser, Place
 
 PASSES = 5

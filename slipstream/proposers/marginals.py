@@ -86,6 +86,11 @@ class RankAccuracy:
         return [falling(ranks) for ranks in shares]
 
 
+def expected_ranks(best: float, second: float) -> list[float]:
+    """[RANKS] accuracies of one depth by those of rank 0 and rank 1: further ones fall as 1 / rank."""
+    return [best, *(second / rank for rank in range(1, RANKS))]
+
+
 def falling(values: Sequence[float]) -> list[float]:
     lowest, found = 1.0, []
     for value in values:

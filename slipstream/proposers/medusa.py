@@ -22,7 +22,7 @@ from slipstream.proposers.base import (
     ProposerSettings,
     any_vocabulary,
 )
-from slipstream.proposers.marginals import RANKS, MarginalProposer, falling
+from slipstream.proposers.marginals import RANKS, MarginalProposer, expected_ranks, falling
 from slipstream.proposers.medusa_heads import MedusaHeads, load_heads
 from slipstream.tokenizer.vocabulary import model_folder, read_json
 
@@ -91,8 +91,7 @@ def open_proposer(settings: ProposerSettings) -> OpenedProposer:
 
 def expected_accuracy(depths: int) -> list[list[float]]:
     """[depths][RANKS] accuracies of published heads."""
-    shapes = [PUBLISHED[min(depth, len(PUBLISHED) - 1)] for depth in range(depths)]
-    return [[best, *(second / rank for rank in range(1, RANKS))] for best, second in shapes]
+    return [expected_ranks(*PUBLISHED[min(depth, len(PUBLISHED) - 1)]) for depth in range(depths)]
 
 
 def _expected(name: str, heads: int) -> list[list[float]]:

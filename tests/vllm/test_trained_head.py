@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from slipstream.proposers.eagle_checkpoint import load_head, read_target
+from slipstream.proposers.eagle_checkpoint import load_head
+from slipstream.proposers.head_file import read_target
 from tests.eagle_heads import save_easy_target
 from training.method import UNKNOWN
 from training.request import TrainRequest

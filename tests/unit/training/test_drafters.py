@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from slipstream.cli import app
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.proposers.eagle import fuse
-from slipstream.proposers.eagle_checkpoint import load_head, read_target
+from slipstream.proposers.eagle_checkpoint import load_head
+from slipstream.proposers.head_file import read_target
 from slipstream.proposers.medusa_heads import load_heads
 from tests.eagle_heads import save_easy_target
 from training.acceptance import SimulatedAcceptance, simulate
@@ -35,14 +35,6 @@ from training.texts import Sample, SampleMaker, Samples, SourceText, read_texts
 from training.trainer import Position
 
 KINDS = "draft", "medusa", "eagle"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

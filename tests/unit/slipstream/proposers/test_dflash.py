@@ -17,7 +17,7 @@ from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
 from slipstream.proposers.base import ROOT, HiddenRows, Proposal, ProposerContext, ProposerSettings, open_proposer
 from slipstream.proposers.dflash import DflashProposer, one_step_accuracy
 from slipstream.proposers.dflash_head import DflashHead, load_dflash
-from slipstream.proposers.eagle_checkpoint import read_target
+from slipstream.proposers.head_file import read_target
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import VOCABULARY, save_checkpoint
 from tests.dflash_golden import ANCHORS, CASES, COLUMNS, ROWS, drafter, inputs

@@ -17,10 +17,11 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
 from slipstream.proposers.base import ROOT, HiddenRows, Proposal, ProposedNode, ProposerContext
+from slipstream.proposers.draft_cache import PairCache
 from slipstream.proposers.eagle import EagleProposer, _Growing, fuse
-from slipstream.proposers.eagle_cache import PairCache
-from slipstream.proposers.eagle_checkpoint import load_head, read_target, save_head
+from slipstream.proposers.eagle_checkpoint import load_head, save_head
 from slipstream.proposers.eagle_head import EagleHead
+from slipstream.proposers.head_file import read_target
 from slipstream.proposers.weights import embedding_weight, output_weight
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import VOCABULARY, save_checkpoint
@@ -201,10 +202,6 @@ def text_of(seed: int, length: int = LENGTH) -> tuple[list[int], HiddenStates]:
     )
 
 
-def part_of(states: HiddenStates, first: int, end: int) -> HiddenStates:
-    return HiddenStates(states.last[first:end], {key: rows[first:end] for key, rows in states.layers.items()})
-
-
 @pytest.mark.parametrize("layers", [(), LAYERS], ids=["eagle-1", "eagle-3"])
 def test_a_tree_depends_on_its_text_alone(layers: tuple[int, ...], target: str) -> None:
     head = random_head(target, config_of(target, layers=layers), scale=0.3 if layers else 0.2).eval()
@@ -228,7 +225,7 @@ def test_a_tree_depends_on_its_text_alone(layers: tuple[int, ...], target: str) 
     step = EagleProposer(head)
     for length in range(4, LENGTH + 1):
         first = 0 if length == 4 else length - 2
-        answer = step.propose([context(tokens[:length], part_of(states, first, length - 1), first)])[0]
+        answer = step.propose([context(tokens[:length], states.cut(first, length - 1), first)])[0]
     assert tree_of(answer) == expected
 
 
@@ -247,7 +244,7 @@ def test_the_beginning_of_a_text_is_taken_from_another_of_its_salt(target: str) 
         expected = tree_of(proposer.propose([context(tokens, states, handle="first", cache_salt="a")])[0])
         if closed:
             proposer.close_sequence("first")
-        later = part_of(states, 8, LENGTH - 1)
+        later = states.cut(8, LENGTH - 1)
         shared = proposer.propose([context(tokens, later, 8, handle="second", cache_salt="a")])[0]
         assert tree_of(shared) == expected
         foreign = proposer.propose([context(tokens, later, 8, handle="third", cache_salt="b")])[0]

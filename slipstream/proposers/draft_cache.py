@@ -218,18 +218,7 @@ def _take(unread: list[HiddenRows], at: int, end: int) -> HiddenStates | None:
     while unread and unread[0].first < end:
         rows = unread.pop(0)
         if min(end, rows.end) > at:
-            taken.append(_cut(rows.states, max(0, at - rows.first), min(end, rows.end) - rows.first))
+            taken.append(rows.states.cut(max(0, at - rows.first), min(end, rows.end) - rows.first))
         if rows.end > end:
-            unread.insert(0, HiddenRows(end, _cut(rows.states, end - rows.first, len(rows.states.last))))
-    return _joined(taken) if taken else None
-
-
-def _cut(states: HiddenStates, first: int, end: int) -> HiddenStates:
-    return HiddenStates(states.last[first:end], {number: rows[first:end] for number, rows in states.layers.items()})
-
-
-def _joined(parts: list[HiddenStates]) -> HiddenStates:
-    if len(parts) == 1:
-        return parts[0]
-    layers = {number: torch.cat([part.layers[number] for part in parts]) for number in parts[0].layers}
-    return HiddenStates(torch.cat([part.last for part in parts]), layers)
+            unread.insert(0, HiddenRows(end, rows.states.cut(end - rows.first, len(rows.states.last))))
+    return HiddenStates.join(taken) if taken else None
