@@ -34,7 +34,7 @@ class SimulatedAcceptance:
 
 @torch.no_grad()
 def measure_ranks(drafter: TrainedDrafter, target: Target, samples: Sequence[Sample]) -> list[Ranks]:
-    """Those of every text."""
+    """Ranks of the text's tokens among the drafter's candidates, at every place of every text."""
     drafter.module.eval()
     found: list[Ranks] = []
     for begin in range(0, len(samples), ROWS):

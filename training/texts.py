@@ -196,7 +196,7 @@ class SampleMaker:
         return Samples(given, written, _few_workloads(measured), share, looping)
 
     def _windows(self, text: SourceText) -> list[Sample]:
-        """Of a text as it is; of a prompt only where the target does not answer it itself."""
+        """Rows of a text as it was given; a prompt has some only where the target does not answer it itself."""
         if text.prompt and self._request.answers:
             return []
         prompt = self._target.encode(text.prompt) if text.prompt else []

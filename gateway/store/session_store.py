@@ -71,7 +71,7 @@ class StoreMemory:
 
     @property
     def evicts(self) -> bool:
-        """Whether it may drop records before their end. All have a time to live: every policy but one finds them."""
+        """True for a server that may drop records early. All have a time to live: every policy but one finds them."""
         return bool(self.max_bytes) and self.policy not in ("noeviction", "")
 
     @property

@@ -97,7 +97,7 @@ def _arranged(trace: Iterable[ReadSpan], rounds: range | None) -> Iterator[tuple
 
 
 def _touches(span: ReadSpan, rounds: range) -> bool:
-    """Whether it is of one of these rounds, or of no round in particular."""
+    """True for a span of one of these rounds, or of no round in particular."""
     first: int | None = span.attributes.get(spans.INDEX)
     if first is None or span.name not in (spans.ROUND, spans.ROUNDS_SUM):
         return True

@@ -36,7 +36,7 @@ class Chains(NamedTuple):
     @property
     def starts(self) -> Indices:
         """[N] the first row of each chain."""
-        return np.cumsum(self.counts + 1) - self.counts - 1
+        return first_rows(self.counts)
 
 
 class Drawn(NamedTuple):
@@ -88,18 +88,22 @@ def reject(p: Tensor, chains: Chains, drawn: Drawn) -> Judged:
     left = left[:size]
     left = torch.where(left.any(dim=-1, keepdim=True), left, target)
     is_last = np.zeros(len(p), np.bool_)
-    is_last[np.cumsum(chains.counts + 1) - 1] = True
+    is_last[chains.starts + chains.counts] = True
     keys = torch.from_numpy(is_last), _keys(chains, Purpose.BONUS), _keys(chains, Purpose.RESIDUAL)
     scores = noise.gumbel(torch.where(*keys).to(device)[stop, None], torch.arange(p.shape[-1], device=device))
     return Judged(accepted, scores.add_(left.log_()).argmax(dim=-1), lies[stop])
+
+
+def first_rows(counts: Indices) -> Indices:
+    """[N] the first row of each chain, of so many candidates [N]."""
+    return np.cumsum(counts + 1) - counts - 1
 
 
 def leading(accepted: Tensor, counts: Indices) -> Tensor:
     """bool [R], False on the last row of each chain, and candidates of each [N] -> int64 [N] how many are accepted
     before the first that is not."""
     columns = np.arange(int(counts.max(initial=0)) + 1)
-    starts = np.cumsum(counts + 1) - counts - 1
-    at = torch.from_numpy(starts[:, None] + np.minimum(columns, counts[:, None])).to(accepted.device)
+    at = torch.from_numpy(first_rows(counts)[:, None] + np.minimum(columns, counts[:, None])).to(accepted.device)
     return accepted[at].cumprod(dim=-1).sum(dim=-1)
 
 

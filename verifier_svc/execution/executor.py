@@ -46,7 +46,7 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def plain(self) -> ScheduledSequence:
-        """The same without candidates."""
+        """This sequence in the same step without candidates and window."""
         return self._replace(selection=Selection(), window=WindowRows())
 
 

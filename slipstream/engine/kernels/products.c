@@ -111,7 +111,7 @@ static void work(void *argument)
     }
 }
 
-/* Of the calls below. */
+/* The version of the calls below. */
 long slipstream_version(void)
 {
     return 2;

@@ -92,7 +92,7 @@ def multiplies(kernels: Kernels | None, weight: torch.Tensor) -> bool:
     return weight.dtype is torch.float32 or weight.shape[-1] % 2 == 0
 
 
-class Product:
+class PackedProduct:
     """x [T, in] -> [T, out], in the dtype of the weights. A row has the same bits in every product."""
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:

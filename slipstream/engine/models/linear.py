@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.functional import linear, pad
 
-from slipstream.engine.kernels.products import Product, find_kernels, multiplies
+from slipstream.engine.kernels.products import PackedProduct, find_kernels, multiplies
 
 ROWS = 16
 """Rows of a pass that oneDNN lays weights out for: 16 was best for 1 to 16 rows in every shape that was measured."""
@@ -27,7 +27,6 @@ class Linear:
         if not keep:
             for part in parts:
                 del part.weight, part.bias
-        self.features = weight.shape[0]
         self._multiply = lay_out(weight, torch.cat(biases) if biases else None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -38,7 +37,7 @@ def lay_out(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.
     """The products of the weight [out, in] by the fastest kernel that this machine has for it."""
     kernels = find_kernels()
     if kernels is not None and multiplies(kernels, weight):
-        return Product(kernels, weight, bias)
+        return PackedProduct(kernels, weight, bias)
     return OneDnn(weight, bias) if packs(weight) else lambda x: linear(x, weight, bias)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,15 +24,6 @@ from training.settings import Budget, Schedule, Settings, Shape, TrainingStage
 MODELS = Path(__file__).parents[3] / "models"
 TINY = Shape(hidden=32, layers=1, heads=2, kv_heads=1, feed_forward=64, context=128)
 WORDS = ("def", "return", "self", "value", "for", "in", "range", "print", "else", "lambda", "yield", "class")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On shared cores two threads make tiny models ten times slower; one also makes sums repeat exactly."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

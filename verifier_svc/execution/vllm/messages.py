@@ -67,7 +67,7 @@ class StepProposals(NamedTuple):
 
     @classmethod
     def of(cls, distributions: Mapping[str, Sequence[DraftDistribution | None]]) -> StepProposals:
-        """Of each candidate of each request."""
+        """Collects the distributions of each candidate of each request."""
         found = [
             (number, depth, each)
             for number, chain_of_request in enumerate(distributions.values())

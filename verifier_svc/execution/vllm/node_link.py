@@ -40,7 +40,7 @@ class Nodes(NamedTuple):
 
     size: int
     rank: int
-    """Of this machine; 0 leads."""
+    """This machine's number; machine 0 leads."""
     address: str
     """The leader's, as followers dial it."""
     port: int

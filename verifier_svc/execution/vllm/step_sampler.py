@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slipstream.engine.sampler.coupled_sampling import choose
 from slipstream.engine.sampler.logits_processor import Cuts, forbid, logprobs, sharpen
-from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, leading, reject
+from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, first_rows, leading, reject
 from verifier_svc.execution.vllm.messages import (
     EXTRA,
     Indices,
@@ -128,10 +128,9 @@ class StepSampler:
 
     def _batch(self, logits: Tensor, counts: Indices, drafts: Tensor) -> Batch:
         size = len(counts)
-        ends = np.cumsum(counts + 1)
-        starts = ends - counts - 1
+        starts = first_rows(counts)
         owners = np.repeat(np.arange(size), counts + 1)
-        depths = np.arange(ends[-1]) - starts[owners]
+        depths = np.arange(len(owners)) - starts[owners]
         lengths = self._runner.input_batch.num_tokens_no_spec[:size].astype(np.int64)
         names = list(self._runner.input_batch.req_ids[:size])
         behind = torch.full((len(owners),), NO_DRAFT, dtype=torch.int64, device=logits.device)
@@ -216,7 +215,7 @@ class StepSampler:
         return torch.where(emitted, choices.clamp(min=0), PADDING).to(torch.int32)
 
     def _logprobs(self, batch: Batch, wanting: npt.NDArray[np.bool_], tops: Indices, tokens: Tensor) -> StepLogprobs:
-        """Of the decided tokens alone, so these are fetched first."""
+        """Log-probabilities are computed for the decided tokens alone, so these are fetched first."""
         emitted = np.where(wanting[:, None], tokens.cpu().numpy(), PADDING)
         requests, depths = np.nonzero(emitted != PADDING)
         logits = batch.logits[batch.to_device(batch.starts[requests] + depths)]

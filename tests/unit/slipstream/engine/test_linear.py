@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from slipstream.engine.kernels import products
-from slipstream.engine.kernels.products import Kernels, Product, find_kernels, multiplies
+from slipstream.engine.kernels.products import Kernels, PackedProduct, find_kernels, multiplies
 from slipstream.engine.models import linear as module
 from slipstream.engine.models.linear import Linear, OneDnn, packs
 
@@ -24,7 +24,7 @@ SHAPES = [(64, 199, 1), (1536, 96, 3), (2176, 64, 1), (96, 256, 1), (34, 3, 1)]
 MOST_ROWS = 300
 SAME_ROWS = {torch.float32: 70, torch.bfloat16: 32}
 """Most rows of a pass of oneDNN's for which a row's bits do not depend on the others."""
-Way = Callable[[torch.Tensor, torch.Tensor | None], Product | OneDnn]
+Way = Callable[[torch.Tensor, torch.Tensor | None], PackedProduct | OneDnn]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def way(request: pytest.FixtureRequest, compiled: Path) -> Way:
     if request.param == "oneDNN":
         return OneDnn
     found = kernels(compiled, request.param == "AVX-512")
-    return lambda weight, bias: Product(found, weight, bias)
+    return lambda weight, bias: PackedProduct(found, weight, bias)
 
 
 def rows(count: int, width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -94,16 +94,16 @@ def test_rows_and_weights_may_lie_apart(compiled: Path, dtype: torch.dtype) -> N
     """Weights that are stored transposed, and rows cut out of wider ones at an odd place."""
     weight, wide = rows(40, 66, dtype), rows(9, 131, dtype)
     x = wide[::2, 3:69]
-    multiply = Product(kernels(compiled, False), weight, None)
+    multiply = PackedProduct(kernels(compiled, False), weight, None)
     expected = multiply(x.clone(memory_format=torch.contiguous_format))
     assert torch.equal(multiply(x), expected)
-    assert torch.equal(Product(kernels(compiled, False), weight.T.contiguous().T, None)(x), expected)
+    assert torch.equal(PackedProduct(kernels(compiled, False), weight.T.contiguous().T, None)(x), expected)
 
 
 @torch.inference_mode()
 def test_rows_that_do_not_fit_the_weights_are_refused(compiled: Path) -> None:
     """The kernel would read beyond their end."""
-    multiply = Product(kernels(compiled, False), torch.ones(4, 8), None)
+    multiply = PackedProduct(kernels(compiled, False), torch.ones(4, 8), None)
     strange = (rows(2, 7, torch.float32), rows(2, 8, torch.bfloat16), rows(2, 8, torch.float32).to("meta"))
     for x in (*strange, torch.ones(8)):
         with pytest.raises(ValueError):
@@ -115,7 +115,7 @@ def test_rows_that_do_not_fit_the_weights_are_refused(compiled: Path) -> None:
 def test_what_is_no_number_stays_in_its_row_and_feature(compiled: Path, dtype: torch.dtype) -> None:
     for wide in (False, True):
         weight, x = rows(37, 200, dtype), rows(15, 200, dtype)
-        multiply = Product(Kernels(compiled, wide), weight, None)
+        multiply = PackedProduct(Kernels(compiled, wide), weight, None)
         expected = multiply(x)
         x[3, 150] = float("nan")
         x[8, 7] = float("inf")
@@ -125,7 +125,7 @@ def test_what_is_no_number_stays_in_its_row_and_feature(compiled: Path, dtype: t
         others = [row for row in range(15) if row not in (3, 8)]
         assert torch.equal(found[others], expected[others])
         weight[36] = float("nan")
-        found = Product(Kernels(compiled, wide), weight, None)(x[others])
+        found = PackedProduct(Kernels(compiled, wide), weight, None)(x[others])
         assert found[:, 36].isnan().all()
         assert torch.equal(found[:, :36], expected[others, :36])
 
@@ -133,7 +133,7 @@ def test_what_is_no_number_stays_in_its_row_and_feature(compiled: Path, dtype: t
 @torch.inference_mode()
 def test_callers_of_several_threads_do_not_meet(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "FEW", 0)
-    multiply = Product(kernels(compiled, False), rows(999, 64, torch.float32), None)
+    multiply = PackedProduct(kernels(compiled, False), rows(999, 64, torch.float32), None)
     inputs = [rows(count, 64, torch.float32) for count in (1, 5, 13, 20)]
     expected = [multiply(x) for x in inputs]
     before = torch.get_num_threads()
@@ -150,13 +150,13 @@ def test_callers_of_several_threads_do_not_meet(compiled: Path, monkeypatch: pyt
 def test_in_fp32_all_cpus_add_up_alike(compiled: Path) -> None:
     narrow, wide = (kernels(compiled, each) for each in (False, True))
     weight, x = rows(199, 1537, torch.float32), rows(20, 1537, torch.float32)
-    assert torch.equal(Product(narrow, weight, None)(x), Product(wide, weight, None)(x))
+    assert torch.equal(PackedProduct(narrow, weight, None)(x), PackedProduct(wide, weight, None)(x))
 
 
 @torch.inference_mode()
 def test_products_in_bf16_are_rounded_once_to_the_nearest(compiled: Path) -> None:
     """Sums that lie between two numbers of bf16, and what is no number."""
-    multiply = Product(kernels(compiled, False), torch.eye(2, dtype=torch.bfloat16), torch.tensor([0.0, 0.0]))
+    multiply = PackedProduct(kernels(compiled, False), torch.eye(2, dtype=torch.bfloat16), torch.tensor([0.0, 0.0]))
     multiply._bias[:] = torch.tensor([1.0 + 3 * 2.0**-8, 1.0 + 2.0**-8])  # type: ignore[index]
     found = multiply(torch.zeros(1, 2, dtype=torch.bfloat16))
     assert found.tolist() == [[1.0 + 2.0**-6, 1.0]]
