@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.proposers.marginals import falling, grow
-from training.method import RANKS, UNKNOWN, TrainedDrafter
+from slipstream.proposers.parallel_drafting import falling, grow
 from training.target import Target
 from training.texts import Sample, padded
+from training.trained_drafter import RANKS, UNKNOWN, TrainedDrafter
 
 SIZES = (1, 2, 4, 8, 16, 32)
 """Candidates of a pass."""

@@ -15,9 +15,9 @@ from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer, source_
 from training.corpus import TrainingBatch
 from training.folder import replacing
 from training.loss import divergence
-from training.method import rank_of, reached, shifted
 from training.request import TrainRequest
 from training.target import Target, TargetStates
+from training.trained_drafter import rank_of, reached, shifted
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 HEAD = 32

@@ -23,9 +23,9 @@ from slipstream.proposers.head_file import FAMILIES, read_target
 from training.corpus import TrainingBatch
 from training.folder import replacing
 from training.loss import divergence
-from training.method import RANKS, rank_of, reached, shifted
 from training.request import TrainRequest
 from training.target import Target, TargetStates
+from training.trained_drafter import RANKS, rank_of, reached, shifted
 
 WIDTH = 4
 """Candidates that a pass of drafting expands."""

@@ -14,9 +14,9 @@ from slipstream.proposers.medusa_heads import MedusaHeads
 from slipstream.proposers.weights import output_weight
 from training.corpus import TrainingBatch
 from training.folder import replacing
-from training.method import rank_of, reached, shifted
 from training.request import TrainRequest
 from training.target import Target, TargetStates
+from training.trained_drafter import rank_of, reached, shifted
 
 
 class _Module(nn.Module):

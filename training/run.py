@@ -17,13 +17,13 @@ from training.corpus import TrainingBatch
 from training.draft import DraftModel
 from training.eagle import Eagle
 from training.medusa import Medusa
-from training.method import TrainedDrafter
 from training.network import ModuleLearner
 from training.report import Report, write_report
 from training.request import TrainRequest
 from training.speed import measure_speed
 from training.target import Target
 from training.texts import SampleMaker, Samples
+from training.trained_drafter import TrainedDrafter
 from training.trainer import CheckpointPolicy, LossFunction, Position, Trainer, TrainingCheckpoint
 
 MAY_CHANGE = ("out", "checkpoint_minutes")

@@ -15,7 +15,7 @@ from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from training.acceptance import SIZES
-from training.method import TrainedDrafter
+from training.trained_drafter import TrainedDrafter
 
 CONTEXT = 128
 TRIES = 15

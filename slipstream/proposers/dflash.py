@@ -1,7 +1,7 @@
 """Propose with DFlash's block drafter: one pass for all sessions gives each the tokens of a whole block.
 
 What the target's layers say of the text becomes keys and values once, as its tokens are committed, and stays; a block's
-own rows are of one pass. Each row of a block is a distribution by itself (`marginals`).
+own rows are of one pass. Each row of a block is a distribution by itself (`parallel_drafting`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slipstream.proposers.base import (
 from slipstream.proposers.dflash_head import DflashHead, load_dflash
 from slipstream.proposers.draft_cache import PairReader
 from slipstream.proposers.head_file import read_target
-from slipstream.proposers.marginals import MarginalProposer, expected_ranks
+from slipstream.proposers.parallel_drafting import ParallelProposer, expected_ranks
 
 EXPECTED = 0.75, 0.08
 """Accuracy of rank 0 and of rank 1 of every row, where those before it were right, that an unknown drafter is believed
@@ -35,7 +35,7 @@ TRIED_EVERY = 8
 """Tokens between the roots on which a drafter is tried at the start."""
 
 
-class DflashProposer(MarginalProposer):
+class DflashProposer(ParallelProposer):
     """Proposes for sequences whose hidden states came up to that of the token before the last."""
 
     def __init__(

@@ -22,15 +22,15 @@ from slipstream.proposers.base import (
     ProposerSettings,
     any_vocabulary,
 )
-from slipstream.proposers.marginals import RANKS, MarginalProposer, expected_ranks, falling
 from slipstream.proposers.medusa_heads import MedusaHeads, load_heads
+from slipstream.proposers.parallel_drafting import RANKS, ParallelProposer, expected_ranks, falling
 from slipstream.tokenizer.vocabulary import model_folder, read_json
 
 PUBLISHED = ((0.56, 0.1), (0.32, 0.09), (0.2, 0.07), (0.15, 0.05), (0.12, 0.04))
 """Accuracy of rank 0 and of rank 1 of the five heads of the published 7 B model: what is expected of unknown heads."""
 
 
-class MedusaProposer(MarginalProposer):
+class MedusaProposer(ParallelProposer):
     """Proposes for sequences whose newest hidden state is that of the token before the last."""
 
     def __init__(

@@ -111,7 +111,7 @@ class _Drafted:
     """[depths][RANKS] tokens of the proposal."""
 
 
-class MarginalProposer(ABC):
+class ParallelProposer(ABC):
     """Proposes from one distribution for each depth, of which a subclass computes all for one root at once."""
 
     def __init__(

@@ -14,11 +14,11 @@ import torch
 from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.head_file import read_target
 from tests.eagle_heads import save_easy_target
-from training.method import UNKNOWN
 from training.request import TrainRequest
 from training.run import TrainingRun, open_drafter
 from training.target import Target
 from training.texts import Sample, padded
+from training.trained_drafter import UNKNOWN
 
 DEPTH, TOKENS = 2, 48
 PROMPTS = [[number * 3 % 199, number * 7 % 199, number * 11 % 199] for number in range(1, 17)]

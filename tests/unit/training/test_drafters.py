@@ -25,13 +25,13 @@ from tests.eagle_heads import save_easy_target
 from training.acceptance import SimulatedAcceptance, simulate
 from training.corpus import TrainingBatch
 from training.loss import divergence
-from training.method import RANKS, UNKNOWN
 from training.report import Report, render
 from training.request import TrainRequest, read_request
 from training.run import TrainingRun, open_drafter
 from training.speed import Speed
 from training.target import Target
 from training.texts import Sample, SampleMaker, Samples, SourceText, read_texts
+from training.trained_drafter import RANKS, UNKNOWN
 from training.trainer import Position
 
 KINDS = "draft", "medusa", "eagle"

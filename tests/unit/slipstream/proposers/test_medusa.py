@@ -13,9 +13,9 @@ import torch
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
 from slipstream.proposers.base import ROOT, HiddenRows, Proposal, ProposerContext, ProposerSettings, open_proposer
-from slipstream.proposers.marginals import RankAccuracy, grow
 from slipstream.proposers.medusa import MedusaProposer
 from slipstream.proposers.medusa_heads import load_heads
+from slipstream.proposers.parallel_drafting import RankAccuracy, grow
 from slipstream.proposers.weights import output_weight
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import VOCABULARY, save_checkpoint
