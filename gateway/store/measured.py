@@ -75,13 +75,15 @@ class MeasuredStore:
 
     async def look(self) -> None:
         """Read `memory`, and log once what is wrong with it. Never raises."""
-        self.memory = None
-        with suppress(SlipstreamError):
+        try:
             self.memory = await self._store.memory_usage()
-            worry = _worry(self.memory)
-            if worry and worry != self._worry:
-                log.warning("%s", worry)
-            self._worry = worry
+        except SlipstreamError:
+            self.memory = None
+            return
+        worry = _worry(self.memory)
+        if worry and worry != self._worry:
+            log.warning("%s", worry)
+        self._worry = worry
 
     async def require_no_eviction(self) -> None:
         """Wait until the store answers. Raises FailedPrecondition where it may drop sessions, or does not say."""
