@@ -12,6 +12,7 @@ from slipstream.engine.attention.batch_invariant import BLOCK, LEAST_KEYS, ROWS,
 from slipstream.engine.attention.packed import Attending, States, explicit_attention
 from slipstream.engine.attention.reads import HIDDEN, Read, gather, inside_mask, segment_mask, visible
 from slipstream.engine.devices import upload
+from slipstream.engine.kernels.attention import PagedLayer, PagedStep, StepParts
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.segment import Segment
 
@@ -89,27 +90,37 @@ class AttentionPlan:
         self.positions = packed[count : 2 * count].unsqueeze(0)
         self.rows = packed[2 * count : 3 * count]
         self.wanted = packed[3 * count :]
+        self._step = StepParts(segments, self.rows)
 
     def attend(self, module: Attending, states: States, extras: dict[str, object]) -> torch.Tensor:
         """Writes the new rows, then lets each segment's queries see theirs. Returns [1, T, H, Dv]."""
         query, key, value = states
         layer: int = module.layer_idx
+        window: int | None = extras.get("sliding_window")  # type: ignore[assignment]
+        scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
+        softcap: float | None = extras.get("softcap")  # type: ignore[assignment]
+        if softcap is None and extras.get("s_aux") is None and self._step.fits:
+            kernel = self._store.attention(PagedLayer(layer, query.shape[1], window, scale))
+            if kernel is not None:
+                return kernel(states, self._step)
         self._store.write(layer, self._rows_on(query.device), key, value)
         keys, values = self._store.read(layer)
         heads, total, group = keys.shape[1], query.shape[2], query.shape[1] // keys.shape[1]
         # Query heads of one KV head become further query rows, token-major: [1, Hkv, T * group, D].
         folded = query.view(heads, group, total, -1).transpose(1, 2).reshape(1, heads, total * group, -1)
-        scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
-        softcap: float | None = extras.get("softcap")  # type: ignore[assignment]
         sinks = _row_sinks(extras.get("s_aux"), heads, total)
         exact = self._batch_invariant and query.device.type == "cpu" and query.dtype is torch.float32
         least = (least_rows(heads, keys.shape[3], values.shape[3]) or ROWS[0]) if exact else 0
-        kind = _Kind(extras.get("sliding_window"), heads, group, query.dtype, query.device, least)  # type: ignore[arg-type]
+        kind = _Kind(window, heads, group, query.dtype, query.device, least)
         if exact:
             found = self._attend_invariant(kind, folded[0] * scale, (keys[0], values[0]), softcap, sinks)
         else:
             found = self._attend_fused(kind, folded, (keys, values), scale, softcap, sinks)
         return found.view(heads, total, group, -1).transpose(0, 1).reshape(1, total, heads * group, -1)
+
+    def paged(self, layers: tuple[PagedLayer, ...]) -> PagedStep | None:
+        kernels = self._store.attention_of_all(layers) if self._step.fits else None
+        return None if kernels is None else PagedStep(kernels, self._step)
 
     def _attend_invariant(
         self,

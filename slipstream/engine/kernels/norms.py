@@ -14,20 +14,22 @@ class RmsNorm:
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
         """weight [width]."""
-        self._weight, self._epsilon = weight, epsilon
+        self._weight, self.epsilon = weight, epsilon
         kernels = find_kernels() if weight.device.type == "cpu" and weight.dtype in KINDS else None
         self._kernel = None if kernels is None else kernels.rms_norm
         self._floats = weight.float().contiguous()
-        self._address, self._kind = self._floats.data_ptr(), KINDS.get(weight.dtype)
+        self.address = self._floats.data_ptr()
+        """Of the weight in fp32."""
+        self._kind = KINDS.get(weight.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., width], in any layout; the result is contiguous."""
         weight = self._weight
         if self._kernel is None or x.dtype is not weight.dtype or x.shape[-1] != len(weight) or not x.is_cpu:
-            return rms_norm(x, weight.shape, weight, self._epsilon)
+            return rms_norm(x, weight.shape, weight, self.epsilon)
         x = x.contiguous()
         out = torch.empty_like(x)
         width = x.shape[-1]
         rows = x.numel() // width
-        self._kernel(x.data_ptr(), self._address, out.data_ptr(), rows, width, self._epsilon, self._kind)
+        self._kernel(x.data_ptr(), self.address, out.data_ptr(), rows, width, self.epsilon, self._kind)
         return out

@@ -8,12 +8,18 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
+#include <math.h>
 #include <string.h>
 
 enum { FLOATS = 0, PAIRS = 1 };
 enum { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
 #define MOST_ROWS 256
 #define CHUNK 128 /* input features whose weights stay in the first cache for all rows */
+#define BLOCK 128 /* positions whose keys are added up at a time */
+#define SUMS 16
+#define MOST_QUERIES 96 /* rows of a part */
+#define MOST_DIM 256    /* of a head; a multiple of 8 */
+#define MOST_TAIL 384   /* keys of a block, and candidates */
 
 struct product {
     const void *weights; /* [features / width, depth, width], features filled up with zeros */
@@ -24,12 +30,73 @@ struct product {
     long level;
 };
 
+/* Keys and values of one layer: they lie in pools [rows, heads, dim]. */
+struct layer {
+    char *keys, *values;
+    long heads, group; /* query heads of one KV head */
+    long key_dim, value_dim;
+    long kind, level;
+    long window; /* positions that a row sees, its own included; 0: all */
+    float scale;
+};
+
+/* Some tokens of one session in a pass. Its keys have slots: those of the text in the order of positions up to `base`,
+ * then its `pending` tokens and the candidates below the last of them. */
+struct part {
+    long row;   /* of the pass: the part's first token */
+    long first; /* number of that token, counted from the session's first pending one */
+    long count;
+    long base, pending;
+    long start;          /* the pool row of slot 0, if rows follow each other */
+    const long *slots;   /* else the pool row of every slot */
+    const long *parents; /* of the session's candidates: -1 is the last pending token */
+};
+
+/* What a pass computes in one layer; strides in bytes. */
+struct call {
+    const char *query, *key, *value;
+    char *out; /* [tokens, heads * group, value_dim] */
+    long query_token, query_head, key_token, key_head, value_token, value_head;
+};
+
+static inline long pool_row(const struct part *p, long slot)
+{
+    return p->slots ? p->slots[slot] : p->start + slot;
+}
+
 static inline unsigned short to_bf16(float value)
 {
     unsigned bits;
     memcpy(&bits, &value, sizeof bits);
     unsigned rounded = bits + 0x7fff + (bits >> 16 & 1);
     return (unsigned short)(((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : rounded) >> 16);
+}
+
+static inline float from_bf16(unsigned short value)
+{
+    unsigned bits = (unsigned)value << 16;
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+/* exp(x) of -87 to 88, to which x is cut, within 2 units in the last place: Cody and Waite's reduction, and the
+ * polynomial of Cephes. */
+static inline __attribute__((always_inline)) float exponential(float x)
+{
+    x = x > -87.0f ? x : -87.0f;
+    x = x < 88.0f ? x : 88.0f;
+    union { float number; int bits; } power = {__builtin_fmaf(x, 1.44269504088896341f, 12582912.0f)};
+    float whole = power.number - 12582912.0f, r = __builtin_fmaf(whole, -0.693359375f, x), z = 1.9875691500e-4f;
+    r = __builtin_fmaf(whole, 2.12194440e-4f, r);
+    z = __builtin_fmaf(z, r, 1.3981999507e-3f);
+    z = __builtin_fmaf(z, r, 8.3334519073e-3f);
+    z = __builtin_fmaf(z, r, 4.1665795894e-2f);
+    z = __builtin_fmaf(z, r, 1.6666665459e-1f);
+    z = __builtin_fmaf(z, r, 5.0000001201e-1f);
+    z = __builtin_fmaf(z, r * r, r) + 1.0f;
+    power.bits = (power.bits + 127) << 23;
+    return z * power.number;
 }
 
 #define NAME(x) avx2_##x
@@ -48,10 +115,10 @@ static inline unsigned short to_bf16(float value)
 #define SPREAD_PAIR _mm256_set1_epi32
 #define EVEN(p) _mm256_castsi256_ps(_mm256_slli_epi32(p, 16))
 #define ODD(p) _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32((int)0xffff0000)))
-#include "tile.h"
+#include "set.h"
 
 #define NAME(x) avx512_##x
-#define TARGET __attribute__((target("avx512f")))
+#define TARGET __attribute__((target("avx512f,fma")))
 #define V __m512
 #define I __m512i
 #define LANES 16
@@ -66,10 +133,10 @@ static inline unsigned short to_bf16(float value)
 #define SPREAD_PAIR _mm512_set1_epi32
 #define EVEN(p) _mm512_castsi512_ps(_mm512_slli_epi32(p, 16))
 #define ODD(p) _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32((int)0xffff0000)))
-#include "tile.h"
+#include "set.h"
 
 #define NAME(x) avx512_bf16_##x
-#define TARGET __attribute__((target("avx512f,avx512bf16")))
+#define TARGET __attribute__((target("avx512f,avx512bf16,fma")))
 #define V __m512
 #define I __m512i
 #define LANES 16
@@ -83,7 +150,7 @@ static inline unsigned short to_bf16(float value)
 #define LOAD_PAIRS(p) _mm512_loadu_si512((const void *)(p))
 #define SPREAD_PAIR _mm512_set1_epi32
 #define DOT_PAIRS(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
-#include "tile.h"
+#include "set.h"
 
 struct job {
     const struct product *product;
@@ -114,7 +181,7 @@ static void work(void *argument)
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 2;
+    return 3;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. */
@@ -154,12 +221,49 @@ void slipstream_multiply(const struct product *p, const char *x, char *y, long r
         }
     }
 }
-static inline float from_bf16(unsigned short value)
+
+struct attention {
+    const struct layer *layer;
+    const struct call *call;
+    const struct part *parts;
+    long tasks, next;
+};
+
+static void work_on_attention(void *argument)
 {
-    unsigned bits = (unsigned)value << 16;
-    float number;
-    memcpy(&number, &bits, sizeof number);
-    return number;
+    struct attention *job = argument;
+    for (;;) {
+        long task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED), heads = job->layer->heads;
+        if (task >= job->tasks)
+            return;
+        const struct part *part = job->parts + task / heads;
+        if (job->layer->level == AVX2)
+            avx2_attend(job->layer, job->call, part, task % heads);
+        else
+            avx512_attend(job->layer, job->call, part, task % heads);
+    }
+}
+
+static void write_rows(char *pool, const char *rows, long token, long head, long heads, long bytes, const long *written,
+                       long tokens)
+{
+    for (long t = 0; t < tokens; t++)
+        for (long h = 0; h < heads; h++)
+            memcpy(pool + (written[t] * heads + h) * bytes, rows + t * token + h * head, bytes);
+}
+
+/* Writes the keys and values of `tokens` tokens to the pool rows `written`, then lets every part's tokens see theirs. */
+void slipstream_attend(const struct layer *a, const struct call *c, const struct part *parts, long count,
+                       const long *written, long tokens, unsigned threads, parallel *run)
+{
+    long item = a->kind == FLOATS ? 4 : 2;
+    write_rows(a->keys, c->key, c->key_token, c->key_head, a->heads, a->key_dim * item, written, tokens);
+    write_rows(a->values, c->value, c->value_token, c->value_head, a->heads, a->value_dim * item, written, tokens);
+    struct attention job = {a, c, parts, count * a->heads, 0};
+    if (threads > 1 && job.tasks > 1)
+        run(work_on_attention, &job, threads, 0);
+    else
+        work_on_attention(&job);
 }
 
 /* y [rows, width] = x / sqrt(mean square of the row + epsilon) * weight, in fp32 and rounded once. Squares are added up
@@ -195,6 +299,8 @@ void slipstream_rms_norm(const char *x, const float *weight, char *y, long rows,
             norm_bf16((const unsigned short *)x + at, weight, (unsigned short *)y + at, width, epsilon);
     }
 }
+
+#include "decoder.h"
 #else
 long slipstream_version(void)
 {

@@ -1,4 +1,4 @@
-"""Products of few rows with weights that do not fit in the caches, by the kernels of products.c.
+"""Products of few rows with weights that do not fit in the caches, and the compiled file that has all kernels.
 
 `pip install` compiles them where there is a C compiler. They share the threads of torch: two pools on the same cores
 would wait for each other.
@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Version of the calls in products.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 FEW = 1 << 18
@@ -57,6 +57,12 @@ class Kernels:
         sizes = (ctypes.c_long, ctypes.c_long, ctypes.c_float, ctypes.c_long)
         self.rms_norm.argtypes = (pointer, pointer, pointer, *sizes)
         self.rms_norm.restype = None
+        self.attend = library.slipstream_attend
+        counts = (ctypes.c_long, pointer, ctypes.c_long, ctypes.c_uint)
+        self.attend.argtypes = (pointer, pointer, pointer, *counts, pointer)
+        self.attend.restype = None
+        self.decode = library.slipstream_decode
+        self.decode.argtypes, self.decode.restype = (pointer,), None
         self.threads = ctypes.cast(_openmp().GOMP_parallel, pointer)
 
 
@@ -97,34 +103,35 @@ class PackedProduct:
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """weight [out, in] for which there is a kernel; it is copied."""
-        self._features, depth = weight.shape
-        self._depth, self._dtype = depth, weight.dtype
+        self.features, depth = weight.shape
+        self.depth, self._dtype = depth, weight.dtype
         pair = 2 if weight.dtype is torch.bfloat16 else 1
-        blocks = -(-self._features // kernels.width)
-        filled = pad(weight, (0, 0, 0, blocks * kernels.width - self._features))
+        blocks = -(-self.features // kernels.width)
+        filled = pad(weight, (0, 0, 0, blocks * kernels.width - self.features))
         self._weights = filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2).contiguous()
         self._bias = None if bias is None else bias.float().contiguous()
         self._struct = _Product(
             self._weights.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
-            self._features,
+            self.features,
             depth // pair,
             KINDS[weight.dtype],
             kernels.level,
         )
-        self._address = ctypes.addressof(self._struct)
+        self.address = ctypes.addressof(self._struct)
+        """Of its `struct product`."""
         self._multiply, self._threads = kernels.multiply, kernels.threads
-        self._shared_from = FEW / (self._features * depth)
+        self._shared_from = FEW / (self.features * depth)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Raises ValueError for rows of another width, dtype or device: the kernel would read what is not theirs."""
         rows, depth = x.shape
-        if depth != self._depth or x.dtype is not self._dtype or not x.is_cpu:
+        if depth != self.depth or x.dtype is not self._dtype or not x.is_cpu:
             raise ValueError(
-                f"rows have {depth} numbers of {x.dtype} on {x.device}, the weights {self._depth} of {self._dtype}."
+                f"rows have {depth} numbers of {x.dtype} on {x.device}, the weights {self.depth} of {self._dtype}."
             )
         x = x.contiguous()
-        out = x.new_empty((rows, self._features))
+        out = x.new_empty((rows, self.features))
         threads = torch.get_num_threads() if rows > self._shared_from else 1
-        self._multiply(self._address, x.data_ptr(), out.data_ptr(), rows, threads, self._threads)
+        self._multiply(self.address, x.data_ptr(), out.data_ptr(), rows, threads, self._threads)
         return out

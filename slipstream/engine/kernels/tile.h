@@ -1,14 +1,7 @@
-/* A tile of a product, for one instruction set: up to TILE_ROWS rows and WIDTH output features, added up over `depth`
- * input features in their order. Included by products.c once for each set, which defines
- *
- *   NAME(x)  a name of the set's own        TARGET  the attribute that lets the compiler use the set
- *   V, I     a vector of LANES floats, and one of as many 32-bit integers
- *   AHEAD    bytes, and the operations in capitals below.
+/* A tile of a product, for one instruction set (set.h): up to TILE_ROWS rows and WIDTH output features, added up over
+ * `depth` input features in their order.
  *
  * Every sum is one chain of fused multiply-adds in the order of the input features, whatever the number of rows. */
-
-#define WIDTH (LANES * VECTORS)
-#define ALWAYS static inline __attribute__((always_inline))
 
 /* A row of weights that is AHEAD bytes away. Memory goes on while rows are multiplied; there is no fault at the end. */
 #define PREFETCH(w)                                \
@@ -74,11 +67,11 @@ TARGET ALWAYS void NAME(pairs)(const int *x, long stride, const int *w, long dep
             STORE(sums + r * WIDTH + v * LANES, acc[r][v]);
 }
 
-TARGET static void NAME(tile)(const struct product *p, const char *x, const char *w, long depth, float *sums, int rows)
+/* Up to TILE_ROWS rows of x [rows, stride], of 4 bytes each number or pair. */
+TARGET static void NAME(tile)(long kind, const char *x, long stride, const char *w, long depth, float *sums, int rows)
 {
-    long stride = p->depth;
 #define CASE(n) case n: \
-        if (p->kind == FLOATS) NAME(floats)((const float *)x, stride, (const float *)w, depth, sums, n); \
+        if (kind == FLOATS) NAME(floats)((const float *)x, stride, (const float *)w, depth, sums, n); \
         else NAME(pairs)((const int *)x, stride, (const int *)w, depth, sums, n); \
         break;
     switch (rows) {
@@ -102,7 +95,7 @@ TARGET static void NAME(block)(const struct product *p, const char *x, long rows
     for (long k = 0; k < p->depth; k += chunk) {
         long depth = p->depth - k < chunk ? p->depth - k : chunk;
         for (long row = 0; row < rows; row += each)
-            NAME(tile)(p, x + (row * p->depth + k) * 4, w + k * WIDTH * 4, depth, sums + row * WIDTH,
+            NAME(tile)(p->kind, x + (row * p->depth + k) * 4, p->depth, w + k * WIDTH * 4, depth, sums + row * WIDTH,
                        (int)(rows - row < each ? rows - row : each));
     }
     long first = block * WIDTH, count = p->features - first < WIDTH ? p->features - first : WIDTH;
@@ -119,24 +112,3 @@ TARGET static void NAME(block)(const struct product *p, const char *x, long rows
                 ((unsigned short *)y)[at + i] = to_bf16(sum[i]);
     }
 }
-
-#undef WIDTH
-#undef PREFETCH
-#undef AHEAD
-#undef ALWAYS
-#undef NAME
-#undef TARGET
-#undef V
-#undef I
-#undef LANES
-#undef VECTORS
-#undef TILE_ROWS
-#undef LOAD
-#undef STORE
-#undef SPREAD
-#undef MULTIPLY_ADD
-#undef LOAD_PAIRS
-#undef SPREAD_PAIR
-#undef EVEN
-#undef ODD
-#undef DOT_PAIRS

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.engine.devices import upload
+from slipstream.engine.kernels.attention import PagedAttention, PagedLayer, paged_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class KVStore:
             key, value = views[layer.source, "key"], views[layer.source, "value"]
             self._rows[layer.index] = (key, value) if layer.source == layer.index else None
             self._reads[layer.index] = (key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
+        self._kernels: dict[PagedLayer, PagedAttention | None] = {}
+        self._all_kernels: dict[tuple[PagedLayer, ...], tuple[PagedAttention, ...] | None] = {}
         self._moves: dict[int, int] = {}
         """The source row of each row to be written."""
         self._writes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -68,6 +71,20 @@ class KVStore:
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows of a layer as views [1, heads, rows, dim]."""
         return self._reads[layer]
+
+    def attention(self, layer: PagedLayer) -> PagedAttention | None:
+        """The kernel of a layer's attention, which writes its rows too; None where there is none."""
+        if layer not in self._kernels:
+            pool = self._rows[layer.index]
+            self._kernels[layer] = None if pool is None else paged_attention(*pool, layer)
+        return self._kernels[layer]
+
+    def attention_of_all(self, layers: tuple[PagedLayer, ...]) -> tuple[PagedAttention, ...] | None:
+        """The same object for the same layers; None unless there is a kernel for each."""
+        if layers not in self._all_kernels:
+            found = [kernel for kernel in map(self.attention, layers) if kernel is not None]
+            self._all_kernels[layers] = tuple(found) if len(found) == len(layers) else None
+        return self._all_kernels[layers]
 
     def queue_moves(self, moves: list[tuple[int, int]]) -> None:
         """Queues row copies (from, to); all of them are read before any is written. They run before the next step, for

@@ -8,6 +8,7 @@ import torch
 
 from slipstream.engine.attention.packed import Attender
 from slipstream.engine.engine import HiddenRequest, HiddenStates, ModelOutput
+from slipstream.engine.kernels.attention import PagedLayer, PagedStep
 from slipstream.errors import FailedPrecondition
 
 
@@ -27,6 +28,10 @@ class ForwardStep(Attender, Protocol):
     @property
     def wanted(self) -> torch.Tensor:
         """int64 [R]: the rows of T that need logits."""
+        ...
+
+    def paged(self, layers: tuple[PagedLayer, ...]) -> PagedStep | None:
+        """The attention of all layers of the model by the kernel, where there is one for each of them."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 RMSNorm, rotary embeddings, grouped-query attention with optional biases and optional norms of queries and keys, SwiGLU.
 Around the linear layers the library's modelling code costs more than a small model itself; here a layer is some twenty
-operators. Weights are taken from the library's modules, layer by layer; attention belongs to the step, as everywhere.
+operators, and all layers are one call where there are kernels for them. Weights are taken from the library's modules,
+layer by layer; attention belongs to the step, as everywhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from torch.nn.functional import embedding, silu
 
 from slipstream.engine.engine import HiddenRequest, HiddenStates, ModelOutput
+from slipstream.engine.kernels.attention import PagedLayer
+from slipstream.engine.kernels.decoder import LayerParts, PackedLayers
 from slipstream.engine.kernels.norms import RmsNorm
 from slipstream.engine.models.forward import ForwardStep
 from slipstream.engine.models.linear import Linear
@@ -25,12 +28,13 @@ class Rotation:
     """Turns the heads of one step's tokens."""
 
     def __init__(self, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-        self._cosine, self._sine = cosine, sine
+        """cosine, sine [T, dim]."""
+        self.cosine, self.sine = cosine, sine
         self._half = cosine.shape[-1] // 2
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, heads, dim]."""
-        return torch.addcmul(x * self._cosine, x.roll(self._half, -1), self._sine)
+        return torch.addcmul(x * self.cosine.unsqueeze(1), x.roll(self._half, -1), self.sine.unsqueeze(1))
 
 
 class Rotary:
@@ -54,8 +58,7 @@ class Rotary:
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """positions int64 [T]."""
-        cosine, sine = self._cosine.index_select(0, positions), self._sine.index_select(0, positions)
-        return Rotation(cosine.unsqueeze(1), sine.unsqueeze(1))
+        return Rotation(self._cosine.index_select(0, positions), self._sine.index_select(0, positions))
 
     @torch.inference_mode()
     def _tables(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,6 +83,7 @@ class Attention:
         self._norms = (norm(module.q_norm), norm(module.k_norm)) if hasattr(module, "q_norm") else None
         self._joined = Linear([module.q_proj, module.k_proj, module.v_proj])
         self._out = Linear([module.o_proj])
+        self.paged = PagedLayer(self.layer_idx, self._queries, window, module.scaling)
 
     def __call__(self, x: torch.Tensor, rotation: Rotation, step: ForwardStep) -> torch.Tensor:
         """x [T, hidden], already normalised."""
@@ -108,6 +112,15 @@ class DecoderLayer:
         gate, up = self._gate_up(self._before_feed(x)).chunk(2, dim=1)
         return x + self._down(silu(gate).mul_(up))
 
+    def parts(self) -> LayerParts | None:
+        """What kernels of ours compute it with; None if they cannot."""
+        attention = self._attention
+        products = [linear.packed for linear in (attention._joined, attention._out, self._gate_up, self._down)]
+        found = [product for product in products if product is not None]
+        if len(found) < len(products):
+            return None
+        return LayerParts(*found, self._before_attention, self._before_feed, attention._norms)
+
 
 class LeanDecoder:
     """Takes the weights of the library's model, which is of no use afterwards. `windows` are the layers' sliding
@@ -121,6 +134,10 @@ class LeanDecoder:
         self._norm = norm(inner.norm)
         # Embeddings are looked up row by row, which packed weights do not offer: tied ones are there twice.
         self._head = Linear([head], keep=head.weight is inner.embed_tokens.weight)
+        parts = [layer.parts() for layer in self._layers]
+        known = [each for each in parts if each is not None]
+        self._packed = PackedLayers(known) if len(known) == len(parts) else None
+        self._paged = tuple(layer._attention.paged for layer in self._layers)
 
     def reserve(self, length: int) -> None:
         self._rotary.reserve(length)
@@ -129,10 +146,14 @@ class LeanDecoder:
         x = embedding(step.tokens[0], self._embedding)
         rotation = self._rotary(step.positions[0])
         requested = hidden.layers if hidden is not None else ()
-        kept: dict[int, torch.Tensor] = {}
-        for number, layer in enumerate(self._layers):
-            if number in requested:
-                kept[number] = x
-            x = layer(x, rotation, step)
+        attention = None if self._packed is None else step.paged(self._paged)
+        if self._packed is not None and attention is not None:
+            kept = self._packed(x, (rotation.cosine, rotation.sine), attention, requested)
+        else:
+            kept = {}
+            for number, layer in enumerate(self._layers):
+                if number in requested:
+                    kept[number] = x
+                x = layer(x, rotation, step)
         logits = self._head(self._norm(x.index_select(0, step.wanted)))
         return ModelOutput(logits, HiddenStates(self._norm(x), kept) if hidden is not None else None)

@@ -45,6 +45,9 @@ class Rehearsal:
         self.wanted = torch.arange(len(positions), device=device)
         self._hidden = ~seen.to(device)
 
+    def paged(self, layers: object) -> None:
+        """There are no pages."""
+
     def attend(self, module: object, states: States, extras: dict[str, object]) -> torch.Tensor:
         query, key, value = states
         hidden = self._hidden

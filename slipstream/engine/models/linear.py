@@ -32,6 +32,11 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._multiply(x)
 
+    @property
+    def packed(self) -> PackedProduct | None:
+        """The product, if a kernel of ours computes it."""
+        return self._multiply if isinstance(self._multiply, PackedProduct) else None
+
 
 def lay_out(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
     """The products of the weight [out, in] by the fastest kernel that this machine has for it."""

@@ -67,6 +67,14 @@ def test_a_visible_rejected_token_would_change_the_text(pairs: Any, opened: Any)
     assert worst(pair, [session]) > 0.1
 
 
+@pytest.fixture
+def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention by torch, as on a GPU and where nothing was compiled."""
+    monkeypatch.setattr(KVStore, "attention", lambda self, layer: None)
+    monkeypatch.setattr(KVStore, "attention_of_all", lambda self, layers: None)
+
+
+@pytest.mark.usefixtures("no_kernel")
 def test_a_causal_mask_would_change_a_tree(pairs: Any, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pairs("llama")
     (session,) = opened(pair, [20])
@@ -77,6 +85,13 @@ def test_a_causal_mask_would_change_a_tree(pairs: Any, opened: Any, monkeypatch:
     assert worst(pair, [session]) > 0.1
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.usefixtures("no_kernel")
+def test_a_mixed_step_without_kernels_equals_plain_forward_passes(family: str, pairs: Any, opened: Any) -> None:
+    check_mixed_steps(pairs(family), opened)
+
+
+@pytest.mark.usefixtures("no_kernel")
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gpt_oss"])
 def test_a_forgotten_window_would_change_the_text(
     family: str, pairs: Any, opened: Any, monkeypatch: pytest.MonkeyPatch

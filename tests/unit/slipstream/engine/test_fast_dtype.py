@@ -50,4 +50,5 @@ def test_products_are_timed_in_each_type() -> None:
 
 def test_a_draft_model_does_without_batch_invariant_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.engine.attention.plan.AttentionPlan._attend_invariant", None)
+    monkeypatch.setattr("slipstream.engine.kvcache.store.paged_attention", lambda *_: None)
     assert open_proposer(ProposerSettings(model=DRAFT, dtype="float32")).model.dtype == "float32"

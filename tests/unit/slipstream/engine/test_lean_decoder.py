@@ -158,7 +158,7 @@ def living_bytes() -> int:
 
 
 def _turned_back(self: Rotation, x: torch.Tensor) -> torch.Tensor:
-    return torch.addcmul(x * self._cosine, x.roll(self._half, -1), self._sine, value=-1)
+    return torch.addcmul(x * self.cosine[:, None], x.roll(self._half, -1), self.sine[:, None], value=-1)
 
 
 def _far_ones_wrong(self: Rotary, positions: torch.Tensor) -> Rotation:

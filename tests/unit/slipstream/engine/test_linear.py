@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +14,7 @@ from slipstream.engine.kernels import products
 from slipstream.engine.kernels.products import Kernels, PackedProduct, find_kernels, multiplies
 from slipstream.engine.models import linear as module
 from slipstream.engine.models.linear import Linear, OneDnn, packs
+from tests.kernels import kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -25,26 +24,6 @@ MOST_ROWS = 300
 SAME_ROWS = {torch.float32: 70, torch.bfloat16: 32}
 """Most rows of a pass of oneDNN's for which a row's bits do not depend on the others."""
 Way = Callable[[torch.Tensor, torch.Tensor | None], PackedProduct | OneDnn]
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels as their source is now, whatever was installed."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    source = Path(products.__file__).with_name("products.c")
-    path = tmp_path_factory.mktemp("kernels") / "products.so"
-    warnings = ("-Wall", "-Wextra", "-Werror")
-    subprocess.run([compiler, "-O3", *warnings, "-fPIC", "-shared", str(source), "-o", str(path)], check=True)
-    return path
-
-
-def kernels(path: Path, wide: bool) -> Kernels:
-    found = Kernels(path, wide)
-    if not found.level or (wide and found.level == Kernels(path, False).level):
-        pytest.skip("this CPU has no instructions for it")
-    return found
 
 
 @pytest.fixture(params=["AVX2", "AVX-512", "oneDNN"])

@@ -1,0 +1,286 @@
+/* Attention of rows to paged keys and values, for one instruction set (set.h), in fp32.
+ *
+ * A row's keys are added up in the order of their positions, BLOCK of them at a time: scores by products in which each
+ * is one chain over the head's numbers, softmax with the running maximum of the blocks so far (Milakov and Gimelshein
+ * 2018, arXiv 1805.02867), values as one chain of multiply-adds. So a row's bits are a function of its query and of the
+ * keys and values on its path, wherever they lie and whatever else is in the pass. */
+
+/* Eight numbers of a head. */
+TARGET ALWAYS __m256 NAME(eight)(const char *from, const long kind, long at)
+{
+    if (kind == FLOATS)
+        return _mm256_loadu_ps((const float *)from + at);
+    __m128i halves = _mm_loadu_si128((const __m128i *)((const unsigned short *)from + at));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+/* Turns [8 keys, 8 numbers] into [8, WIDTH]. */
+TARGET ALWAYS void NAME(turn)(const char *const *from, const long kind, long at, float *to)
+{
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; i++)
+        a[i] = NAME(eight)(from[i], kind, at);
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0x44);
+            a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0xee);
+        }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * WIDTH, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * WIDTH, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    }
+}
+
+/* Turns the heads of `count` keys, at most WIDTH, from the slot `first` on into [dim, WIDTH]; there is something in
+ * the columns behind them. */
+TARGET ALWAYS void NAME(pack_keys)(const struct part *p, const char *keys, long stride, const long kind, long dim,
+                                   long first, long count, float *packed)
+{
+    for (long j = 0; j < count; j += 8) {
+        const char *from[8];
+        for (int i = 0; i < 8; i++)
+            from[i] = keys + pool_row(p, first + (j + i < count ? j + i : j)) * stride;
+        for (long d = 0; d < dim; d += 8)
+            NAME(turn)(from, kind, d, packed + d * WIDTH + j);
+    }
+}
+
+/* Turns heads of values at the slots `first` .. first+count-1 into [dim / WIDTH, count, WIDTH], the last of the tiles
+ * filled up with zeros. */
+TARGET ALWAYS void NAME(pack_values)(const struct part *p, const char *values, long stride, const long kind, long dim,
+                                     long first, long count, float *packed)
+{
+    for (long tile = 0; tile < dim; tile += WIDTH, packed += count * WIDTH)
+        for (long j = 0; j < count; j++) {
+            const char *from = values + pool_row(p, first + j) * stride;
+            for (long d = 0; d < WIDTH; d += 8)
+                _mm256_storeu_ps(packed + j * WIDTH + d,
+                                 tile + d < dim ? NAME(eight)(from, kind, tile + d) : _mm256_setzero_ps());
+        }
+}
+
+TARGET static void NAME(values)(const struct part *p, const char *values, long stride, long kind, long dim, long first,
+                                long count, float *packed)
+{
+    if (kind == FLOATS)
+        NAME(pack_values)(p, values, stride, FLOATS, dim, first, count, packed);
+    else
+        NAME(pack_values)(p, values, stride, PAIRS, dim, first, count, packed);
+}
+
+/* Adds x [rows, stride] times w [depth, WIDTH] to sums [rows, WIDTH]. */
+TARGET static void NAME(add_product)(const float *x, long stride, const float *w, long depth, float *sums, long rows)
+{
+    for (long row = 0; row < rows; row += TILE_ROWS)
+        NAME(tile)(FLOATS, (const char *)(x + row * stride), stride, (const char *)w, depth, sums + row * WIDTH,
+                   (int)(rows - row < TILE_ROWS ? rows - row : TILE_ROWS));
+}
+
+/* Scores [keys / WIDTH, rows, WIDTH] of the queries [rows, dim] with `count` keys from the slot `first` on. */
+TARGET static void NAME(score)(const struct part *p, const char *keys, long stride, long kind, long dim, long first,
+                               long count, const float *queries, long rows, float *scores)
+{
+    float packed[MOST_DIM * WIDTH];
+    for (long j = 0; j < count; j += WIDTH, scores += rows * WIDTH) {
+        long some = count - j < WIDTH ? count - j : WIDTH;
+        if (some < WIDTH)
+            memset(packed, 0, dim * WIDTH * sizeof(float));
+        if (kind == FLOATS)
+            NAME(pack_keys)(p, keys, stride, FLOATS, dim, first + j, some, packed);
+        else
+            NAME(pack_keys)(p, keys, stride, PAIRS, dim, first + j, some, packed);
+        memset(scores, 0, rows * WIDTH * sizeof(float));
+        NAME(add_product)(queries, dim, packed, dim, scores, rows);
+    }
+}
+
+/* Puts exp(x - most) into x [BLOCK] for begin .. end-1, zeros elsewhere, and adds them to the sums [SUMS] side by side. */
+TARGET static void NAME(exponentials)(float *x, long begin, long end, float most, float *sums)
+{
+    for (long j = 0; j < BLOCK; j += SUMS) {
+        if (j + SUMS <= begin || j >= end) {
+            memset(x + j, 0, SUMS * sizeof(float));
+            continue;
+        }
+        int from = (int)(begin - j), to = (int)(end - j);
+        for (int i = 0; i < SUMS; i++) {
+            float z = exponential(x[j + i] - most);
+            z = i >= from && i < to ? z : 0.0f;
+            x[j + i] = z;
+            sums[i] += z;
+        }
+    }
+}
+
+/* Asks memory for heads of `bytes`: they lie too far apart for the processor to foresee. */
+static void NAME(prefetch)(const struct part *p, const char *heads, long stride, long bytes, long first, long count)
+{
+    for (long j = 0; j < count; j++)
+        for (long at = 0; at < bytes; at += 64)
+            __builtin_prefetch(heads + pool_row(p, first + j) * stride + at, 0, 3);
+}
+
+/* One row's softmax so far. */
+struct NAME(row) {
+    float most;        /* the largest score; -inf before the first key */
+    float sums[SUMS];  /* of exp(score - most), by the position's remainder */
+};
+
+/* Takes the scores x [BLOCK] of a block's visible keys begin .. end-1; x becomes their weights. Returns the factor for
+ * what was added up before. */
+TARGET static float NAME(weigh)(struct NAME(row) *row, float *x, long begin, long end)
+{
+    float most = row->most, factor = 1.0f;
+    for (long j = begin; j < end; j++)
+        most = x[j] > most ? x[j] : most;
+    if (most > row->most) {
+        if (row->most > -INFINITY) {
+            float before[BLOCK] = {row->most}, nothing[SUMS] = {0};
+            NAME(exponentials)(before, 0, 1, most, nothing);
+            factor = before[0];
+            for (int i = 0; i < SUMS; i++)
+                row->sums[i] *= factor;
+        }
+        row->most = most;
+    }
+    NAME(exponentials)(x, begin, end, most, row->sums);
+    return factor;
+}
+
+/* Attention of the part's tokens for one KV head. Rows are its tokens' query heads, token by token. */
+TARGET static void NAME(attend)(const struct layer *a, const struct call *c, const struct part *p, long head)
+{
+    long item = a->kind == FLOATS ? 4 : 2, rows = p->count * a->group, tiles = (a->value_dim + WIDTH - 1) / WIDTH;
+    long key_stride = a->heads * a->key_dim * item, value_stride = a->heads * a->value_dim * item;
+    const char *keys = a->keys + head * a->key_dim * item, *values = a->values + head * a->value_dim * item;
+    float queries[MOST_QUERIES * MOST_DIM], out[MOST_QUERIES * MOST_DIM];
+    float scores[MOST_QUERIES * MOST_TAIL], weights[MOST_QUERIES * BLOCK], packed[MOST_TAIL * MOST_DIM];
+    struct NAME(row) state[MOST_QUERIES];
+    long begin[MOST_QUERIES], end[MOST_QUERIES]; /* positions that a row sees by whole blocks */
+    long trunk = p->base + p->pending, least = trunk + p->count, most = 0;
+    long first_node = p->first < p->pending ? p->pending - p->first : 0; /* the first token that is a node */
+    if (first_node > p->count)
+        first_node = p->count;
+
+    memset(out, 0, rows * tiles * WIDTH * sizeof(float));
+    for (long token = 0; token < p->count; token++) {
+        long position = p->base + p->first + token, seen = position + 1;
+        if (token >= first_node) {
+            position = trunk;
+            for (long node = p->parents[p->first + token - p->pending]; node >= 0; node = p->parents[node])
+                position++;
+            seen = trunk - trunk % BLOCK;
+        }
+        for (long r = token * a->group; r < (token + 1) * a->group; r++) {
+            const char *query = c->query + (p->row + token) * c->query_token + (head * a->group + r % a->group) * c->query_head;
+            for (long d = 0; d < a->key_dim; d += 8)
+                _mm256_storeu_ps(queries + r * a->key_dim + d,
+                                 _mm256_mul_ps(NAME(eight)(query, a->kind, d), _mm256_set1_ps(a->scale)));
+            begin[r] = a->window && position + 1 > a->window ? position + 1 - a->window : 0;
+            end[r] = seen;
+            least = begin[r] < least ? begin[r] : least;
+            most = seen > most ? seen : most;
+            state[r] = (struct NAME(row)){.most = -INFINITY};
+        }
+    }
+
+    for (long at = least - least % BLOCK; at < most; at += BLOCK) {
+        long count = most - at < BLOCK ? most - at : BLOCK, low = rows, high = 0;
+        for (long r = 0; r < rows; r++)
+            if (end[r] > at && begin[r] < at + count) {
+                low = r < low ? r : low;
+                high = r + 1;
+            }
+        if (low >= high)
+            continue;
+        long some = high - low, next = most - at - count < BLOCK ? most - at - count : BLOCK;
+        NAME(prefetch)(p, values, value_stride, a->value_dim * item, at, count);
+        NAME(score)(p, keys, key_stride, a->kind, a->key_dim, at, count, queries + low * a->key_dim, some, scores);
+        NAME(prefetch)(p, keys, key_stride, a->key_dim * item, at + count, next);
+        for (long r = low; r < high; r++) {
+            float *x = weights + (r - low) * BLOCK;
+            for (long j = 0; j < count; j += WIDTH)
+                memcpy(x + j, scores + (j * some + (r - low) * WIDTH), WIDTH * sizeof(float));
+            long from = begin[r] > at ? begin[r] - at : 0, to = end[r] < at + count ? end[r] - at : count;
+            if (from >= to) {
+                memset(x, 0, BLOCK * sizeof(float));
+                continue;
+            }
+            float factor = NAME(weigh)(&state[r], x, from, to);
+            if (factor != 1.0f)
+                for (long t = 0; t < tiles; t++)
+                    for (long i = 0; i < WIDTH; i++)
+                        out[(t * rows + r) * WIDTH + i] *= factor;
+        }
+        NAME(values)(p, values, value_stride, a->kind, a->value_dim, at, count, packed);
+        for (long t = 0; t < tiles; t++)
+            NAME(add_product)(weights, BLOCK, packed + t * count * WIDTH, count, out + (t * rows + low) * WIDTH, some);
+    }
+
+    if (first_node < p->count) { /* the trunk's last keys and the paths of nodes, row by row */
+        long at = trunk - trunk % BLOCK, shared = trunk - at, nodes = p->first + p->count - p->pending;
+        long count = shared + nodes, first = first_node * a->group, some = rows - first;
+        NAME(score)(p, keys, key_stride, a->kind, a->key_dim, at, count, queries + first * a->key_dim, some, scores);
+        NAME(values)(p, values, value_stride, a->kind, a->value_dim, at, count, packed);
+        for (long token = first_node; token < p->count; token++) {
+            long path[MOST_TAIL], length = shared, place = MOST_TAIL;
+            for (long j = 0; j < shared; j++)
+                path[j] = j;
+            for (long node = p->first + token - p->pending; node >= 0; node = p->parents[node])
+                path[--place] = shared + node;
+            memmove(path + length, path + place, (MOST_TAIL - place) * sizeof(long));
+            length += MOST_TAIL - place;
+            for (long r = token * a->group; r < (token + 1) * a->group; r++)
+                for (long block = 0; block < length; block += BLOCK) {
+                    float x[BLOCK];
+                    long to = length - block < BLOCK ? length - block : BLOCK;
+                    long from = begin[r] > at + block ? begin[r] - at - block : 0;
+                    if (from >= to)
+                        continue;
+                    for (long j = from; j < to; j++) {
+                        long key = path[block + j];
+                        x[j] = scores[(key / WIDTH * some + r - first) * WIDTH + key % WIDTH];
+                    }
+                    float factor = NAME(weigh)(&state[r], x, from, to);
+                    for (long t = 0; t < tiles; t++) {
+                        V sum[VECTORS];
+                        float *own = out + (t * rows + r) * WIDTH;
+                        if (factor != 1.0f)
+                            for (long i = 0; i < WIDTH; i++)
+                                own[i] *= factor;
+                        for (int v = 0; v < VECTORS; v++)
+                            sum[v] = LOAD(own + v * LANES);
+                        for (long j = from; j < to; j++) {
+                            const float *value = packed + (t * count + path[block + j]) * WIDTH;
+                            for (int v = 0; v < VECTORS; v++)
+                                sum[v] = MULTIPLY_ADD(SPREAD(x[j]), LOAD(value + v * LANES), sum[v]);
+                        }
+                        for (int v = 0; v < VECTORS; v++)
+                            STORE(own + v * LANES, sum[v]);
+                    }
+                }
+        }
+    }
+
+    for (long r = 0; r < rows; r++) {
+        float sum = 0;
+        for (int i = 0; i < SUMS; i++)
+            sum += state[r].sums[i];
+        long query = (p->row + r / a->group) * a->heads * a->group + head * a->group + r % a->group;
+        char *to = c->out + query * a->value_dim * item;
+        for (long d = 0; d < a->value_dim; d += 8) {
+            float found[8];
+            for (int i = 0; i < 8; i++)
+                found[i] = out[(d / WIDTH * rows + r) * WIDTH + d % WIDTH + i] / sum;
+            if (a->kind == FLOATS)
+                memcpy((float *)to + d, found, sizeof found);
+            else
+                for (int i = 0; i < 8; i++)
+                    ((unsigned short *)to)[d + i] = to_bf16(found[i]);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+"""Attention to paged keys and values on a CPU, by the kernel of attention.h: all sessions of a step in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence as Several
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from slipstream.engine.kernels.products import FEW, KINDS, Kernels, find_kernels
+from slipstream.engine.segment import Segment
+
+MOST_QUERIES, MOST_DIM, MOST_NODES = 96, 256, 256
+"""Query rows of a part, numbers of a head, and candidates of a session that the kernel has room for."""
+_LONG = ctypes.c_long
+States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class _Layer(ctypes.Structure):
+    """`struct layer`."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        *((name, _LONG) for name in ("heads", "group", "key_dim", "value_dim", "kind", "level", "window")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class PagedLayer(NamedTuple):
+    """What a layer's attention is, beside its pools."""
+
+    index: int
+    query_heads: int
+    window: int | None
+    scale: float
+
+
+class PagedAttention:
+    """Attention of one layer to its pools, keys and values [rows, heads, dim]."""
+
+    def __init__(self, kernels: Kernels, keys: torch.Tensor, values: torch.Tensor, layer: PagedLayer) -> None:
+        heads, self.value_dim = values.shape[1:]
+        self.group = layer.query_heads // heads
+        self.kernels, self._pools = kernels, (keys, values)
+        sizes = (heads, self.group, keys.shape[2], self.value_dim, KINDS[keys.dtype], kernels.level, layer.window or 0)
+        self._layer = _Layer(keys.data_ptr(), values.data_ptr(), *sizes, layer.scale)
+        self.address = ctypes.addressof(self._layer)
+        """Of its `struct layer`."""
+        self._work = heads * self.group * (keys.shape[2] + self.value_dim)
+
+    def __call__(self, states: States, step: StepParts) -> torch.Tensor:
+        """query [1, H, T, Dk]; key, value [1, Hkv, T, D], which are written to the step's rows. Returns
+        [1, T, H, Dv]."""
+        query, key, value = (each if each.stride(3) == 1 else each.contiguous() for each in states)
+        heads, tokens = query.shape[1:3]
+        out = query.new_empty((1, tokens, heads, self.value_dim))
+        item = query.element_size()
+        strides = [item * each.stride(at) for each in (query, key, value) for at in (2, 1)]
+        parts = step.parts(self.group)
+        threads = torch.get_num_threads() if step.pairs * self._work > FEW else 1
+        pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr())
+        call = (_LONG * 10)(*pointers, *strides)
+        self.kernels.attend(
+            self.address, call, parts.ctypes.data, len(parts), step.rows.data_ptr(), tokens, threads,
+            self.kernels.threads,
+        )  # fmt: skip
+        return out
+
+
+def paged_attention(keys: torch.Tensor, values: torch.Tensor, layer: PagedLayer) -> PagedAttention | None:
+    """None where there is no kernel for pools like these."""
+    kernels = find_kernels() if keys.device.type == "cpu" and keys.dtype in KINDS else None
+    sizes = (keys.shape[2], values.shape[2])
+    if kernels is None or layer.query_heads // keys.shape[1] > MOST_QUERIES:
+        return None
+    if any(size % 8 or size > MOST_DIM for size in sizes):
+        return None
+    return PagedAttention(kernels, keys, values, layer)
+
+
+class StepParts:
+    """The tokens of a step, as the kernel takes them: `struct part`."""
+
+    def __init__(self, segments: Several[Segment], rows: torch.Tensor) -> None:
+        """`rows` int64 [tokens]: the pool row of each."""
+        self.rows = rows
+        self.fits = all(len(segment.nodes) <= MOST_NODES or segment.is_chain for segment in segments)
+        """False if the kernel has no room for so many candidates."""
+        self.pairs = sum(each.tokens * (each.sequence.length + each.tokens) for each in segments)
+        """Tokens times keys."""
+        self._segments = segments
+        self._parents = np.array([parent for each in segments for parent in each.parents], dtype=np.int64)
+        self._slots = [each.sequence.rows for each in segments]
+        self._parts: dict[int, np.ndarray[tuple[int, int], np.dtype[np.int64]]] = {}
+
+    def parts(self, group: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """[parts, 8], of so many query heads for each KV head."""
+        found = self._parts.get(group)
+        if found is None:
+            found = self._parts[group] = np.array(self._divide(MOST_QUERIES // group), dtype=np.int64)
+        return found
+
+    def _divide(self, most: int) -> list[tuple[int, ...]]:
+        row, parents = 0, self._parents.ctypes.data
+        parts: list[tuple[int, ...]] = []
+        for segment, slots in zip(self._segments, self._slots, strict=True):
+            sequence, tokens = segment.sequence, segment.tokens
+            pending = tokens if segment.is_chain else len(segment.pending)
+            where = (sequence.first_row, 0) if slots is None else (0, slots.data_ptr())
+            for first in range(0, tokens, most):
+                count = min(most, tokens - first)
+                parts.append((row + first, first, count, sequence.length, pending, *where, parents))
+            row += tokens
+            parents += 8 * len(segment.nodes)
+        return parts
+
+
+class PagedStep(NamedTuple):
+    """The attention of a step in all layers."""
+
+    layers: tuple[PagedAttention, ...]
+    parts: StepParts

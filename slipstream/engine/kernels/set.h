@@ -1,0 +1,34 @@
+/* What is compiled once for each instruction set. Included by products.c, which defines for each
+ *
+ *   NAME(x)  a name of the set's own        TARGET  the attribute that lets the compiler use the set
+ *   V, I     a vector of LANES floats, and one of as many 32-bit integers
+ *   AHEAD    bytes, and the operations in capitals below. */
+
+#define WIDTH (LANES * VECTORS)
+#define ALWAYS static inline __attribute__((always_inline))
+
+#include "tile.h"
+#ifndef DOT_PAIRS /* attention computes in fp32: the set above this one has it */
+#include "attention.h"
+#endif
+
+#undef WIDTH
+#undef PREFETCH
+#undef AHEAD
+#undef ALWAYS
+#undef NAME
+#undef TARGET
+#undef V
+#undef I
+#undef LANES
+#undef VECTORS
+#undef TILE_ROWS
+#undef LOAD
+#undef STORE
+#undef SPREAD
+#undef MULTIPLY_ADD
+#undef LOAD_PAIRS
+#undef SPREAD_PAIR
+#undef EVEN
+#undef ODD
+#undef DOT_PAIRS
