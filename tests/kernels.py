@@ -16,7 +16,7 @@ def compile_kernels(folder: Path) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    source, path = Path(products.__file__).with_name("products.c"), folder / "products.so"
+    source, path = Path(products.__file__).with_name("kernels.c"), folder / "kernels.so"
     options = ("-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
     subprocess.run([compiler, *options, str(source), "-o", str(path)], check=True)
     return path

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 log = logging.getLogger(__name__)
 
 VERSION = 3
-"""Version of the calls in products.c: a file compiled from another one is not used."""
+"""Version of the calls in kernels.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 FEW = 1 << 18
 """Multiplications that one thread has done before others have woken up."""
@@ -78,7 +78,7 @@ def find_kernels() -> Kernels | None:
     capability = torch.backends.cpu.get_cpu_capability()
     if capability not in ("AVX2", "AVX512"):
         return None
-    files = [Path(__file__).with_name(f"_products{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    files = [Path(__file__).with_name(f"_kernels{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES]
     for path in files:
         if path.exists():
             try:

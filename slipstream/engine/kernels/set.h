@@ -1,4 +1,4 @@
-/* What is compiled once for each instruction set. Included by products.c, which defines for each
+/* What is compiled once for each instruction set. Included by kernels.c, which defines for each
  *
  *   NAME(x)  a name of the set's own        TARGET  the attribute that lets the compiler use the set
  *   V, I     a vector of LANES floats, and one of as many 32-bit integers
