@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine.kernels import products
-from slipstream.engine.kernels.products import Kernels
+from slipstream.engine.kernels import compiled
+from slipstream.engine.kernels.compiled import Kernels
 
 
 def compile_kernels(folder: Path) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    source, path = Path(products.__file__).with_name("kernels.c"), folder / "kernels.so"
+    source, path = Path(compiled.__file__).with_name("kernels.c"), folder / "kernels.so"
     options = ("-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
     subprocess.run([compiler, *options, str(source), "-o", str(path)], check=True)
     return path

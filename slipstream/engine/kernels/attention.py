@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from slipstream.engine.kernels.products import FEW, KINDS, Kernels, find_kernels
+from slipstream.engine.kernels import compiled
+from slipstream.engine.kernels.compiled import KINDS, Kernels, find_kernels
 from slipstream.engine.segment import Segment
 
 MOST_QUERIES, MOST_DIM, MOST_NODES = 96, 256, 256
@@ -32,7 +33,7 @@ class _Layer(ctypes.Structure):
 class PagedLayer(NamedTuple):
     """What a layer's attention is, beside its pools."""
 
-    index: int
+    number: int
     query_heads: int
     window: int | None
     scale: float
@@ -60,7 +61,7 @@ class PagedAttention:
         item = query.element_size()
         strides = [item * each.stride(at) for each in (query, key, value) for at in (2, 1)]
         parts = step.parts(self.group)
-        threads = torch.get_num_threads() if step.pairs * self._work > FEW else 1
+        threads = torch.get_num_threads() if step.pairs * self._work > compiled.FEW else 1
         pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr())
         call = (_LONG * 10)(*pointers, *strides)
         self.kernels.attend(

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
+from slipstream.engine.kernels import compiled
 from slipstream.engine.kernels.attention import PagedAttention, PagedStep
+from slipstream.engine.kernels.compiled import KINDS
 from slipstream.engine.kernels.norms import RmsNorm
-from slipstream.engine.kernels.products import FEW, KINDS, PackedProduct
+from slipstream.engine.kernels.products import PackedProduct
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class PackedLayers:
         given = (parts.ctypes.data, step.parts.rows.data_ptr(), cosine.data_ptr(), sine.data_ptr(), x.data_ptr())
         sizes = (len(self._layers), len(parts), tokens, self._hidden, self._feed, KINDS[x.dtype])
         threads = torch.get_num_threads()
-        run = _Pass(ctypes.addressof(self._blocks), *given, *places, *sizes, FEW, threads, kernels.threads)
+        run = _Pass(ctypes.addressof(self._blocks), *given, *places, *sizes, compiled.FEW, threads, kernels.threads)
         kernels.decode(ctypes.byref(run))
         for layer in hidden:
             self._blocks[layer].kept = None

@@ -1,10 +1,11 @@
-/* Products of few rows and large weights on x86-64, at the speed at which memory delivers the weights; norms of rows.
+/* Products of few rows and large weights on x86-64, at the speed at which memory delivers the weights; norms of rows;
+ * attention to paged keys and values; and the layers of a decoder that are made of them.
  *
  * A row's sums are added up in one order: they depend neither on the other rows nor on the number of threads. In fp32
  * they are the same on all CPUs with FMA. With bf16 weights products are exact and sums are fp32; CPUs with AVX512-BF16
  * add them up in pairs, and are the same among themselves.
  *
- * Compiled with the package where there is a C compiler; slipstream/engine/kernels/products.py calls it. */
+ * Compiled with the package where there is a C compiler; slipstream/engine/kernels/compiled.py opens it. */
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import rms_norm
 
-from slipstream.engine.kernels.products import KINDS, find_kernels
+from slipstream.engine.kernels.compiled import KINDS, find_kernels
 
 
 class RmsNorm:

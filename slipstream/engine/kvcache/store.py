@@ -75,7 +75,7 @@ class KVStore:
     def attention(self, layer: PagedLayer) -> PagedAttention | None:
         """The kernel of a layer's attention, which writes its rows too; None where there is none."""
         if layer not in self._kernels:
-            pool = self._rows[layer.index]
+            pool = self._rows[layer.number]
             self._kernels[layer] = None if pool is None else paged_attention(*pool, layer)
         return self._kernels[layer]
 

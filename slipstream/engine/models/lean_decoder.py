@@ -115,11 +115,12 @@ class DecoderLayer:
     def parts(self) -> LayerParts | None:
         """What kernels of ours compute it with; None if they cannot."""
         attention = self._attention
-        products = [linear.packed for linear in (attention._joined, attention._out, self._gate_up, self._down)]
-        found = [product for product in products if product is not None]
-        if len(found) < len(products):
+        qkv, out = attention._joined.packed, attention._out.packed
+        gate_up, down = self._gate_up.packed, self._down.packed
+        if qkv is None or out is None or gate_up is None or down is None:
             return None
-        return LayerParts(*found, self._before_attention, self._before_feed, attention._norms)
+        norms = (self._before_attention, self._before_feed, attention._norms)
+        return LayerParts(qkv, out, gate_up, down, *norms)
 
 
 class LeanDecoder:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.functional import linear, pad
 
-from slipstream.engine.kernels.products import PackedProduct, find_kernels, multiplies
+from slipstream.engine.kernels.compiled import find_kernels
+from slipstream.engine.kernels.products import PackedProduct, multiplies
 
 ROWS = 16
 """Rows of a pass that oneDNN lays weights out for: 16 was best for 1 to 16 rows in every shape that was measured."""

@@ -157,13 +157,13 @@ def test_rows_have_the_same_bits_in_every_pass(name: str, seed: int, way: str) -
         chosen = [each for each in running if each[0].length < len(each[1]) and chance.random() < 0.8]
         steps = [(*segment_of(chance, text, sequence), rows) for sequence, text, rows in chosen]
         found = layer.forward([segment for segment, _, _ in steps]) if steps else torch.empty(0)
-        for segment, way, rows in steps:
+        for segment, right_way, rows in steps:
             own, found = found[: segment.tokens], found[segment.tokens :]
             at, pending = segment.sequence.length, len(segment.pending)
-            right = [*range(pending), *(pending + node for node in way)]
+            right = [*range(pending), *(pending + node for node in right_way)]
             assert torch.equal(own[right], rows[at : at + len(right)])
             compared += len(right)
-            layer.keep(segment, way)
+            layer.keep(segment, right_way)
     assert compared == sum(LENGTHS)
     for sequence in (*held, *(sequence for sequence, _, _ in running)):
         layer.close(sequence)

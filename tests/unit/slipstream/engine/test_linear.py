@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from slipstream.engine.kernels import products
-from slipstream.engine.kernels.products import Kernels, PackedProduct, find_kernels, multiplies
+from slipstream.engine.kernels import compiled as kernels_file
+from slipstream.engine.kernels.compiled import Kernels, find_kernels
+from slipstream.engine.kernels.products import PackedProduct, multiplies
 from slipstream.engine.models import linear as module
 from slipstream.engine.models.linear import Linear, OneDnn, packs
 from tests.kernels import kernels
@@ -46,7 +47,7 @@ def test_a_row_is_the_same_in_every_pass(
 ) -> None:
     """oneDNN sums widths beyond 1024 in blocks, whose order depends on whether a row is alone; in bf16 on CPUs with
     AMX it sums in another order above SAME_ROWS rows: there a row is the same up to rounding."""
-    monkeypatch.setattr(products, "FEW", 0)
+    monkeypatch.setattr(kernels_file, "FEW", 0)
     weight, bias = rows(features, width, dtype) / width**0.5, rows(1, features, dtype)[0]
     if way is OneDnn and not packs(weight):
         pytest.skip("no packed kernels for the dtype on this machine")
@@ -111,7 +112,7 @@ def test_what_is_no_number_stays_in_its_row_and_feature(compiled: Path, dtype: t
 
 @torch.inference_mode()
 def test_callers_of_several_threads_do_not_meet(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "FEW", 0)
+    monkeypatch.setattr(kernels_file, "FEW", 0)
     multiply = PackedProduct(kernels(compiled, False), rows(999, 64, torch.float32), None)
     inputs = [rows(count, 64, torch.float32) for count in (1, 5, 13, 20)]
     expected = [multiply(x) for x in inputs]
@@ -179,7 +180,7 @@ def test_what_has_no_kernel_is_left_to_torch(compiled: Path) -> None:
 
 @torch.inference_mode()
 def test_without_a_compiled_file_onednn_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "__file__", str(tmp_path / "products.py"))
+    monkeypatch.setattr(kernels_file, "__file__", str(tmp_path / "products.py"))
     find_kernels.cache_clear()
     try:
         assert find_kernels() is None
@@ -189,6 +190,6 @@ def test_without_a_compiled_file_onednn_multiplies(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_of_another_version_is_left_out(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "VERSION", -1)
+    monkeypatch.setattr(kernels_file, "VERSION", -1)
     with pytest.raises(OSError, match="another version"):
         Kernels(compiled, False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slipstream.engine.engine import HiddenRequest, begin_unshared
-from slipstream.engine.kernels import attention, decoder, products
+from slipstream.engine.kernels import attention, compiled
 from slipstream.engine.kernels.attention import MOST_NODES, PagedLayer, StepParts, paged_attention
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.segment import Segment, Sequence
@@ -107,7 +107,7 @@ def test_bits_are_the_same_on_all_instruction_sets_and_threads(compiled: Path, m
     rows = torch.tensor(segments[0].sequence.pool_rows(270, 279))
     states = tuple(torch.randn(1, heads, 9, 64, generator=chance) for heads in (6, 2, 2))
     found = []
-    monkeypatch.setattr(attention, "FEW", 0)
+    monkeypatch.setattr("slipstream.engine.kernels.compiled.FEW", 0)
     for wide, threads in ((False, 1), (True, 1), (True, 2)):
         monkeypatch.setattr(attention, "find_kernels", lambda wide=wide: kernels(compiled, wide))
         kernel = paged_attention(pool[0], pool[1], PagedLayer(0, 6, None, 0.125))
@@ -145,9 +145,9 @@ FAR_OFF = {"float32": 1e-5, "bfloat16": 0.06}
 def test_all_layers_in_one_call_are_the_layers_one_by_one(
     family: str, dtype: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if products.find_kernels() is None:
+    if compiled.find_kernels() is None:
         pytest.skip("no kernels are installed")
-    monkeypatch.setattr(decoder, "FEW", 0 if threads > 1 else decoder.FEW)
+    monkeypatch.setattr(compiled, "FEW", 0 if threads > 1 else compiled.FEW)
     checkpoint = load_checkpoint(str(save_checkpoint(family, tmp_path, **LIKE[family])), dtype)
     forward: Any = checkpoint.forward
     before, texts = torch.get_num_threads(), [prompt(length, length) for length in (40, 7)]

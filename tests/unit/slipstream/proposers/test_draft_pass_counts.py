@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream.engine.kernels.products import find_kernels
+from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.proposers.base import ROOT, Proposal, Proposer, ProposerContext, ProposerSettings
 from slipstream.proposers.model_factory import open_proposer
 from slipstream.speculation.sampling_params import SamplingParams

@@ -1,0 +1,76 @@
+"""The kernels of kernels.c. `pip install` compiles them where there is a C compiler.
+
+They share the threads of torch: two pools on the same cores would wait for each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import logging
+from functools import cache
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+VERSION = 3
+"""Version of the calls in kernels.c: a file compiled from another one is not used."""
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
+FEW = 1 << 18
+"""Multiplications that one thread has done before others have woken up."""
+
+
+class Kernels:
+    """The compiled file at `path`; AVX-512 only if `wide`. Raises OSError or AttributeError for a file that is none."""
+
+    def __init__(self, path: Path, wide: bool) -> None:
+        library = ctypes.CDLL(str(path))
+        if library.slipstream_version() != VERSION:
+            raise OSError(f"{path} is of another version, or for another CPU")
+        library.slipstream_level.restype = library.slipstream_width.restype = ctypes.c_long
+        self.level: int = library.slipstream_level(int(wide))
+        """Which instructions are used; 0 where none of them are there."""
+        self.width: int = library.slipstream_width(ctypes.c_long(self.level))
+        """Output features side by side."""
+        self.multiply = library.slipstream_multiply
+        pointer = ctypes.c_void_p
+        self.multiply.argtypes = (pointer, pointer, pointer, ctypes.c_long, ctypes.c_uint, pointer)
+        self.multiply.restype = None
+        self.rms_norm = library.slipstream_rms_norm
+        sizes = (ctypes.c_long, ctypes.c_long, ctypes.c_float, ctypes.c_long)
+        self.rms_norm.argtypes = (pointer, pointer, pointer, *sizes)
+        self.rms_norm.restype = None
+        self.attend = library.slipstream_attend
+        counts = (ctypes.c_long, pointer, ctypes.c_long, ctypes.c_uint)
+        self.attend.argtypes = (pointer, pointer, pointer, *counts, pointer)
+        self.attend.restype = None
+        self.decode = library.slipstream_decode
+        self.decode.argtypes, self.decode.restype = (pointer,), None
+        self.threads = ctypes.cast(_openmp().GOMP_parallel, pointer)
+
+
+def _openmp() -> ctypes.CDLL:
+    """The OpenMP that torch computes with: it brings its own."""
+    own = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+    return ctypes.CDLL(str(own[0]) if own else "libgomp.so.1")
+
+
+@cache
+def find_kernels() -> Kernels | None:
+    """None where nothing was compiled, and on CPUs without AVX2."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in ("AVX2", "AVX512"):
+        return None
+    files = [Path(__file__).with_name(f"_kernels{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    for path in files:
+        if path.exists():
+            try:
+                found = Kernels(path, capability == "AVX512")
+            except (OSError, AttributeError) as error:
+                log.warning("compiled kernels are left out: %s", error)
+                return None
+            return found if found.level else None
+    log.info("no compiled kernels: a pass takes up to twice as long on a CPU; install where there is a C compiler")
+    return None
