@@ -36,7 +36,7 @@ from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.head_file import read_target
 from slipstream.proposers.node_choice import NodeChooser, Place
 
-PASSES = 5
+PASSES = 7
 """Passes of the draft layer for one tree, after the one that reads the committed tokens."""
 TREE = 32
 """Candidates that one call proposes; which of them pay, the verifier decides."""

@@ -44,8 +44,8 @@ class StepLimits:
     max_wait_s: float
     executor: ExecutorLimits = ANY_CANDIDATES
     always_speculate: bool = False
-    """True: a step waits max_wait_s for candidates that are on their way, whether that pays or not. The cost curve then
-    has candidates for nothing, so that all are verified."""
+    """True: a step waits max_wait_s for first candidates that are on their way, and for a head's proposal, whether that
+    pays or not. The cost curve then has candidates for nothing, so that all are verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,11 @@ class Planner:
             return 0.0
         now = self._clock()
         if self._limits.always_speculate:
-            some = (each.session for each in plan.step if self._draft_limit(each.session) and not each.selection)
-            late = any(self._sources.awaited(session, now) for session in some)
+            some = [each for each in plan.step if self._draft_limit(each.session)]
+            late = any(
+                self._sources.proposing(each.session) if each.selection else self._sources.awaited(each.session, now)
+                for each in some
+            )
             return max(0.0, self._limits.max_wait_s - waited_s) if late else 0.0
         gains = {each.session: self._expected_gain(each, plan) for each in plan.step if self._draft_limit(each.session)}
         return self._wait_policy.pause(plan, gains, lambda session: self._sources.awaited(session, now), waited_s)

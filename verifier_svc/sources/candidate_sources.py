@@ -170,6 +170,11 @@ class CandidateSources:
             awaited.sort(key=lambda each: -sum(chance for _, chance in each[0].expected(each[1], SOON_S)))
         return awaited[0] if awaited else None
 
+    def proposing(self, session: Session) -> bool:
+        """Whether a source that proposes once for each round is at it."""
+        sources = self._of_session.get(session, ())
+        return any(source.once_a_round and source.awaited(session) is not None for source in sources)
+
     def _gave_up(self, session: Session, source: CandidateSource) -> None:
         if session in self._of_session:
             self._of_session[session] = [other for other in self._of_session[session] if other is not source]

@@ -120,6 +120,10 @@ class DrafterLink:
     def collect(self) -> None:
         """Frames are grafted when they arrive."""
 
+    @property
+    def once_a_round(self) -> bool:
+        return False
+
     def awaited(self, session: Session) -> Attachment | None:
         attachment = self._by_session.get(session)
         return attachment if attachment is not None and self._expected(attachment) else None

@@ -239,6 +239,10 @@ class LocalSource:
                 [answer] = self._propose([request], [])
                 self._deliver(request, answer, began)
 
+    @property
+    def once_a_round(self) -> bool:
+        return self._need is not None
+
     def awaited(self, session: Session) -> Attachment | None:
         attachment = self._sessions.get(session)
         return attachment if attachment is not None and self._expected(attachment) else None
@@ -292,13 +296,21 @@ class LocalSource:
         """Moves the proposed tree's root to the session's last committed token."""
         fresh = attachment.session.tokens[attachment.length :]
         if fresh:
-            attachment.tree.commit(fresh)
             attachment.length += len(fresh)
             attachment.no_room = False
-            if self._need is not None and not attachment.session.sampling.drawn:
-                attachment.tree.reopen(attachment.tree.root)  # newer hidden states know more of what follows
-            self._graft(attachment)
+            if self._need is None or attachment.session.sampling.drawn:
+                attachment.tree.commit(fresh)
+                self._graft(attachment)
+            else:
+                self._start_again(attachment)
             self._wake(attachment)
+
+    def _start_again(self, attachment: LocalSession) -> None:
+        """Drops what is left of the proposed tree: newer hidden states know more of what follows, and with old
+        candidates in its session's tree a step would not wait for new ones."""
+        tree = attachment.tree
+        tree.restart(attachment.length)
+        self._context.graft(attachment.session, Frame(tree.base_length, tree.generation, 1, (), (), source=attachment.number))
 
     def _take_closing(self) -> list[LocalSession]:
         closing, self._closing = self._closing, []

@@ -61,6 +61,11 @@ class CandidateSource(Protocol):
         """The attachment whose candidates are on their way; None when none are expected."""
         ...
 
+    @property
+    def once_a_round(self) -> bool:
+        """Whether all its candidates for a round come in one proposal, soon after the commit before."""
+        ...
+
     def threshold_changed(self, session: Session) -> None:
         """Candidates need another path probability now (`SourceContext.threshold`)."""
         ...
