@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.cli.serve import Fleet, Role, default_threads
+from slipstream.cli.serve import Fleet, FleetOptions, Role, default_threads
 from slipstream.proposers.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +47,7 @@ async def serving(
 ) -> AsyncIterator[str]:
     """The gateway's address while verifier, drafter and gateway run as processes of their own."""
     drafters = {kind: draft if METHODS[kind].needs_model else "" for kind in kinds}
-    fleet = Fleet(target, drafters, dtype, default_threads(), engine=engine)
+    fleet = Fleet(target, drafters, dtype, default_threads(), FleetOptions(engine=engine))
     try:
         yield await fleet.start("127.0.0.1:0", "memory")
     finally:
