@@ -58,7 +58,7 @@ class DraftRequest:
         return min(unread, self.context.max_read_tokens) + len(self.context.node_tokens)
 
 
-class StepObserver:
+class DraftStepObserver:
     """Watches the loop; does nothing by itself."""
 
     def step_began(self, requests: Sequence[DraftRequest]) -> None:
@@ -95,7 +95,7 @@ class DraftScheduler:
         self._work = asyncio.Event()
         self._changes = 0
         self.steps = 0
-        self.observer = StepObserver()
+        self.observer = DraftStepObserver()
 
     def __len__(self) -> int:
         return len(self._subscribers)

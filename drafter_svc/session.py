@@ -37,7 +37,7 @@ class DraftPolicy:
     """Least path probability of a node that is worth sending."""
 
 
-class SessionObserver:
+class DraftSessionObserver:
     """Watches one session; does nothing by itself."""
 
     def nodes_proposed(self, began_s: float, ended_s: float, count: int) -> None:
@@ -81,7 +81,7 @@ class DraftSession:
     """Names the session on its verifier's stream; no two openings of a session share it."""
     held_since: float | None = None
     """Monotonic seconds since when nodes that are worth sending wait for others; None while there are none."""
-    observer: SessionObserver = field(default_factory=SessionObserver)
+    observer: DraftSessionObserver = field(default_factory=DraftSessionObserver)
     tree: DraftTree = field(init=False)
 
     def __post_init__(self) -> None:

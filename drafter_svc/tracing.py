@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import SpanContext
 
-from drafter_svc.session import DraftSession, SessionObserver
+from drafter_svc.session import DraftSession, DraftSessionObserver
 from slipstream.proposers.draft_tree import DraftNode, DraftTree
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry import spans
@@ -51,7 +51,7 @@ class DraftSum:
         self.computing_s += round.computing_s
 
 
-class DraftTrace(SessionObserver):
+class DraftTrace(DraftSessionObserver):
     """The spans of one opening of a session."""
 
     def __init__(self, trace: Trace, session: DraftSession, drafter: str) -> None:

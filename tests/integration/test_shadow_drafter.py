@@ -93,7 +93,7 @@ async def honest(running: System, drafter: DrafterLink, acceptance: float) -> as
     draft = _engine(model, LinearCost(0.003), thread, BLOCKS)
     proposer = ModelProposer(draft, width=4, proposal_tokens=32)
     drafting = DraftScheduler(proposer, thread, 512, 4, asyncio.get_running_loop().time)  # type: ignore[arg-type]
-    bounds = drafter_service.ServiceLimits(proto_conversion.model_to_proto(draft.model), 4096, 64)
+    bounds = drafter_service.DrafterLimits(proto_conversion.model_to_proto(draft.model), 4096, 64)
     link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, 0.001)
     drafter._link = link  # type: ignore[assignment]
 
