@@ -15,9 +15,8 @@ from gateway.api.anthropic import messages
 from gateway.api.http import operations
 from gateway.api.http.body import BodyLimits
 from gateway.api.http.dependencies import HttpDependencies
-from gateway.api.http.entry import REQUEST_ID, Application, Entry
+from gateway.api.http.entry import REQUEST_ID, Application, Entry, local_hosts
 from gateway.api.http.errors import MethodNotAllowed, http_error
-from gateway.api.http.hosts import local_hosts
 from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
 from gateway.api.playground import routes as playground
