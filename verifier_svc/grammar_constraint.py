@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from slipstream.errors import CONTROL_FLOW, GRAMMAR_TOO_COSTLY, Internal, SlipstreamError
-from slipstream.fair_threads import FairThreads
+from slipstream.tenants import FairThreads
 from slipstream.tokenizer.grammar import Cursor, Grammar, Mask, MaskBudget, allows
 
 log = logging.getLogger(__name__)

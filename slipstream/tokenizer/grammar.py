@@ -25,8 +25,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
-from slipstream.fair_threads import FairThreads
-from slipstream.tenants import tenant_of
+from slipstream.tenants import FairThreads, tenant_of
 from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
 from slipstream.tokenizer.vocabulary import EMULATED, common_prefix, fingerprint, load_tokenizer
 

@@ -31,9 +31,9 @@ from typing import Protocol
 
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.selection import ROOT, Selection
+from slipstream.tenants import PerTenant
 from slipstream.v1 import verifier_pb2
 from verifier_svc.estimators.calibration import Calibration
-from verifier_svc.estimators.per_tenant import PerTenant
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.observer import RoundResult, StepObserver
 from verifier_svc.session import Reply, Session
