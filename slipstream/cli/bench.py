@@ -9,7 +9,6 @@ import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,12 +19,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from slipstream.cli.bench_report import BenchResult, Pair, html, report, text
 from slipstream.cli.options import CONNECTION, ApiKey, AsJson, Ca, MaxDraftTokens, Server, Tls, Workload, explained
 from slipstream.client.gateway_endpoint import GatewayEndpoint
-from slipstream.client.load.grpc_sender import sending_grpc
 from slipstream.client.load.latencies import LatencyObjectives
 from slipstream.client.load.machine import Watch
 from slipstream.client.load.runner import Run, Send, closed_loop, constant, open_loop, poisson
+from slipstream.client.load.senders import sending_grpc, sending_http
 from slipstream.client.load.workload import Asked, read_workload
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.errors import InvalidArgument
 from slipstream.v1 import gateway_pb2
 
 LOAD, OBJECTIVES = "Load", "Objectives (goodput counts the requests that meet all)"
@@ -89,10 +88,6 @@ class Plan:
         salt = secrets.token_hex(8)  # the KV cache of one run must not make the next one faster
         if not self.http:
             return sending_grpc(self.gateway, [self._request(index, plain, salt) for index in range(len(self.asked))])
-        if find_spec("httpx") is None:
-            raise FailedPrecondition("--http needs httpx; run: pip install httpx.", reason="NOT_INSTALLED")
-        from slipstream.client.load.http_sender import sending_http
-
         bodies = [self._body(index, plain, salt) for index in range(len(self.asked))]
         return sending_http(self.http, bodies, self.gateway.key, self.gateway.ca)
 
