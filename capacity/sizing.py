@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -49,9 +48,9 @@ def disaggregated(scenario: Scenario, drafters: int, verifiers: int) -> Mode:
     return Mode(f"{drafters} drafters : {verifiers} verifiers", cell)
 
 
-def modes(scenario: Scenario, ratios: Sequence[tuple[int, int]] = RATIOS) -> list[Mode]:
+def modes(scenario: Scenario) -> list[Mode]:
     fixed = [mode for mode in (plain(scenario), colocated(scenario)) if mode is not None]
-    return fixed + [disaggregated(scenario, *ratio) for ratio in ratios]
+    return fixed + [disaggregated(scenario, *ratio) for ratio in RATIOS]
 
 
 PRECISION = 0.01
