@@ -115,6 +115,46 @@ class Role:
 
 
 @dataclass(frozen=True)
+class ModelOptions:
+    """Options of `serve` for its models and methods."""
+
+    target: Annotated[
+        str,
+        typer.Option(
+            help="Target model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=MODELS
+        ),
+    ] = ""
+    draft: Annotated[
+        str,
+        typer.Option(
+            help="Draft model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=DRAFTING
+        ),
+    ] = ""
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(METHODS)}; repeat it for more. METHOD=FOLDER names its model or heads. `none`: plain "
+            "decoding.",
+            rich_help_panel=DRAFTING,
+        ),
+    ] = None
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto (the checkpoint's own, or float32 where this CPU is faster at it), float32, bfloat16, float16.",
+            rich_help_panel=MODELS,
+        ),
+    ] = "auto"
+    threads: Annotated[
+        int,
+        typer.Option(
+            help="Threads of the verifier's model; 0: all cores, less one for drafter processes.",
+            rich_help_panel=MODELS,
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True)
 class FleetOptions:
     """Options of `serve` for its processes."""
 
@@ -411,11 +451,6 @@ def place(cores: int, drafters: bool, draft_in_verifier: bool | None, threads: i
     return Placement(draft_in_verifier, threads or max(1, cores - apart))
 
 
-def default_threads() -> int:
-    """Threads of the verifier's model beside a drafter's process."""
-    return place(available_cores(), True, False, 0, True).threads
-
-
 def _placed(kinds: Sequence[str], draft_in_verifier: bool | None, threads: int, engine: str) -> Placement:
     """Says what it chose."""
     cores, own_cores = available_cores(), engine == EMBEDDED and not any(Path("/dev").glob("nvidia[0-9]*"))
@@ -430,41 +465,8 @@ def _placed(kinds: Sequence[str], draft_in_verifier: bool | None, threads: int, 
 
 def serve(
     *,
-    target: Annotated[
-        str,
-        typer.Option(
-            help="Target model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=MODELS
-        ),
-    ] = "",
-    draft: Annotated[
-        str,
-        typer.Option(
-            help="Draft model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=DRAFTING
-        ),
-    ] = "",
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"{', '.join(METHODS)}; repeat it for more. METHOD=FOLDER names its model or heads. `none`: plain "
-            "decoding.",
-            rich_help_panel=DRAFTING,
-        ),
-    ] = None,
+    models: ModelOptions,
     addresses: AddressOptions,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="auto (the checkpoint's own, or float32 where this CPU is faster at it), float32, bfloat16, float16.",
-            rich_help_panel=MODELS,
-        ),
-    ] = "auto",
-    threads: Annotated[
-        int,
-        typer.Option(
-            help="Threads of the verifier's model; 0: all cores, less one for drafter processes.",
-            rich_help_panel=MODELS,
-        ),
-    ] = 0,
     fleet: FleetOptions,
     draft_in_verifier: Annotated[
         bool | None,
@@ -477,11 +479,11 @@ def serve(
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can
     serve."""
-    named = _named(drafter or ["model"])
+    named = _named(models.drafter or ["model"])
     with explained("serve"):
         need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
-        drafters = {kind: _model_of(kind, own, target, draft) for kind, own in named.items()}
-        target = target or shipped_model("target")
+        drafters = {kind: _model_of(kind, own, models.target, models.draft) for kind, own in named.items()}
+        target = models.target or shipped_model("target")
         check_folder(target)
         for kind, model in drafters.items():
             if METHODS[kind].needs_hidden_states and not Path(model).is_file():
@@ -491,8 +493,10 @@ def serve(
     if fleet.engine not in (EMBEDDED, "vllm"):
         raise typer.BadParameter(f"no such engine: {fleet.engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
-        placed = _placed(list(drafters), draft_in_verifier, threads, fleet.engine)
-        served = Fleet(target, drafters, dtype, placed.threads, fleet, draft_in_verifier=placed.draft_in_verifier)
+        placed = _placed(list(drafters), draft_in_verifier, models.threads, fleet.engine)
+        served = Fleet(
+            target, drafters, models.dtype, placed.threads, fleet, draft_in_verifier=placed.draft_in_verifier
+        )
         asyncio.run(run(served, addresses))
 
 
