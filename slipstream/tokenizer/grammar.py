@@ -265,10 +265,6 @@ class Cursor:
             raise
         return self._mask
 
-    def allows(self, path: Sequence[int], token: int) -> bool:
-        """Whether the token may follow. Raises the errors of `mask`."""
-        return allows(self.mask(path), token)
-
     def _move_to(self, path: Sequence[int]) -> None:
         if self._read < len(self._committed):
             self._consume(self._committed[self._read :])
