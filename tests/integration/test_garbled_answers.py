@@ -15,7 +15,7 @@ from slipstream.cli.operations import doctor
 from slipstream.cli.options import expanded
 from slipstream.cli.serve import check_fit
 from slipstream.cli.status import status
-from slipstream.client.client import RetrySettings, complete, resume
+from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument, Unavailable
@@ -27,6 +27,7 @@ from tests.fleet import emulated_text, gateway, until, verifier
 from tests.front import Setting
 from tests.garbling import garbling
 from tests.hostile_drafter import HostileDrafter, frame
+from tests.resuming import resume
 
 PROMPT, TOKENS = [7, 8, 9], 40
 
