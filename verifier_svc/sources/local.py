@@ -139,8 +139,8 @@ class LocalSource:
         method: ProposerMethod,
         opened: OpenedProposer,
         context: SourceContext,
-        thread: ModelThread | None = None,
-        feed: HiddenFeed | None = None,
+        thread: ModelThread | None,
+        feed: HiddenFeed | None,
     ) -> None:
         """`feed`: there for a method that reads hidden states."""
         self.address = IN_VERIFIER + method.name

@@ -24,7 +24,6 @@ limits, but learns no arrival times from it and wakes no scheduler for it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -121,7 +120,7 @@ class DoubleSources(Protocol):
 class ShadowDrafters(StepObserver):
     """The shadows of all sessions of a verifier. A session without any costs one dictionary lookup."""
 
-    def __init__(self, sources: DoubleSources, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sources: DoubleSources, clock: Callable[[], float]) -> None:
         self._sources = sources
         self._calibrations = PerTenant(lambda: Calibration(clock))
         self._of_session: dict[Session, dict[str, ShadowDrafter]] = {}

@@ -89,9 +89,7 @@ def _name(host: str) -> str:
 
 
 class Entry:
-    def __init__(
-        self, routes: Application, keys: ApiKeys | None, limits: BodyLimits, hosts: LocalHosts | None = None
-    ) -> None:
+    def __init__(self, routes: Application, keys: ApiKeys | None, limits: BodyLimits, hosts: LocalHosts | None) -> None:
         """`keys`: None for a gateway without keys. `hosts`: None for one that is reached by any name."""
         self._routes = routes
         self._keys = keys
