@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from drafter_svc.session import DEEPEST, NEVER, DraftSession
+from drafter_svc.session import DraftSession
 from slipstream.proposers.base import ProposedNode
-from slipstream.proposers.draft_tree import UNSENT, DraftNode
+from slipstream.proposers.draft_tree import DEEPEST, NEVER, UNSENT, DraftNode
 
 URGENT = 0.2
 """A verifier waits for a candidate only if its path is likelier than about this."""

@@ -8,23 +8,18 @@ from dataclasses import dataclass, field
 
 from slipstream.errors import OutOfRange
 from slipstream.proposers.base import ROOT, ProposerContext
-from slipstream.proposers.draft_tree import DraftNode, DraftTree
+from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
 from slipstream.speculation import noise
-from slipstream.speculation.frame import TreeLimits
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import common_prefix
 from slipstream.v1 import types_pb2
 
-NEVER = 1e-9
-"""Path probability below which nothing is worth proposing, whatever the policy asks for."""
 PREPARED = 4.0
 """Nodes are proposed on paths down to so many times less likely than what the verifier wants to be sent."""
 UNSENT_SHARE = 8
 """Most nodes in the tree for each node that the policy allows to be sent."""
-DEEPEST = TreeLimits().depth
-"""Tokens beyond the committed ones that a verifier's tree takes: what hangs below a node that it dropped is lost."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.api.grpc_service import GatewayService, authenticating
 from gateway.auth.api_keys import ApiKeys
-from gateway.config import GatewayConfig
+from gateway.config import BESIDES_BYTES, GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
 from gateway.requests.validation import RandomBits
 from gateway.routing.discovery import Resolve, resolve
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from gateway.api.http.server import HttpServer
 
 OFF = "off"
-BESIDES_BYTES = 1 << 20
-"""Bytes of a request for everything that is neither prompt nor prediction."""
 CONNECTION_AGE_MS = 30 * 60 * 1000
 
 log = logging.getLogger(__name__)

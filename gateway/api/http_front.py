@@ -21,6 +21,7 @@ from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
 from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
+from gateway.config import BESIDES_BYTES
 from slipstream.client.completion import TRACE_ID
 from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
 from slipstream.rpc.tls import Certificates
@@ -28,8 +29,6 @@ from slipstream.version import running_version
 
 BODY_FACTOR = 6
 """Bytes of JSON for a byte of text, at most: `\\u0000`."""
-BESIDES_BYTES = 1 << 20
-"""Bytes of a body for everything that is neither prompt nor prediction."""
 CONNECTIONS_A_SESSION = 4
 SPARE_CONNECTIONS = 256
 _KIND = re.compile(r"(str|int|float|bool|(list|dict|function-[a-z]+|constrained-[a-z]+|literal|nullable)\[.*\])")

@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.frame import TreeLimits
 
 ROOT = 0
 """Number of a generation's root."""
 UNSENT = -1
+DEEPEST = TreeLimits().depth
+"""Tokens beyond the committed ones that a verifier's tree takes: what hangs below a node that it dropped is lost."""
+NEVER = 1e-9
+"""Path probability below which nothing is worth proposing, whatever the verifier asks for."""
 
 
 @dataclass(slots=True, eq=False)

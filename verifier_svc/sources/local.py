@@ -25,11 +25,11 @@ from slipstream.proposers.base import (
     ProposerContext,
     open_proposer,
 )
-from slipstream.proposers.draft_tree import UNSENT, DraftNode, DraftTree
+from slipstream.proposers.draft_tree import DEEPEST, NEVER, UNSENT, DraftNode, DraftTree
 from slipstream.proposers.registry import IN_VERIFIER, METHODS, ProposerMethod
 from slipstream.rpc import proto_conversion
 from slipstream.speculation import noise
-from slipstream.speculation.frame import Frame, TreeLimits, check
+from slipstream.speculation.frame import Frame, check
 from slipstream.speculation.noise import Purpose
 from slipstream.tokenizer.vocabulary import share_vocabulary
 from verifier_svc.config import VerifierConfig
@@ -54,14 +54,10 @@ PASS_NODES = 64
 PASS_TOKENS = 512
 """Committed tokens that a pass reads; each session's share is at least READ_TOKENS."""
 READ_TOKENS = 16
-DEEPEST = TreeLimits().depth
-"""Tokens beyond the committed ones that a session's tree takes."""
 OWN_TEXTS, OWN_LENGTH = 4, 64
 """What a target writes at the start to try a head on: texts, and tokens of each."""
 GOOD_ACCURACY = 0.3
 """Share of the target's next tokens below which a head is worth a warning."""
-NEVER = 1e-9
-"""Path probability below which nothing is proposed, whatever the threshold."""
 
 
 @dataclass(slots=True, eq=False)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from drafter_svc.send_policy import take_nodes_to_send
-from drafter_svc.session import DEEPEST, PREPARED, UNSENT_SHARE, DraftPolicy, DraftSession
+from drafter_svc.session import PREPARED, UNSENT_SHARE, DraftPolicy, DraftSession
 from slipstream.errors import OutOfRange
-from slipstream.proposers.draft_tree import ROOT, UNSENT, DraftNode
+from slipstream.proposers.draft_tree import DEEPEST, ROOT, UNSENT, DraftNode
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
