@@ -49,7 +49,7 @@ class Wild:
 
     def __init__(self, drafter: DrafterLink, answer: Callable[[drafter_pb2.DraftCommand], Any]) -> None:
         self.up = True
-        self.drops = self.commands = 0
+        self.commands = 0
         self._drafter, self._answer = drafter, answer
 
     def send(self, command: drafter_pb2.DraftCommand) -> None:
@@ -58,7 +58,6 @@ class Wild:
             asyncio.get_running_loop().call_soon(self._drafter.receive, response)
 
     def drop(self) -> None:
-        self.drops += 1
         self.up = False
         self._drafter.lost(Unavailable("it was dropped."))
 
