@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from drafter_svc.session import DraftSession
 from slipstream.proposers.base import ProposedNode
-from slipstream.proposers.draft_tree import DEEPEST, NEVER, UNSENT, DraftNode
+from slipstream.proposers.draft_tree import NEVER, DraftNode
 
 URGENT = 0.2
 """A verifier waits for a candidate only if its path is likelier than about this."""
@@ -28,43 +28,17 @@ TOGETHER_S = 0.004
 def join(session: DraftSession, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
     """Adds what was proposed to the session's tree. `places`: the root that it was proposed for, then the nodes of its
     context."""
-    if not session.sampling.drawn:
-        _join_ranked(session, places, proposed)
+    if session.sampling.drawn:
+        session.tree.join_drawn(places, proposed, session.policy.max_nodes)
     else:
-        _join_drawn(session, places, proposed)
-
-
-def _join_ranked(session: DraftSession, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
-    nodes: list[DraftNode | None] = [*places]
-    for each in proposed:
-        parent = nodes[1 + each.parent]
-        node = None if parent is None else session.tree.add(parent, each.token, each.log_prob)
-        if node is not None and parent is not None:
-            parent.expanded = True  # also if it was opened again in the meantime
-        nodes.append(node or (parent.children.get(each.token) if parent is not None else None))
-
-
-def _join_drawn(session: DraftSession, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
-    """In the order of drawing, as many as there is room for.
-
-    Whether a drawn token is there must not depend on its own value, nor on what was drawn below it or after it: here it
-    depends on how many nodes there are and on whether its parent lives. What is below a node is drawn in a later step
-    than the node and all its siblings, so this order is that of the rule too.
-    """
-    for each in proposed:
-        parent = places[1 + each.parent]
-        if session.tree.node_count >= session.policy.max_nodes:
-            if not parent.children:  # it is expanded again: its noise is its own, so is its draw
-                session.tree.reopen(parent)
-        elif node := session.tree.add(parent, each.token, each.log_prob, each.distribution):
-            session.tree.mark_sent(node)
+        session.tree.join(places, proposed)
 
 
 def take_nodes_to_send(session: DraftSession, now: float, *, idle: bool = False) -> list[DraftNode]:
     """Marks as sent, and returns, the nodes to send at `now` (monotonic seconds), parents before children; none while
     they can wait for more. `idle`: no step is coming that could add to them."""
-    tree = session.tree
-    worthy = _worthy(session)
+    tree, policy = session.tree, session.policy
+    worthy = tree.worth_sending(policy.max_nodes, math.log(max(policy.min_path_probability, NEVER)))
     if worthy and not idle:
         urgent = worthy[0].path_log_prob - tree.root.path_log_prob >= math.log(URGENT)
         if session.held_since is None:
@@ -75,16 +49,3 @@ def take_nodes_to_send(session: DraftSession, now: float, *, idle: bool = False)
     for node in worthy:
         tree.mark_sent(node)
     return tree.take_sent()
-
-
-def _worthy(session: DraftSession) -> list[DraftNode]:
-    """Unsent nodes on paths that are likely enough, likeliest first, as many as the policy has room for."""
-    tree, policy = session.tree, session.policy
-    room = policy.max_nodes - tree.sent_count
-    if room <= 0:
-        return []
-    worthy = tree.unsent(room, math.log(max(policy.min_path_probability, NEVER)), DEEPEST)
-    first = tree.favourite
-    if first is not None and first.number == UNSENT and first not in worthy and len(worthy) < room:
-        worthy.append(first)
-    return worthy

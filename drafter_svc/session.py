@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from slipstream.errors import OutOfRange
 from slipstream.proposers.base import ROOT, ProposerContext
 from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
-from slipstream.speculation import noise
-from slipstream.speculation.noise import Purpose
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import common_prefix
@@ -94,23 +92,8 @@ class DraftSession:
 
     @property
     def stream(self) -> int:
-        """Key of the noise with which tokens are drawn under the ratio rule; a node's number gives each its own draws.
-
-        The rule is exact if no draw that it looked at influences the text after that round. It looks at draws along
-        one path and at the siblings it rejected there. Accepted draws are committed; where all siblings were rejected,
-        the commit leaves the tree and a generation begins with new noise, because its nodes are numbered from 1 again:
-
-        - Within an opening, a generation begins on more tokens than all before it.
-        - After a restart, reconnection or replacement a generation may begin on as many tokens as one whose draws are
-          in a step in flight; but each opening has its own number, or a higher epoch.
-        - Another verifier may use a number again, but goes on from committed tokens, which were decided by draws of
-          generations on fewer tokens. A step that never became a commit influences nothing.
-        - After a rollback to n tokens, generations on n tokens or more come again; what they led to is void.
-
-        So a stream comes again only with the same committed tokens, and then as if for the first time.
-        """
-        opening = noise.key(noise.key(self.sampling.seed, self.number, Purpose.DRAFT), self.epoch, Purpose.DRAFT)
-        return noise.key(opening, self.tree.base_length, Purpose.DRAFT)
+        """See `DraftTree.noise_stream`."""
+        return self.tree.noise_stream(self.sampling.seed, self.number, self.epoch)
 
     def context(self, nodes: Sequence[DraftNode], expand: Sequence[DraftNode], max_read_tokens: int) -> ProposerContext:
         """A snapshot for the proposer: `nodes`, parents before children, and those of them, or the root, to expand."""
