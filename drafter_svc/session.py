@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.errors import OutOfRange
-from slipstream.proposers.base import ROOT, ProposerContext
+from slipstream.proposers.base import ROOT, ProposedNode, ProposerContext
 from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import common_prefix
 from slipstream.v1 import types_pb2
 
+URGENT = 0.2
+"""A verifier waits for a candidate only if its path is likelier than about this."""
+TOGETHER_S = 0.004
+"""Seconds that less urgent nodes may wait for others: a fraction of any verifier's step."""
 PREPARED = 4.0
 """Nodes are proposed on paths down to so many times less likely than what the verifier wants to be sent."""
 UNSENT_SHARE = 8
@@ -145,3 +149,35 @@ class DraftSession:
         self.epoch, self.sampling, self.policy = other.epoch, other.sampling, other.policy
         self.prompt_length, self.max_length = other.prompt_length, other.max_length
         self.replace(other.tokens)
+
+    def join(self, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
+        """Adds what was proposed to the tree. `places`: the root that it was proposed for, then the nodes of its
+        context.
+
+        Under the coupled rule any choice is exact, so it is made for speed: every node joins the tree, those on likely
+        paths are sent. What is unlikely today may be likely after the next commit, which divides every path probability
+        by that of what was committed: then it is at hand, without a step. It costs the drafter a few words of memory
+        and the stream nothing. Under the rule `rejection` the choice must not look at what was drawn: everything is
+        sent, in the order of drawing.
+        """
+        if self.sampling.drawn:
+            self.tree.join_drawn(places, proposed, self.policy.max_nodes)
+        else:
+            self.tree.join(places, proposed)
+
+    def take_nodes_to_send(self, now: float, *, idle: bool = False) -> list[DraftNode]:
+        """Marks as sent, and returns, the nodes to send at `now` (monotonic seconds), parents before children; none
+        while they can wait for more: a frame costs more than its nodes, so only a node that a verifier may be waiting
+        for is sent at once. `idle`: no step is coming that could add to them."""
+        tree, policy = self.tree, self.policy
+        worthy = tree.worth_sending(policy.max_nodes, math.log(max(policy.min_path_probability, NEVER)))
+        if worthy and not idle:
+            urgent = worthy[0].path_log_prob - tree.root.path_log_prob >= math.log(URGENT)
+            if self.held_since is None:
+                self.held_since = now
+            if not urgent and now - self.held_since < TOGETHER_S:
+                return tree.take_sent()
+        self.held_since = None
+        for node in worthy:
+            tree.mark_sent(node)
+        return tree.take_sent()
