@@ -43,7 +43,7 @@ def load(scenario: Scenario, name: str) -> None:
     rows: list[Row] = []
     for mode in three(scenario):
         cells = Cells(mode.cell, scenario.traffic)
-        price = mode.price(scenario) / mode.cell.verifiers
+        price = scenario.prices.per_hour(mode.cell.verifiers, mode.drafters) / mode.cell.verifiers
         rate = 0.25
         while (state := cells.at(rate)).stable and rate < 64.0:
             tokens = rate * scenario.traffic.output.average * 3600.0
@@ -68,6 +68,7 @@ def ratio(scenario: Scenario, name: str) -> None:
     rows: list[Row] = []
     for mode in [*(mode for mode in three(scenario) if not mode.drafters), *_disaggregated(scenario)]:
         cells = Cells(mode.cell, scenario.traffic)
+        price = scenario.prices.per_hour(mode.cell.verifiers, mode.drafters)
         for allowed in TPOT_MS:
             slo = replace(scenario.slo, tpot_p95_s=allowed / 1e3)
             most = most_rate(cells, replace(scenario, slo=slo))
@@ -77,7 +78,7 @@ def ratio(scenario: Scenario, name: str) -> None:
                     "mode": mode.name,
                     "TPOT ms p95 allowed": allowed,
                     "requests/s of a verifier": most,
-                    "price of 1 M tokens": mode.price(scenario) / tokens * 1e6 if most else None,
+                    "price of 1 M tokens": price / tokens * 1e6 if most else None,
                 }
             )
     _write("ratio", name, rows)

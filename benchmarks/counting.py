@@ -17,7 +17,7 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from benchmarks.records import Row, write
-from drafter_svc.metrics_source import StepStats as Passes
+from drafter_svc.metrics_source import DraftStepStats
 from gateway.sessions.request_stats import RequestStats
 from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
@@ -112,7 +112,7 @@ def scrape() -> tuple[Case, Case]:
 
 
 def main() -> None:
-    stats, passes = StepStats(), Passes()
+    stats, passes = StepStats(), DraftStepStats()
     tree = SimpleNamespace(root=SimpleNamespace(path_log_prob=-3.0))
     request = SimpleNamespace(
         session=SimpleNamespace(tree=tree),

@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.cli.serve import Fleet, Role, default_threads
+from slipstream.cli.serve import Fleet, FleetOptions, Role, place
+from slipstream.engine.cpu_cores import available_cores
 from slipstream.proposers.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +48,8 @@ async def serving(
 ) -> AsyncIterator[str]:
     """The gateway's address while verifier, drafter and gateway run as processes of their own."""
     drafters = {kind: draft if METHODS[kind].needs_model else "" for kind in kinds}
-    fleet = Fleet(target, drafters, dtype, default_threads(), engine=engine)
+    threads = place(available_cores(), True, False, 0, True).threads
+    fleet = Fleet(target, drafters, dtype, threads, FleetOptions(engine=engine))
     try:
         yield await fleet.start("127.0.0.1:0", "memory")
     finally:

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
-from drafter_svc.metrics_source import StepStats as DraftStats
+from drafter_svc.metrics_source import DraftStepStats
 from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
@@ -183,7 +183,7 @@ class System:
     engine: EmulatedEngine
     """The target."""
     drafting: DraftScheduler
-    draft_stats: DraftStats
+    draft_stats: DraftStepStats
     link: VirtualLink
     stats: StepStats
     drafter: verifier_pb2.DrafterAddress
@@ -206,8 +206,8 @@ async def system(world: World) -> AsyncIterator[System]:
     )
     proposer = ModelProposer(draft, width=world.width, proposal_tokens=32)
     drafting = DraftScheduler(proposer, draft_thread, 512, world.expand, loop.time)  # type: ignore[arg-type]
-    drafting.observer = draft_stats = DraftStats()
-    bounds = drafter_service.ServiceLimits(proto_conversion.model_to_proto(draft.model), 4096, world.max_nodes)
+    drafting.observer = draft_stats = DraftStepStats()
+    bounds = drafter_service.DrafterLimits(proto_conversion.model_to_proto(draft.model), 4096, world.max_nodes)
 
     target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
     model = proto_conversion.model_to_proto(target.model)

@@ -1,10 +1,98 @@
-"""`python -m capacity`."""
+"""`python -m capacity`, which `slipstream plan` runs."""
 
 from __future__ import annotations
 
-import typer
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
 
-from capacity.command import plan
+import typer
+from rich.console import Console
+
+from capacity import report
+from capacity.cost import measured, measured_by
+from capacity.scenario import Scenario, Slo, read
+from capacity.sizing import compare
+from slipstream.cli.options import explained
+from slipstream.errors import InvalidArgument
+from slipstream.process import tune_runtime
+
+
+def plan(
+    scenario: Annotated[Path | None, typer.Argument(help="TOML or JSON file; see examples/plan.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second, instead of the file's.", min=1e-3)] = None,
+    delay_ms: Annotated[float | None, typer.Option(help="One way between drafter and verifier.", min=0.0)] = None,
+    acceptance: Annotated[float | None, typer.Option(help="Of a first guess at any depth.", min=0.0, max=1.0)] = None,
+    tpot_p95_ms: Annotated[float | None, typer.Option(help="Of the SLO.", min=0.0)] = None,
+    ttft_p95_ms: Annotated[float | None, typer.Option(help="Of the SLO.", min=0.0)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Without simulating each fleet's cell step by step.")] = False,
+    day: Annotated[bool, typer.Option("--day", help="Also a day of the file's regions.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    measure: Annotated[str, typer.Option(help="Instead: print the cost table of this model on this machine.")] = "",
+    measured_at: Annotated[
+        str, typer.Option(help="Instead: print the cost table of the verifier that runs at this HOST:PORT.")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="For --measure.")] = "auto",
+    quantisation: Annotated[str, typer.Option(help="For --measure.")] = "",
+    device: Annotated[str, typer.Option(help="For --measure: auto, cpu, cuda or cuda:N.")] = "auto",
+    measure_s: Annotated[float, typer.Option(help="For --measure: seconds.", min=0.1)] = 20.0,
+) -> None:
+    """Replicas of each role, latencies and cost for a traffic, against co-located speculation and none."""
+    with explained("plan"):
+        if measure:
+            typer.echo(json.dumps(measured(measure, dtype, quantisation, device, measure_s)))
+            return
+        if measured_at:
+            typer.echo(json.dumps(asyncio.run(measured_by(measured_at))))
+            return
+        if scenario is None:
+            raise InvalidArgument("name a scenario file, a model to --measure, or a verifier by --measured-at.")
+        tune_runtime()
+        given = _changed(read(scenario), rate, delay_ms, acceptance)
+        given = replace(given, slo=_asked(given.slo, tpot_p95_ms, ttft_p95_ms))
+        _tell(given, exact=not quick, day=day, as_json=as_json)
+
+
+def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:
+    if given.traffic.rate <= 0.0:
+        raise InvalidArgument("[traffic] needs a rate, the requests a second.")
+    if not as_json:
+        how_long = "half a minute" if not exact else "some minutes; --quick estimates instead"
+        typer.echo(f"simulating {given.name}: {how_long} ...", err=True)
+    plans = compare(given, exact=exact)
+    if as_json:
+        figures: dict[str, Any] = {"name": given.name, "plans": [report.row(each) for each in plans]}
+        if day:
+            figures["day"] = report.day_rows(given, plans)
+        typer.echo(json.dumps(figures, indent=1))
+        return
+    console = Console()
+    console.print(report.table(given, plans))
+    console.print(report.sentence(given, plans))
+    if day:
+        console.print(report.day_table(given, plans))
+
+
+def _changed(given: Scenario, rate: float | None, delay_ms: float | None, acceptance: float | None) -> Scenario:
+    if rate is not None:
+        given = replace(given, traffic=replace(given.traffic, rate=rate))
+    if delay_ms is not None:
+        given = replace(given, drafting=replace(given.drafting, delay_s=delay_ms / 1e3))
+    if acceptance is not None:
+        believed = replace(given.verifying.acceptance, by_depth=(acceptance,))
+        given = replace(given, verifying=replace(given.verifying, acceptance=believed))
+    return given
+
+
+def _asked(slo: Slo, tpot_p95_ms: float | None, ttft_p95_ms: float | None) -> Slo:
+    if tpot_p95_ms is not None:
+        slo = replace(slo, tpot_p95_s=tpot_p95_ms / 1e3)
+    if ttft_p95_ms is not None:
+        slo = replace(slo, ttft_p95_s=ttft_p95_ms / 1e3)
+    return slo
+
 
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

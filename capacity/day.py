@@ -64,7 +64,7 @@ def _moment(scenario: Scenario, plan: FleetPlan, hour: float, scaled: bool, stat
         max(state.tpot_s(0.95) for state in worst),
         max(state.ttft_s(0.95) for state in worst),
         rate * scenario.traffic.output.average,
-        verifiers * scenario.prices.verifier + drafters * scenario.prices.drafter,
+        scenario.prices.per_hour(verifiers, drafters),
     )
 
 

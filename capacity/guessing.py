@@ -16,13 +16,11 @@ from functools import cached_property
 from itertools import accumulate
 
 from slipstream.engine.emulated.model import ALTERNATIVES
-from slipstream.speculation.frame import TreeLimits
+from slipstream.proposers.draft_tree import DEEPEST
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 NOWHERE = -1
 """Rank of a token that is none of the guesses."""
-DEEPEST = TreeLimits().depth
-"""Depth of a verifier's tree."""
 NEVER = math.inf
 PREPARED, UNSENT_SHARE = 4.0, 8
 """See `drafter_svc.session`, which a plan does not import; a test compares them."""

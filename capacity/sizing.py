@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from capacity.cell import Cell, Outcome, Simulation
 from capacity.scenario import Scenario
@@ -26,10 +24,6 @@ class Mode:
     def drafters(self) -> int:
         return self.cell.drafters if self.cell.drafting is not None else 0
 
-    def price(self, scenario: Scenario) -> float:
-        """Price of a cell for an hour."""
-        return self.cell.verifiers * scenario.prices.verifier + self.drafters * scenario.prices.drafter
-
 
 def plain(scenario: Scenario) -> Mode:
     return Mode("no speculation", Cell(scenario.verifying, None, client_s=scenario.client_s))
@@ -49,9 +43,9 @@ def disaggregated(scenario: Scenario, drafters: int, verifiers: int) -> Mode:
     return Mode(f"{drafters} drafters : {verifiers} verifiers", cell)
 
 
-def modes(scenario: Scenario, ratios: Sequence[tuple[int, int]] = RATIOS) -> list[Mode]:
+def modes(scenario: Scenario) -> list[Mode]:
     fixed = [mode for mode in (plain(scenario), colocated(scenario)) if mode is not None]
-    return fixed + [disaggregated(scenario, *ratio) for ratio in ratios]
+    return fixed + [disaggregated(scenario, *ratio) for ratio in RATIOS]
 
 
 PRECISION = 0.01
@@ -62,15 +56,6 @@ WARM, COUNTED, LEAST = 60, 600, 200
 are."""
 OVERLOAD = "verifier"
 """More traffic than its passes or its KV can hold, whatever latency is allowed."""
-
-
-class SizeBound(NamedTuple):
-    mode: Mode
-    cells: Cells
-    most: float
-    """Requests a second of one verifier."""
-    limit: str
-    """The part of the SLO that more traffic would miss."""
 
 
 @dataclass(frozen=True)
@@ -147,27 +132,12 @@ def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
             break
         limit, most = late, most * STEP_BACK
         seen = simulate(mode, scenario, most)
-    return _fleet(SizeBound(mode, cells, most, limit), scenario, seen)
-
-
-def _fleet(bound: SizeBound, scenario: Scenario, seen: Outcome | None) -> FleetPlan:
-    mode, cells, most = bound.mode, bound.cells, bound.most
     rate = scenario.traffic.rate
     verifiers, drafters = fleet(mode, rate, most)
-    price = verifiers * scenario.prices.verifier + drafters * scenario.prices.drafter
+    price = scenario.prices.per_hour(verifiers, drafters)
     tokens = rate * scenario.traffic.output.average * 3600.0
-    return FleetPlan(
-        mode,
-        cells,
-        most,
-        verifiers,
-        drafters,
-        cells.at(rate / verifiers),
-        seen,
-        bound.limit,
-        price,
-        price / tokens * 1e6,
-    )
+    state = cells.at(rate / verifiers)
+    return FleetPlan(mode, cells, most, verifiers, drafters, state, seen, limit, price, price / tokens * 1e6)
 
 
 def compare(scenario: Scenario, *, exact: bool = True) -> list[FleetPlan]:

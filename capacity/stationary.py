@@ -61,16 +61,16 @@ class Rates:
         return np.interp(sessions, self.sessions, self.step_s)
 
 
-def rates(cell: Cell, most: int, seed: int = 0) -> Rates:
+def rates(cell: Cell, most: int) -> Rates:
     """For 1, 2, 4, ... `most` sessions a verifier."""
     sizes = sorted({*(1 << power for power in range(most.bit_length())), most})
-    rows = [_closed(cell, size, seed) for size in sizes]
+    rows = [_closed(cell, size) for size in sizes]
     return Rates(sizes, *(list(column) for column in zip(*rows, strict=True)))
 
 
-def _closed(cell: Cell, sessions: int, seed: int) -> tuple[float, ...]:
+def _closed(cell: Cell, sessions: int) -> tuple[float, ...]:
     """The columns of `Rates`."""
-    simulation = Simulation(replace(cell, client_s=0.0, verifying=replace(cell.verifying, kv_tokens=1 << 62)), seed)
+    simulation = Simulation(replace(cell, client_s=0.0, verifying=replace(cell.verifying, kv_tokens=1 << 62)))
     count = sessions * cell.verifiers
     simulation.open_closed_loop(repeat((1, ENDLESS), count), count)
     rounds = max(LEAST_ROUNDS, SESSION_ROUNDS // count)
@@ -113,18 +113,18 @@ class CellState:
 class Cells:
     """The long-run state of a kind of cell by its load."""
 
-    def __init__(self, cell: Cell, traffic: Traffic, seed: int = 0, measured: Rates | None = None) -> None:
+    def __init__(self, cell: Cell, traffic: Traffic, measured: Rates | None = None) -> None:
         """`measured`: the rates of this cell, if they are known."""
         self.cell = cell
         self._traffic = traffic
-        draws = np.random.default_rng(seed)
+        draws = np.random.default_rng(0)
         self._uniform = draws.random((2, SAMPLES))
         self._normal = draws.standard_normal((2, SAMPLES))
         self._prompts = traffic.prompt.sample(draws, SAMPLES).astype(float)
         self._outputs = traffic.output.sample(draws, SAMPLES).astype(float)
         length = traffic.prompt.average + traffic.output.average
         self.room = max(1, min(cell.verifying.sessions, int(cell.verifying.kv_tokens / length)))
-        self.rates = measured or rates(cell, self.room, seed)
+        self.rates = measured or rates(cell, self.room)
         self._grid = np.unique(np.geomspace(1, self.room, GRID).astype(int))
         chunk = cell.verifying.prefill_tokens
         self._chunk = self.rates.step(self._grid.astype(float)) + [self._extra(n, chunk) for n in self._grid]

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from drafter_svc.config import DrafterConfig
-from drafter_svc.metrics_source import StepStats, collect_metrics
+from drafter_svc.metrics_source import DraftStepStats, collect_metrics
 from drafter_svc.scheduler import DraftScheduler
-from drafter_svc.service import DrafterService, ServiceLimits
+from drafter_svc.service import DrafterLimits, DrafterService
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_thread import ModelThread
 from slipstream.proposers.base import OpenedProposer, open_proposer
@@ -53,9 +53,9 @@ async def running(
     async with ModelThread(threads if method.needs_model else 0, "draft-model") as thread:
         opened = await thread.run(factory, config)
         scheduler = DraftScheduler(opened.proposer, thread, config.step_tokens, config.expand)
-        scheduler.observer = stats = StepStats()
+        scheduler.observer = stats = DraftStepStats()
         model = proto_conversion.model_to_proto(opened.model)
-        bounds = ServiceLimits(model, config.max_sessions, config.max_nodes, method.gives_distribution, tracing)
+        bounds = DrafterLimits(model, config.max_sessions, config.max_nodes, method.gives_distribution, tracing)
         service = DrafterService(scheduler, bounds)
         worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
         server = Server([service.register, worker.register], role_access(certificates))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from drafter_svc.scheduler import DraftRequest, DraftScheduler, StepObserver
+from drafter_svc.scheduler import DraftRequest, DraftScheduler, DraftStepObserver
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
@@ -13,7 +13,7 @@ from slipstream.telemetry.metrics_collector import MetricsCollector, build_info,
 from slipstream.telemetry.tracing import Tracing
 
 
-class StepStats(StepObserver):
+class DraftStepStats(DraftStepObserver):
     """Counts what a drafter's steps cost and bring."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def _need(request: DraftRequest) -> float:
 
 
 def collect_metrics(
-    scheduler: DraftScheduler, stats: StepStats, verifiers: ByteCounter, server: Server, tracing: Tracing | None
+    scheduler: DraftScheduler, stats: DraftStepStats, verifiers: ByteCounter, server: Server, tracing: Tracing | None
 ) -> MetricsCollector:
     """`verifiers` counts the bytes on their streams."""
     return MetricsCollector(

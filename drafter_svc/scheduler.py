@@ -1,7 +1,7 @@
 """The drafting loop: one process's `DraftScheduler` keeps every session's candidate tree ahead of its verifier.
 
 Each step asks one `Proposer`, on the model's own thread, for nodes of many sessions; what comes back joins their trees,
-and `send_policy` decides what is sent. The loop never waits for a verifier, and no verifier waits for it.
+and each session decides what is sent. The loop never waits for a verifier, and no verifier waits for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from drafter_svc.send_policy import join, take_nodes_to_send
 from drafter_svc.session import DraftSession
 from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import Internal, SlipstreamError
@@ -58,7 +57,7 @@ class DraftRequest:
         return min(unread, self.context.max_read_tokens) + len(self.context.node_tokens)
 
 
-class StepObserver:
+class DraftStepObserver:
     """Watches the loop; does nothing by itself."""
 
     def step_began(self, requests: Sequence[DraftRequest]) -> None:
@@ -95,7 +94,7 @@ class DraftScheduler:
         self._work = asyncio.Event()
         self._changes = 0
         self.steps = 0
-        self.observer = StepObserver()
+        self.observer = DraftStepObserver()
 
     def __len__(self) -> int:
         return len(self._subscribers)
@@ -226,11 +225,11 @@ class DraftScheduler:
                 for node in request.context.expand:
                     session.tree.reopen(request.places[1 + node])
             self.observer.nodes_proposed(len(answer.nodes))
-            join(session, request.places, answer.nodes)
+            session.join(request.places, answer.nodes)
             self._send(session, idle=answer.no_room)
 
     def _send(self, session: DraftSession, *, idle: bool = False) -> None:
         subscriber = self._subscribers.get(session)
-        if subscriber is not None and (nodes := take_nodes_to_send(session, self._clock(), idle=idle)):
+        if subscriber is not None and (nodes := session.take_nodes_to_send(self._clock(), idle=idle)):
             self.observer.nodes_sent(len(nodes))
             subscriber.send_nodes(nodes)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from drafter_svc.scheduler import DraftScheduler, Subscriber
-from drafter_svc.session import DraftPolicy, DraftSession, SessionObserver
+from drafter_svc.session import DraftPolicy, DraftSession, DraftSessionObserver
 from drafter_svc.tracing import DraftTrace
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.proposers.draft_tree import ROOT, DraftNode
@@ -29,7 +29,7 @@ Reply = types_pb2.Candidates | drafter_pb2.DraftRefusal
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceLimits:
+class DrafterLimits:
     """What the service announces, and its bounds."""
 
     model: types_pb2.ModelInfo
@@ -41,7 +41,7 @@ class ServiceLimits:
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
-    def __init__(self, scheduler: DraftScheduler, limits: ServiceLimits) -> None:
+    def __init__(self, scheduler: DraftScheduler, limits: DrafterLimits) -> None:
         self._scheduler = scheduler
         self._limits = limits
         self.traffic = ByteCounter()
@@ -75,7 +75,7 @@ def pack(replies: list[Reply]) -> drafter_pb2.DraftResponse:
 class VerifierStream:
     """One verifier's stream: its sessions by the numbers it gave them."""
 
-    def __init__(self, scheduler: DraftScheduler, limits: ServiceLimits) -> None:
+    def __init__(self, scheduler: DraftScheduler, limits: DrafterLimits) -> None:
         self.outbox: SendQueue[Reply] = SendQueue()
         self._scheduler = scheduler
         self._limits = limits
@@ -168,10 +168,10 @@ class VerifierStream:
             number=number,
         )
 
-    def _observer(self, session: DraftSession, request: drafter_pb2.DraftOpen) -> SessionObserver:
+    def _observer(self, session: DraftSession, request: drafter_pb2.DraftOpen) -> DraftSessionObserver:
         tracing = self._limits.tracing
         trace = None if tracing is None else tracing.join(request.trace)
-        return SessionObserver() if trace is None else DraftTrace(trace, session, request.trace.receiver)
+        return DraftSessionObserver() if trace is None else DraftTrace(trace, session, request.trace.receiver)
 
     def _check(self, request: drafter_pb2.DraftOpen) -> None:
         """Checks everything that needs no copy. Raises FailedPrecondition, InvalidArgument or ResourceExhausted."""

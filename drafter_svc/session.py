@@ -7,24 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.errors import OutOfRange
-from slipstream.proposers.base import ROOT, ProposerContext
-from slipstream.proposers.draft_tree import DraftNode, DraftTree
-from slipstream.speculation import noise
-from slipstream.speculation.frame import TreeLimits
-from slipstream.speculation.noise import Purpose
+from slipstream.proposers.base import ROOT, ProposedNode, ProposerContext
+from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import common_prefix
 from slipstream.v1 import types_pb2
 
-NEVER = 1e-9
-"""Path probability below which nothing is worth proposing, whatever the policy asks for."""
+URGENT = 0.2
+"""A verifier waits for a candidate only if its path is likelier than about this."""
+TOGETHER_S = 0.004
+"""Seconds that less urgent nodes may wait for others: a fraction of any verifier's step."""
 PREPARED = 4.0
 """Nodes are proposed on paths down to so many times less likely than what the verifier wants to be sent."""
 UNSENT_SHARE = 8
 """Most nodes in the tree for each node that the policy allows to be sent."""
-DEEPEST = TreeLimits().depth
-"""Tokens beyond the committed ones that a verifier's tree takes: what hangs below a node that it dropped is lost."""
 
 
 @dataclass(slots=True)
@@ -37,7 +34,7 @@ class DraftPolicy:
     """Least path probability of a node that is worth sending."""
 
 
-class SessionObserver:
+class DraftSessionObserver:
     """Watches one session; does nothing by itself."""
 
     def nodes_proposed(self, began_s: float, ended_s: float, count: int) -> None:
@@ -81,7 +78,7 @@ class DraftSession:
     """Names the session on its verifier's stream; no two openings of a session share it."""
     held_since: float | None = None
     """Monotonic seconds since when nodes that are worth sending wait for others; None while there are none."""
-    observer: SessionObserver = field(default_factory=SessionObserver)
+    observer: DraftSessionObserver = field(default_factory=DraftSessionObserver)
     tree: DraftTree = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,23 +96,8 @@ class DraftSession:
 
     @property
     def stream(self) -> int:
-        """Key of the noise with which tokens are drawn under the ratio rule; a node's number gives each its own draws.
-
-        The rule is exact if no draw that it looked at influences the text after that round. It looks at draws along
-        one path and at the siblings it rejected there. Accepted draws are committed; where all siblings were rejected,
-        the commit leaves the tree and a generation begins with new noise, because its nodes are numbered from 1 again:
-
-        - Within an opening, a generation begins on more tokens than all before it.
-        - After a restart, reconnection or replacement a generation may begin on as many tokens as one whose draws are
-          in a step in flight; but each opening has its own number, or a higher epoch.
-        - Another verifier may use a number again, but goes on from committed tokens, which were decided by draws of
-          generations on fewer tokens. A step that never became a commit influences nothing.
-        - After a rollback to n tokens, generations on n tokens or more come again; what they led to is void.
-
-        So a stream comes again only with the same committed tokens, and then as if for the first time.
-        """
-        opening = noise.key(noise.key(self.sampling.seed, self.number, Purpose.DRAFT), self.epoch, Purpose.DRAFT)
-        return noise.key(opening, self.tree.base_length, Purpose.DRAFT)
+        """See `DraftTree.noise_stream`."""
+        return self.tree.noise_stream(self.sampling.seed, self.number, self.epoch)
 
     def context(self, nodes: Sequence[DraftNode], expand: Sequence[DraftNode], max_read_tokens: int) -> ProposerContext:
         """A snapshot for the proposer: `nodes`, parents before children, and those of them, or the root, to expand."""
@@ -167,3 +149,35 @@ class DraftSession:
         self.epoch, self.sampling, self.policy = other.epoch, other.sampling, other.policy
         self.prompt_length, self.max_length = other.prompt_length, other.max_length
         self.replace(other.tokens)
+
+    def join(self, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
+        """Adds what was proposed to the tree. `places`: the root that it was proposed for, then the nodes of its
+        context.
+
+        Under the coupled rule any choice is exact, so it is made for speed: every node joins the tree, those on likely
+        paths are sent. What is unlikely today may be likely after the next commit, which divides every path probability
+        by that of what was committed: then it is at hand, without a step. It costs the drafter a few words of memory
+        and the stream nothing. Under the rule `rejection` the choice must not look at what was drawn: everything is
+        sent, in the order of drawing.
+        """
+        if self.sampling.drawn:
+            self.tree.join_drawn(places, proposed, self.policy.max_nodes)
+        else:
+            self.tree.join(places, proposed)
+
+    def take_nodes_to_send(self, now: float, *, idle: bool = False) -> list[DraftNode]:
+        """Marks as sent, and returns, the nodes to send at `now` (monotonic seconds), parents before children; none
+        while they can wait for more: a frame costs more than its nodes, so only a node that a verifier may be waiting
+        for is sent at once. `idle`: no step is coming that could add to them."""
+        tree, policy = self.tree, self.policy
+        worthy = tree.worth_sending(policy.max_nodes, math.log(max(policy.min_path_probability, NEVER)))
+        if worthy and not idle:
+            urgent = worthy[0].path_log_prob - tree.root.path_log_prob >= math.log(URGENT)
+            if self.held_since is None:
+                self.held_since = now
+            if not urgent and now - self.held_since < TOGETHER_S:
+                return tree.take_sent()
+        self.held_since = None
+        for node in worthy:
+            tree.mark_sent(node)
+        return tree.take_sent()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import SpanContext
 
-from drafter_svc.session import DraftSession, SessionObserver
+from drafter_svc.session import DraftSession, DraftSessionObserver
 from slipstream.proposers.draft_tree import DraftNode, DraftTree
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry import spans
@@ -21,12 +21,11 @@ from slipstream.v1 import types_pb2
 
 
 @dataclass(slots=True)
-class DraftSum:
-    """The rounds of one segment."""
+class DraftWork:
+    """What was done for a session in one round, or in the rounds of one segment."""
 
-    segment: int
     length: int
-    """Committed tokens before the first of them."""
+    """Committed tokens before it."""
     began_s: float = math.inf
     """Monotonic seconds, as `ended_s`; infinite while nothing was drafted."""
     ended_s: float = 0.0
@@ -38,10 +37,11 @@ class DraftSum:
     dropped: int = 0
     computing_s: float = 0.0
 
-    def add(self, round: DraftTrace, dropped: int) -> None:
-        """`round` is at the end of one."""
-        if round.first_s < math.inf:
-            self.began_s, self.ended_s = min(self.began_s, round.first_s), max(self.ended_s, round.last_s)
+    def note(self, began_s: float, ended_s: float) -> None:
+        self.began_s, self.ended_s = min(self.began_s, began_s), max(self.ended_s, ended_s)
+
+    def add(self, round: DraftWork, dropped: int) -> None:
+        self.note(round.began_s, round.ended_s)
         self.rounds += 1
         self.passes += round.passes
         self.drafted += round.drafted
@@ -50,109 +50,90 @@ class DraftSum:
         self.dropped += dropped
         self.computing_s += round.computing_s
 
+    def attributes(self) -> dict[str, Value]:
+        return {
+            spans.LENGTH: self.length,
+            spans.PASSES: self.passes,
+            spans.DRAFTED: self.drafted,
+            spans.TOLD: self.told,
+            spans.BYTES: self.size,
+            spans.COMPUTE: self.computing_s,
+        }
 
-class DraftTrace(SessionObserver):
+
+class DraftTrace(DraftSessionObserver):
     """The spans of one opening of a session."""
 
     def __init__(self, trace: Trace, session: DraftSession, drafter: str) -> None:
         """`drafter`: the name by which requests choose it."""
         self._trace = trace
         self._session = session
-        self._drafter = drafter
+        self._names: dict[str, Value] = {spans.DRAFTER: drafter, spans.EPOCH: session.epoch}
         self._epoch = session.epoch
-        self._sum: DraftSum | None = None
+        self._sum: DraftWork | None = None
         self._begin(len(session.tokens))
 
     def nodes_proposed(self, began_s: float, ended_s: float, count: int) -> None:
-        self._note_work(max(began_s, self._since_s), ended_s)
-        self.passes += 1
-        self.drafted += count
-        self.computing_s += ended_s - began_s
+        self._round.note(max(began_s, self._since_s), ended_s)
+        self._round.passes += 1
+        self._round.drafted += count
+        self._round.computing_s += ended_s - began_s
 
     def candidates_sent(self, candidates: types_pb2.Candidates) -> None:
         """Marks them with the round during which they were drafted, for the verifier's spans."""
         now = self._trace.now()
-        candidates.mark.length = self._length
+        candidates.mark.length = self._round.length
         candidates.mark.held_us = proto_conversion.microseconds(now - self._since_s)
-        self._note_work(now, now)
-        self.told += len(candidates.token_ids)
-        self.size += candidates.ByteSize()
+        self._round.note(now, now)
+        self._round.told += len(candidates.token_ids)
+        self._round.size += candidates.ByteSize()
 
     def tokens_committed(self, token_ids: Sequence[int], *, traced: bool = False) -> None:
         """Ends the round: `token_ids` are what it committed. `traced`: it has spans of its own."""
-        tree = self._session.tree
+        tree, length = self._session.tree, self._round.length
         agreed, left = _outlook(tree, token_ids)
         dropped = tree.node_count - agreed - left
         if self._trace.segment_tokens:
             self._add_to_sum(dropped)
         if traced or not self._trace.segment_tokens:
-            self._send(dropped, dropped > 0 and not left, self._trace.round(self._epoch, self._length))
-        self._begin(self._length + len(token_ids))
+            self._send(dropped, dropped > 0 and not left, self._trace.round(self._epoch, length))
+        self._begin(length + len(token_ids))
 
     def drafting_ended(self) -> None:
         """No round takes what there is: it is discarded."""
         if self._sum is None:
             self._send(self._session.tree.node_count, True)
         else:  # it belongs to the last segment: of the next one there may be no round
-            self._sum.add(self, self._session.tree.node_count)
+            self._sum.add(self._round, self._session.tree.node_count)
             self._emit_sum()
-        self._begin(self._length)
+        self._begin(self._round.length)
 
     def _add_to_sum(self, dropped: int) -> None:
-        segment = self._length // self._trace.segment_tokens
-        if self._sum is None or self._sum.segment != segment:
+        length, tokens = self._round.length, self._trace.segment_tokens
+        if self._sum is None or self._sum.length // tokens != length // tokens:
             self._emit_sum()
-            self._sum = DraftSum(segment, self._length)
-        self._sum.add(self, dropped)
+            self._sum = DraftWork(length)
+        self._sum.add(self._round, dropped)
 
     def _emit_sum(self) -> None:
         done, self._sum = self._sum, None
         if done is None or done.began_s == math.inf:
             return
-        attributes: dict[str, Value] = {
-            spans.DRAFTER: self._drafter,
-            spans.EPOCH: self._epoch,
-            spans.LENGTH: done.length,
-            spans.ROUNDS: done.rounds,
-            spans.PASSES: done.passes,
-            spans.DRAFTED: done.drafted,
-            spans.TOLD: done.told,
-            spans.BYTES: done.size,
-            spans.DROPPED: done.dropped,
-            spans.COMPUTE: done.computing_s,
-        }
+        attributes = self._names | done.attributes() | {spans.ROUNDS: done.rounds, spans.DROPPED: done.dropped}
         context = self._trace.draft_segment(self._epoch, self._session.number, done.length)
         parent = self._trace.segment(self._epoch, done.length)
         self._trace.emit(Span(spans.DRAFT_SUM, done.began_s, done.ended_s, attributes, context, parent))
 
     def _begin(self, length: int) -> None:
-        self._length = length
-        self._since_s = self.last_s = self._trace.now()
-        self.first_s = math.inf
-        self.passes = self.drafted = self.told = self.size = 0
-        self.computing_s = 0.0
-
-    def _note_work(self, began_s: float, ended_s: float) -> None:
-        self.first_s = min(self.first_s, began_s)
-        self.last_s = max(self.last_s, ended_s)
+        self._round, self._since_s = DraftWork(length), self._trace.now()
 
     def _send(self, dropped: int, discarded: bool, parent: SpanContext | None = None) -> None:
-        if self.first_s == math.inf:
+        done = self._round
+        if done.began_s == math.inf:
             return
-        attributes: dict[str, Value] = {
-            spans.DRAFTER: self._drafter,
-            spans.EPOCH: self._epoch,
-            spans.LENGTH: self._length,
-            spans.PASSES: self.passes,
-            spans.DRAFTED: self.drafted,
-            spans.TOLD: self.told,
-            spans.BYTES: self.size,
-            spans.DROPPED: dropped,
-            spans.DISCARDED: discarded,
-            spans.COMPUTE: self.computing_s,
-        }
-        context = self._trace.draft(self._epoch, self._session.number, self._length)
-        self._trace.emit(Span(spans.DRAFT, self.first_s, self.last_s, attributes, context, parent))
+        attributes = self._names | done.attributes() | {spans.DROPPED: dropped, spans.DISCARDED: discarded}
+        context = self._trace.draft(self._epoch, self._session.number, done.length)
+        self._trace.emit(Span(spans.DRAFT, done.began_s, done.ended_s, attributes, context, parent))
 
 
 def _outlook(tree: DraftTree, token_ids: Sequence[int]) -> tuple[int, int]:

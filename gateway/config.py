@@ -17,6 +17,8 @@ from slipstream.errors import InvalidArgument
 from slipstream.telemetry.logs import check as check_logs
 
 PREFIX = "GATEWAY_"
+BESIDES_BYTES = 1 << 20
+"""Most bytes of a request besides its prompt and its prediction."""
 
 
 @dataclass(frozen=True, slots=True)

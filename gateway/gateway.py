@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.api.grpc_service import GatewayService, authenticating
 from gateway.auth.api_keys import ApiKeys
-from gateway.config import GatewayConfig
+from gateway.config import BESIDES_BYTES, GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
 from gateway.requests.validation import RandomBits
 from gateway.routing.discovery import Resolve, resolve
@@ -34,7 +34,7 @@ from gateway.telemetry.trial import Trial
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import Unavailable
 from slipstream.process import tune_runtime, until_signal
-from slipstream.rpc.channel import MAX_MESSAGE_BYTES, Dial, dialer
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES, dialer
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import AccessControl, Server
 from slipstream.rpc.tls import Certificates, certificates_from_env, server_credentials
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from gateway.api.http.server import HttpServer
 
 OFF = "off"
-BESIDES_BYTES = 1 << 20
-"""Bytes of a request for everything that is neither prompt nor prediction."""
 CONNECTION_AGE_MS = 30 * 60 * 1000
 
 log = logging.getLogger(__name__)
@@ -66,8 +64,6 @@ class GatewayDependencies:
     """Dependencies outside the process, which tests replace."""
 
     random_bits: RandomBits
-    dial: Dial | None = None
-    """None: as the certificates say."""
     certificates: Certificates | None = None
     """None: plaintext to the workers."""
     store: SessionStore | None = None
@@ -114,7 +110,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         stack.push_async_callback(store.close)
         metrics, traffic = _request_metrics(config), ByteCounter()
         experiment = config.parsed_experiment()
-        dial_for = partial(_dial_role, outside)
+        dial_for = partial(dialer, certificates=outside.certificates)
         workers = ConfiguredWorkers(
             config, tokenizer.fingerprint, dial_for, traffic, metrics.drafter_failed, experiment
         )
@@ -261,10 +257,6 @@ def _grpc_options(config: GatewayConfig) -> dict[str, int]:
         "grpc.max_receive_message_length": min(MAX_MESSAGE_BYTES, most),
         "grpc.max_connection_age_ms": CONNECTION_AGE_MS,
     }
-
-
-def _dial_role(outside: GatewayDependencies, role: str) -> Dial:
-    return outside.dial or dialer(role, outside.certificates)
 
 
 def _request_metrics(config: GatewayConfig) -> RequestMetrics:

@@ -133,7 +133,7 @@ class Internal(SlipstreamError):
 _BY_CODE: dict[int, type[SlipstreamError]] = {kind.code.value[0]: kind for kind in SlipstreamError.__subclasses__()}
 
 
-def from_code(code: int, message: str, reason: str = "") -> SlipstreamError:
+def from_code(code: int, message: str, reason: str) -> SlipstreamError:
     """The exception for a numeric gRPC status code (google.rpc.Code), as it travels inside frames."""
     return _BY_CODE.get(code, Internal)(message, reason=reason)
 

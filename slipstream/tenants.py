@@ -1,12 +1,32 @@
-"""The cache salts that name a tenant to the workers, which never learn more of it."""
+"""What keeps the tenants of one process apart: the cache salts that name them, values and threads of each.
+
+Workers never learn more of a tenant than its salt. What one tenant's requests teach decides nothing for another's, and
+the slow work of one delays no other's.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, Generic, ParamSpec, TypeVar
 
+from slipstream.errors import ResourceExhausted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+MOST_TENANTS = 256
+"""Tenants that are remembered; the one that was used longest ago goes first."""
+MOST_WAITING = 2048
+"""Most jobs of one tenant that wait."""
 _SALT = re.compile(r"([0-9a-f]{12})\.[0-9a-f]{51}")
 """64 characters, as many as a label may have."""
+_starting = threading.Lock()
+_Job = tuple[Future[Any], Callable[[], Any]]
 
 
 def tenant_salt(name: str, asked: str) -> str:
@@ -19,3 +39,93 @@ def tenant_of(salt: str) -> str:
     """What all salts of one tenant have in common; empty where there are no tenants, as behind an open gateway."""
     found = _SALT.fullmatch(salt)
     return found.group(1) if found else ""
+
+
+class PerTenant(Generic[T]):
+    """One value for each tenant, made when it is first asked for. Sessions without a tenant's name share one."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._values: OrderedDict[str, T] = OrderedDict()
+
+    def __getitem__(self, tenant: str) -> T:
+        value = self._values.get(tenant)
+        if value is None:
+            value = self._values[tenant] = self._make()
+            if len(self._values) > MOST_TENANTS:
+                self._values.popitem(last=False)
+        else:
+            self._values.move_to_end(tenant)
+        return value
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._values.values())
+
+
+class FairThreads:
+    """Runs jobs in the order of their tenants' turns, and those of one tenant in the order in which they came. One
+    tenant has at most all threads but one, so another one's next job waits for no job of its own length.
+
+    For functions that release the interpreter's lock and whose cost a client chooses, such as that of a grammar."""
+
+    def __init__(self, threads: int, name: str, stack_bytes: int = 0) -> None:
+        """`stack_bytes`: size of each thread's stack; 0: the usual one. The threads end with the process."""
+        self._most_running = max(1, threads - 1)
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
+        """By tenant, the one whose turn is next first."""
+        self._running: Counter[str] = Counter()
+        with _starting:  # the size of a stack is a setting of the whole process
+            usual = threading.stack_size(stack_bytes)
+            try:
+                for number in range(threads):
+                    threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
+            finally:
+                threading.stack_size(usual)
+
+    def submit(self, tenant: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Runs the function when it is the tenant's turn. Raises ResourceExhausted for a tenant with MOST_WAITING
+        jobs."""
+        future: Future[R] = Future()
+        with self._changed:
+            jobs = self._waiting.setdefault(tenant, deque())
+            if len(jobs) >= MOST_WAITING:
+                raise ResourceExhausted("too much of this tenant's work waits already; try again later.")
+            jobs.append((future, lambda: function(*args, **kwargs)))
+            self._changed.notify()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while (tenant := self._next_tenant()) is None:
+                    self._changed.wait()
+                job = self._take(tenant)
+            _run(*job)
+            del job  # what it holds is not kept while nothing runs
+            with self._changed:
+                self._running[tenant] -= 1
+                self._running += Counter()  # drops those that run nothing
+                self._changed.notify()
+
+    def _next_tenant(self) -> str | None:
+        return next((tenant for tenant in self._waiting if self._running[tenant] < self._most_running), None)
+
+    def _take(self, tenant: str) -> _Job:
+        jobs = self._waiting.pop(tenant)
+        job = jobs.popleft()
+        if jobs:
+            self._waiting[tenant] = jobs  # last: the others have their turns first
+        self._running[tenant] += 1
+        return job
+
+
+def _run(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

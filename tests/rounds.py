@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from drafter_svc import scheduler
-from drafter_svc.service import Reply, ServiceLimits, VerifierStream
+from drafter_svc.service import DrafterLimits, Reply, VerifierStream
 from drafter_svc.session import DraftSession as Drafting
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import SlipstreamError
@@ -153,7 +153,7 @@ class Run:
         self.session.tree = self._tree()
         self._loop = scheduler.DraftScheduler(Table(world, chances), NO_THREAD, 512, world.expand)
         model = types_pb2.ModelInfo(vocabulary_size=len(world.target(())), max_length=LIMIT)
-        self._peer = VerifierStream(self._loop, ServiceLimits(model, 4, world.max_nodes))
+        self._peer = VerifierStream(self._loop, DrafterLimits(model, 4, world.max_nodes))
         self._frames = Mailbox()
         self._peer.outbox = self._frames  # type: ignore[assignment]
         self._commands: list[drafter_pb2.DraftCommand] = []

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.proposers.parallel_drafting import falling, grow
+from slipstream.proposers.parallel_drafting import RANKS, falling, grow
 from training.target import Target
 from training.texts import Sample, padded
-from training.trained_drafter import RANKS, UNKNOWN, TrainedDrafter
+from training.trained_drafter import UNKNOWN, TrainedDrafter
 
 SIZES = (1, 2, 4, 8, 16, 32)
 """Candidates of a pass."""

@@ -78,9 +78,9 @@ def _read(path: Path) -> str:
         return ""
 
 
-def distinct_share(token_ids: Sequence[int], size: int = 4) -> float:
+def distinct_share(token_ids: Sequence[int]) -> float:
     """Distinct 4-grams over all 4-grams; 1.0 for text too short to repeat."""
-    grams = [tuple(token_ids[i : i + size]) for i in range(len(token_ids) - size + 1)]
+    grams = [tuple(token_ids[i : i + 4]) for i in range(len(token_ids) - 3)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
 

@@ -20,12 +20,13 @@ from slipstream.proposers.eagle import fuse
 from slipstream.proposers.eagle_checkpoint import default_layers, open_head, save_head
 from slipstream.proposers.eagle_head import EagleConfig
 from slipstream.proposers.head_file import FAMILIES, read_target
+from slipstream.proposers.parallel_drafting import RANKS
 from training.corpus import TrainingBatch
 from training.folder import replacing
 from training.loss import divergence
 from training.request import TrainRequest
 from training.target import Target, TargetStates
-from training.trained_drafter import RANKS, rank_of, reached, shifted
+from training.trained_drafter import rank_of, reached, shifted
 
 WIDTH = 4
 """Candidates that a pass of drafting expands."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 
+from slipstream.html_page import Line, chart, page, table
 from training.acceptance import SimulatedAcceptance
 from training.request import TrainRequest
 from training.speed import Speed
@@ -18,8 +19,6 @@ LEAST_PLACES = 400
 """Places that a verdict needs: of fewer, a few texts decide."""
 LEAST_GAIN = 1.1
 """Predicted tokens/s, over those without a drafter."""
-WIDTH, HEIGHT = 560, 220
-Line = tuple[str, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -114,42 +113,21 @@ def render(report: Report) -> str:
         f"<p>Exported: the checkpoint of step {report.step} of {report.position.step}, as {escape(report.layout)}, "
         f"in {escape(request.out)}. Measured on {whole.roots} places of greedy texts of the target's own behind "
         f"held-out prompts; {report.looping} texts that looped were left out.</p>",
-        *(f"<h2>{escape(title)}</h2>{_chart(lines, below)}" for title, lines, below in curves),
+        *(f"<h2>{escape(title)}</h2>{chart(lines, unit)}" for title, lines, unit in curves),
         "<h2>Held-out texts by workload</h2>",
-        _table(["workload", "places", *(f"depth {depth + 1}" for depth in depths), "tokens a round"], slices),
+        table(["workload", "places", *(f"depth {depth + 1}" for depth in depths), "tokens a round"], slices),
         "<p>By depth: how often the first choice was right where the ones before it were. Tokens a round: a tree of 16 "
         "candidates that is the same in every round; trees that follow the drafter's confidence get more.</p>",
         "<h2>Prediction for one session on this machine</h2>",
-        _table(["candidates", "pass of the target, ms", "draft, ms", "tokens a round", "tokens/s"], costs),
+        table(["candidates", "pass of the target, ms", "draft, ms", "tokens a round", "tokens/s"], costs),
         "<h2>Request</h2>",
-        _table(["setting", "value"], [[name, str(value)] for name, value in asdict(request).items()]),
+        table(["setting", "value"], [[name, str(value)] for name, value in asdict(request).items()]),
     ]
-    return PAGE.format(title=escape(f"{request.kind} for {request.target}"), body="\n".join(parts))
-
-
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 760px; margin: 2em auto; padding: 0 1em }}
-table {{ border-collapse: collapse }} td, th {{ padding: 2px 10px; text-align: right; border-bottom: 1px solid #ddd }}
-td:first-child, th:first-child {{ text-align: left }}
-.yes, .no {{ padding: 1em; font-weight: 600; background: #e5f5e8 }} .no {{ background: #fbe9e7 }}
-svg text {{ font-size: 11px }}
-</style>
-{body}
-</html>
-"""
-COLOURS = ("#2563eb", "#dc2626", "#16a34a", "#9333ea", "#ea580c", "#0891b2", "#4b5563", "#ca8a04")
+    return page(f"{request.kind} for {request.target}", parts)
 
 
 def _row(found: SimulatedAcceptance) -> list[str]:
     return [str(found.roots), *(f"{share:.3f}" for share in found.by_depth), f"{found.lengths[16]:.2f}"]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
-    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def _pairs(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
@@ -162,31 +140,3 @@ def _smooth(losses: Sequence[float]) -> list[float]:
     for loss in losses:
         found.append(loss if not found else 0.95 * found[-1] + 0.05 * loss)
     return found
-
-
-def _chart(lines: Sequence[Line], below: str) -> str:
-    """Lines over one another as SVG, from 0 upwards."""
-    points = [point for _, line in lines for point in line]
-    if not points:
-        return "<p>Nothing was measured.</p>"
-    left, right = min(x for x, _ in points), max(x for x, _ in points)
-    top = max(max(y for _, y in points), 1e-9) * 1.05
-
-    def at(x: float, y: float) -> str:
-        across = (x - left) / max(right - left, 1e-9)
-        return f"{45 + across * (WIDTH - 60):.1f},{HEIGHT - 30 - y / top * (HEIGHT - 45):.1f}"
-
-    parts = []
-    for share in (0.0, 0.5, 1.0):
-        x, y = at(left, share * top).split(",")
-        parts.append(f'<line x1="{x}" y1="{y}" x2="{WIDTH - 15}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text x="40" y="{y}" text-anchor="end">{share * top:.3g}</text>')
-    for number, (name, line) in enumerate(lines):
-        colour, drawn = COLOURS[number % len(COLOURS)], " ".join(at(*point) for point in line)
-        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{60 + 110 * number}" y="10" fill="{colour}">{escape(name)}</text>')
-    ends = (
-        f'<text x="45" y="{HEIGHT - 12}">{left:g}</text>'
-        f'<text x="{WIDTH - 15}" y="{HEIGHT - 12}" text-anchor="end">{right:g} {escape(below)}</text>'
-    )
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">{"".join(parts)}{ends}</svg>'

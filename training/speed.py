@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
 import torch
 
-from slipstream.engine.engine import begin_unshared
+from slipstream.engine.engine import Engine, begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from training.acceptance import SIZES
 from training.trained_drafter import TrainedDrafter
 
 CONTEXT = 128
+CHAIN = 4
 TRIES = 15
 
 
@@ -37,31 +39,39 @@ class Speed:
 
 
 def measure_speed(target: str, drafter: TrainedDrafter) -> Speed:
-    """Times passes of one session of CONTEXT tokens: each kind the least of TRIES, in turn, so that other work on the
-    machine meets all of them; no pass takes longer than one with more candidates."""
-    engine = open_engine(target, kv_tokens=1024)
-    sequence = begin_unshared(engine, CONTEXT + 1 + SIZES[-1])
-    prompt = Segment(sequence, [0] * CONTEXT)
-    engine.forward([prompt])
-    engine.keep(prompt, [])
-
-    def verify(nodes: int) -> None:
-        parents = [number - 1 if number % 4 else -1 for number in range(nodes)]
-        engine.forward([Segment(sequence, [0], [0] * nodes, parents)]).logits.sum().item()
-
-    sizes = (0, *SIZES)
-    least, draft_s = dict.fromkeys(sizes, math.inf), math.inf
-    with torch.inference_mode():
-        for _ in range(TRIES):
-            for nodes in sizes:
-                least[nodes] = min(least[nodes], _seconds(partial(verify, nodes)))
-            draft_s = min(draft_s, _seconds(drafter.one_pass))
+    """No pass takes longer than one with more candidates."""
+    engine, sizes = open_engine(target, kv_tokens=1024), (0, *SIZES)
+    with passes(engine, CONTEXT, SIZES[-1], CHAIN) as verify:
+        *found, draft_s = least_seconds([*(partial(verify, size) for size in sizes), drafter.one_pass], TRIES)
+    least = dict(zip(sizes, found, strict=True))
     for smaller, larger in reversed(list(pairwise(sizes))):
         least[smaller] = min(least[smaller], least[larger])
     return Speed(least.pop(0), least, drafter.passes * draft_s)
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+@contextmanager
+def passes(engine: Engine, context: int, most: int, chain: int) -> Iterator[Callable[[int], None]]:
+    """Passes of one session of `context` tokens, by their candidates: up to `most`, in chains of `chain`."""
+    sequence = begin_unshared(engine, context + 1 + most)
+    prompt = Segment(sequence, [0] * context)
+    engine.forward([prompt])
+    engine.keep(prompt, [])
+
+    def verify(count: int) -> None:
+        parents = [node - 1 if node % chain else -1 for node in range(count)]
+        engine.forward([Segment(sequence, [0], [0] * count, parents)]).logits.sum().item()
+
+    yield verify
+    engine.close(sequence)
+
+
+def least_seconds(kinds: Sequence[Callable[[], object]], tries: int) -> list[float]:
+    """The least of so many tries of each, in turn, so that other work on the machine meets all of them."""
+    least = [math.inf] * len(kinds)
+    with torch.inference_mode():
+        for _ in range(tries):
+            for index, run in enumerate(kinds):
+                began = time.perf_counter()
+                run()
+                least[index] = min(least[index], time.perf_counter() - began)
+    return least

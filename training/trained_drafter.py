@@ -11,11 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from slipstream.proposers.parallel_drafting import RANKS
 from training.corpus import TrainingBatch
 from training.target import TargetStates
 
-RANKS = 10
-"""Ranks that are told apart; a worse one is RANKS."""
 UNKNOWN = -1
 """Rank of what the text does not reach."""
 
@@ -53,7 +52,7 @@ class TrainedDrafter(Protocol):
 
 
 def rank_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """int64 [...]: how many tokens are likelier than this one, at most RANKS; logits [..., vocabulary]."""
+    """int64 [...]: how many tokens are likelier than this one, counted up to RANKS; logits [..., vocabulary]."""
     own = logits.gather(-1, tokens[..., None])
     better = (logits > own).sum(-1).clamp(max=RANKS)
     return torch.where(own[..., 0].isneginf(), RANKS, better)

@@ -31,9 +31,8 @@ from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.admission import check_drafters, check_open, check_room, check_rule, check_trust
+from verifier_svc.constraints import GrammarConstraint, MaskThreads, MaskWorkers, MinLengthConstraint
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
-from verifier_svc.grammar_constraint import GrammarConstraint, MaskThreads, MaskWorkers
-from verifier_svc.min_length import MinLengthConstraint
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Reply, Session
 from verifier_svc.sources.candidate_sources import CandidateSources

@@ -17,8 +17,7 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
-from verifier_svc.grammar_constraint import GrammarConstraint
-from verifier_svc.min_length import MinLengthConstraint
+from verifier_svc.constraints import GrammarConstraint, MinLengthConstraint
 
 MAX_SOURCE_NAMES = 64
 """Sources of a session whose drafter's name is kept; every open on a drafter is a source of its own."""

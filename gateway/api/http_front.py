@@ -15,13 +15,13 @@ from gateway.api.anthropic import messages
 from gateway.api.http import operations
 from gateway.api.http.body import BodyLimits
 from gateway.api.http.dependencies import HttpDependencies
-from gateway.api.http.entry import REQUEST_ID, Application, Entry
+from gateway.api.http.entry import REQUEST_ID, Application, Entry, local_hosts
 from gateway.api.http.errors import MethodNotAllowed, http_error
-from gateway.api.http.hosts import local_hosts
 from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
 from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
+from gateway.config import BESIDES_BYTES
 from slipstream.client.completion import TRACE_ID
 from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
 from slipstream.rpc.tls import Certificates
@@ -29,8 +29,6 @@ from slipstream.version import running_version
 
 BODY_FACTOR = 6
 """Bytes of JSON for a byte of text, at most: `\\u0000`."""
-BESIDES_BYTES = 1 << 20
-"""Bytes of a body for everything that is neither prompt nor prediction."""
 CONNECTIONS_A_SESSION = 4
 SPARE_CONNECTIONS = 256
 _KIND = re.compile(r"(str|int|float|bool|(list|dict|function-[a-z]+|constrained-[a-z]+|literal|nullable)\[.*\])")

@@ -31,8 +31,8 @@ class VerifierWorker:
         dial: Dial,
         fingerprint: str,
         changed: Callable[[], None],
-        traffic: ByteCounter | None = None,
-        drafter_failed: DrafterFailed = lambda drafter, reason, sessions: None,
+        traffic: ByteCounter,
+        drafter_failed: DrafterFailed,
     ) -> None:
         self.address = address
         self._drafter_failed = drafter_failed

@@ -16,7 +16,7 @@ from slipstream.telemetry.tracing import Tracing
 
 
 class GatewayObservers(Observers):
-    def __init__(self, metrics: RequestMetrics, tracing: Tracing | None = None, trial: Trial | None = None) -> None:
+    def __init__(self, metrics: RequestMetrics, tracing: Tracing | None, trial: Trial | None = None) -> None:
         """Without `tracing` no request is traced; without `trial` no experiment runs."""
         self.metrics = metrics
         self.trial = trial

@@ -279,15 +279,7 @@ class DecodeTrace(SessionObserver):
         attributes: dict[str, Value] = {spans.INDEX: self._rounds, spans.EPOCH: self._epoch, spans.LENGTH: self._length}
         attributes |= {spans.DISCARDED: True, spans.BECAUSE: REASONS[types_pb2.ROUND_REASON_FAILED]}
         context = self._trace.round(self._epoch, self._length)
-        self._trace.emit(
-            Span(
-                spans.ROUND,
-                self._since_s,
-                self._trace.now(),
-                attributes | {spans.DISCARDED: True, spans.BECAUSE: "failed"},
-                context,
-            )
-        )
+        self._trace.emit(Span(spans.ROUND, self._since_s, self._trace.now(), attributes, context))
 
     def _emit_commit(self, rounds: Sequence[verifier_pb2.Round], began_s: float, error: str | None) -> None:
         ended_s = self._trace.now()

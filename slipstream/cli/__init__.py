@@ -12,6 +12,7 @@ from slipstream.cli.generate import cancel_session, generate, resume_session, ro
 from slipstream.cli.measurements import PLAN_SETTINGS, compare_arms, plan
 from slipstream.cli.models import inflate
 from slipstream.cli.operations import doctor, key
+from slipstream.cli.options import expanded
 from slipstream.cli.serve import serve
 from slipstream.cli.status import status
 from slipstream.cli.trace import trace
@@ -27,12 +28,12 @@ app = typer.Typer(
     help=ABOUT,
 )
 for command in (serve, generate, chat, status, doctor, key, trace, bench, inflate):
-    app.command()(command)
+    app.command()(expanded(command))
 app.add_typer(train_app, name="train")
-app.command("resume")(resume_session)
-app.command("rollback")(roll_back_session)
-app.command("cancel")(cancel_session)
-app.command("compare")(compare_arms)
+app.command("resume")(expanded(resume_session))
+app.command("rollback")(expanded(roll_back_session))
+app.command("cancel")(expanded(cancel_session))
+app.command("compare")(expanded(compare_arms))
 app.command("plan", context_settings=PLAN_SETTINGS)(plan)
 
 

@@ -9,7 +9,6 @@ import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,12 +19,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from slipstream.cli.bench_report import BenchResult, Pair, html, report, text
 from slipstream.cli.options import CONNECTION, ApiKey, AsJson, Ca, MaxDraftTokens, Server, Tls, Workload, explained
 from slipstream.client.gateway_endpoint import GatewayEndpoint
-from slipstream.client.load.grpc_sender import sending_grpc
 from slipstream.client.load.latencies import LatencyObjectives
 from slipstream.client.load.machine import Watch
 from slipstream.client.load.runner import Run, Send, closed_loop, constant, open_loop, poisson
+from slipstream.client.load.senders import sending_grpc, sending_http
 from slipstream.client.load.workload import Asked, read_workload
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.errors import InvalidArgument
 from slipstream.v1 import gateway_pb2
 
 LOAD, OBJECTIVES = "Load", "Objectives (goodput counts the requests that meet all)"
@@ -42,70 +41,91 @@ class Compare(StrEnum):
     OFF = "off"
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options of `bench` that say what is sent and when."""
+
+    model: Annotated[str, typer.Option(help="Model name, where the server has several.")] = ""
+    concurrency: Annotated[int, typer.Option(help="Closed loop: requests at once.", min=1, rich_help_panel=LOAD)] = 4
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Open loop: requests a second, whatever the server does.", rich_help_panel=LOAD),
+    ] = None
+    arrivals: Annotated[Arrivals, typer.Option(help="Gaps of the open loop.", rich_help_panel=LOAD)] = Arrivals.POISSON
+    max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.", min=1, rich_help_panel=LOAD)] = 64
+    warmup: Annotated[
+        int, typer.Option(help="Requests sent before each kind of run and not counted.", min=0, rich_help_panel=LOAD)
+    ] = 1
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Seed of the first request; each later one is higher by 1.", min=0)] = 0
+    max_draft_tokens: MaxDraftTokens = None
+
+
+@dataclass(frozen=True)
+class ObjectiveOptions(LatencyObjectives):
+    """Options of `bench` that say which requests count as good."""
+
+    ttft_ms: Annotated[float | None, typer.Option(help="Most ms to the first token.", rich_help_panel=OBJECTIVES)] = (
+        None
+    )
+    tpot_ms: Annotated[
+        float | None, typer.Option(help="Most ms for each later token, on average.", rich_help_panel=OBJECTIVES)
+    ] = None
+    e2e_ms: Annotated[float | None, typer.Option(help="Most ms to the end.", rich_help_panel=OBJECTIVES)] = None
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run's requests, where they go and when."""
+    """One run's requests, and where they go."""
 
     asked: list[Asked]
     gateway: GatewayEndpoint
     http: str
     """URL of the server; empty for gRPC."""
-    model: str
-    max_tokens: int
-    temperature: float
-    seed: int
-    max_draft_tokens: int | None
-    concurrency: int
-    rate: float | None
-    """Requests each second of an open loop; None for a closed loop."""
-    arrivals: Arrivals
+    load: LoadOptions
 
     def sending(self, plain: bool) -> AbstractAsyncContextManager[Send]:
         salt = secrets.token_hex(8)  # the KV cache of one run must not make the next one faster
         if not self.http:
             return sending_grpc(self.gateway, [self._request(index, plain, salt) for index in range(len(self.asked))])
-        if find_spec("httpx") is None:
-            raise FailedPrecondition("--http needs httpx; run: pip install httpx.", reason="NOT_INSTALLED")
-        from slipstream.client.load.http_sender import sending_http
-
         bodies = [self._body(index, plain, salt) for index in range(len(self.asked))]
         return sending_http(self.http, bodies, self.gateway.key, self.gateway.ca)
 
     async def run(self, send: Send, progress: Progress, name: str) -> Run:
         task = progress.add_task(name, total=len(self.asked))
         try:
-            if self.rate is None:
-                return await closed_loop(send, len(self.asked), self.concurrency, lambda: progress.advance(task))
-            schedule = poisson(self.rate, self.seed) if self.arrivals is Arrivals.POISSON else constant(self.rate)
+            if (rate := self.load.rate) is None:
+                return await closed_loop(send, len(self.asked), self.load.concurrency, lambda: progress.advance(task))
+            schedule = poisson(rate, self.load.seed) if self.load.arrivals is Arrivals.POISSON else constant(rate)
             return await open_loop(send, len(self.asked), schedule, lambda: progress.advance(task))
         finally:
             progress.remove_task(task)
 
     def _request(self, index: int, plain: bool, salt: str) -> gateway_pb2.GenerateRequest:
-        asked = self.asked[index]
+        asked, load = self.asked[index], self.load
         return gateway_pb2.GenerateRequest(
-            model=self.model,
+            model=load.model,
             prompt=asked.prompt,
-            max_tokens=asked.max_tokens or self.max_tokens,
+            max_tokens=asked.max_tokens or load.max_tokens,
             ignore_eos=True,
             workload=asked.workload,
             cache_salt=salt,
-            sampling=gateway_pb2.SamplingOptions(temperature=self.temperature, seed=self.seed + index),
-            speculation=gateway_pb2.SpeculationOptions(disabled=plain, max_draft_tokens=self.max_draft_tokens),
+            sampling=gateway_pb2.SamplingOptions(temperature=load.temperature, seed=load.seed + index),
+            speculation=gateway_pb2.SpeculationOptions(disabled=plain, max_draft_tokens=load.max_draft_tokens),
         )
 
     def _body(self, index: int, plain: bool, salt: str) -> dict[str, Any]:
-        asked = self.asked[index]
-        speculation = {"disabled": True} if plain else {"max_draft_tokens": self.max_draft_tokens}
+        asked, load = self.asked[index], self.load
+        speculation = {"disabled": True} if plain else {"max_draft_tokens": load.max_draft_tokens}
         wanted = {
-            "model": self.model,
+            "model": load.model,
             "prompt": asked.prompt,
-            "max_tokens": asked.max_tokens or self.max_tokens,
+            "max_tokens": asked.max_tokens or load.max_tokens,
             "ignore_eos": True,
             "workload": asked.workload,
             "cache_salt": salt,
-            "temperature": self.temperature,
-            "seed": self.seed + index,
+            "temperature": load.temperature,
+            "seed": load.seed + index,
             "speculation": {name: value for name, value in speculation.items() if value is not None},
         }
         # What a request does not need is not sent: other servers know no such field.
@@ -113,6 +133,7 @@ class Plan:
 
 
 def bench(
+    *,
     prompts: Annotated[
         Path,
         typer.Argument(
@@ -123,33 +144,14 @@ def bench(
     http: Annotated[
         str, typer.Option(help="URL of an OpenAI-compatible server, asked over HTTP.", rich_help_panel=CONNECTION)
     ] = "",
-    model: Annotated[str, typer.Option(help="Model name, where the server has several.")] = "",
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: Ca = "",
-    concurrency: Annotated[int, typer.Option(help="Closed loop: requests at once.", min=1, rich_help_panel=LOAD)] = 4,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Open loop: requests a second, whatever the server does.", rich_help_panel=LOAD),
-    ] = None,
-    arrivals: Annotated[Arrivals, typer.Option(help="Gaps of the open loop.", rich_help_panel=LOAD)] = Arrivals.POISSON,
-    max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.", min=1, rich_help_panel=LOAD)] = 64,
-    warmup: Annotated[
-        int, typer.Option(help="Requests sent before each kind of run and not counted.", min=0, rich_help_panel=LOAD)
-    ] = 1,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the first request; each later one is higher by 1.", min=0)] = 0,
+    load: LoadOptions,
     repeats: Annotated[int, typer.Option(help="Number of pairs of runs.", min=1)] = 3,
     compare: Annotated[Compare, typer.Option(help="Speculation on and off in turn, or only one.")] = Compare.BOTH,
-    max_draft_tokens: MaxDraftTokens = None,
     workload: Workload = "",
-    ttft_ms: Annotated[
-        float | None, typer.Option(help="Most ms to the first token.", rich_help_panel=OBJECTIVES)
-    ] = None,
-    tpot_ms: Annotated[
-        float | None, typer.Option(help="Most ms for each later token, on average.", rich_help_panel=OBJECTIVES)
-    ] = None,
-    e2e_ms: Annotated[float | None, typer.Option(help="Most ms to the end.", rich_help_panel=OBJECTIVES)] = None,
+    objectives: ObjectiveOptions,
     html_file: Annotated[
         Path | None, typer.Option("--html", help="Write a report that opens without a network.")
     ] = None,
@@ -157,29 +159,18 @@ def bench(
 ) -> None:
     """Send the prompts without and with speculation in turn, and compare the runs pair by pair."""
     with explained("bench"):
-        if rate is not None and not rate > 0.0:
+        if load.rate is not None and not load.rate > 0.0:
             raise InvalidArgument("--rate is a positive number of requests a second.", reason="BAD_RATE")
-        plan = Plan(
-            asked=read_workload(prompts, workload),
-            gateway=GatewayEndpoint(server, api_key, tls, ca),
-            http=http.rstrip("/"),
-            model=model,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            max_draft_tokens=max_draft_tokens,
-            concurrency=concurrency,
-            rate=rate,
-            arrivals=arrivals,
-        )
+        gateway = GatewayEndpoint(server, api_key, tls, ca)
+        plan = Plan(read_workload(prompts, workload), gateway, http.rstrip("/"), load)
         if html_file is not None:
             _write(html_file, "", "a")  # refused now rather than after minutes of measuring
         arms = [name for name in ("off", "on") if compare in (Compare.BOTH, name)]
-        pairs = asyncio.run(_measured(plan, arms, repeats, warmup))
+        pairs = asyncio.run(_measured(plan, arms, repeats))
         measured = BenchResult(
             command=" ".join(["slipstream bench", *_shown(sys.argv[2:])]),
             slices=[each.workload for each in plan.asked],
-            objectives=LatencyObjectives(ttft_ms, tpot_ms, e2e_ms),
+            objectives=objectives,
             pairs=pairs,
         )
         found = report(measured)
@@ -191,15 +182,16 @@ def bench(
         text(found, Console())
 
 
-async def _measured(plan: Plan, arms: list[str], repeats: int, warmup: int) -> list[Pair]:
+async def _measured(plan: Plan, arms: list[str], repeats: int) -> list[Pair]:
     """The arms in turn; every other pair begins with the other one, so that none always runs on a warmer machine.
     Raises the first error where a run has no answer at all."""
     pairs: list[Pair] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        for arm in arms if warmup else []:
+        for arm in arms if plan.load.warmup else []:
             async with plan.sending(arm == "off") as send:
-                await _warm(send, len(plan.asked), warmup)
+                for index in range(plan.load.warmup):
+                    await send(index % len(plan.asked), lambda: None)
         for number in range(repeats):
             runs: dict[str, Run] = {}
             watch = Watch()
@@ -211,11 +203,6 @@ async def _measured(plan: Plan, arms: list[str], repeats: int, warmup: int) -> l
                 runs[arm] = run
             pairs.append(Pair({arm: runs[arm] for arm in arms}, watch.seen()))
     return pairs
-
-
-async def _warm(send: Send, prompts: int, count: int) -> None:
-    for index in range(count):
-        await send(index % prompts, lambda: None)
 
 
 def _shown(words: list[str]) -> list[str]:

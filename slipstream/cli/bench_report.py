@@ -14,17 +14,11 @@ from slipstream.client.load.latencies import LATENCIES, Figures, LatencyObjectiv
 from slipstream.client.load.machine import Disturbance
 from slipstream.client.load.paired import paired_ratio
 from slipstream.client.load.runner import Run
+from slipstream.html_page import Line, chart, page, table
 
 COMPARED = ("tokens_per_s", "goodput_per_s", "ttft_p50_ms", "tpot_p50_ms", "itl_p50_ms", "e2e_p50_ms", "e2e_p99_ms")
-COLOURS = {"off": "#8a6d3b", "on": "#2563eb"}
-WIDTH, HEIGHT, LEFT, BOTTOM = 420, 180, 36, 24
 POINTS = 200
 """Most points of a curve: a page stays small however many requests there were."""
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
-table{border-collapse:collapse;margin:.5rem 0 1.5rem}td,th{padding:.2rem .8rem;border-bottom:1px solid #d0d7de}
-td,th{text-align:right}td:first-child,th:first-child{text-align:left}
-svg{margin:.5rem 1rem .5rem 0}text{font-size:11px;fill:currentColor}
-code{word-break:break-all}@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,39 +118,26 @@ def text(found: dict[str, Any], console: Console) -> None:
 def html(measured: BenchResult, found: dict[str, Any]) -> str:
     """One page with its styles and drawings inside; it loads nothing."""
     parts = [f"<h1>slipstream bench</h1><p><code>{escape(measured.command)}</code></p>"]
-    parts += [_curves(measured, latency) for latency in LATENCIES]
-    for title, (names, *rows) in tables(found):
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-        cells = "".join(f"<th>{escape(cell)}</th>" for cell in names)
-        parts.append(f"<h2>{escape(title)}</h2><table><tr>{cells}</tr>{body}</table>")
+    parts += [f"<h2>{name.upper()}: % up to it</h2>{chart(_curves(measured, name), 'ms')}" for name in LATENCIES]
+    parts += [f"<h2>{escape(title)}</h2>{table(head, rows)}" for title, (head, *rows) in tables(found)]
     parts.append(
         "<p>Latencies count from the moment a request was due. TPOT is (E2E - TTFT) / (tokens - 1), ITL the gap "
         "between two arrivals of output; percentiles are by nearest rank. Intervals are Student's t on the logarithms "
         "of the pairs' ratios.</p>"
     )
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>slipstream bench</title><style>{STYLE}</style>'
-    return head + "".join(parts) + "</html>\n"
+    return page("slipstream bench", parts)
 
 
-def _curves(measured: BenchResult, latency: str) -> str:
-    """The share of values below each latency, one line for each arm."""
-    values = {arm: sorted(seconds(measured.pooled(arm).outcomes, latency)) for arm in measured.pairs[0].runs}
-    most = max((column[-1] for column in values.values() if column), default=0.0)
-    if most <= 0.0:
-        return ""
-    right, floor = WIDTH - LEFT - 12, HEIGHT - BOTTOM
-    lines = [f'<path d="M{LEFT} 6V{floor}H{WIDTH - 12}" fill="none" stroke="currentColor" opacity=".5"/>']
-    for index, (arm, column) in enumerate(values.items()):
-        step = max(1, len(column) // POINTS)
-        points = [(value, (rank + 1) / len(column)) for rank, value in enumerate(column)]
-        points = [*points[:-1:step], *points[-1:]]
-        drawn = " ".join(f"{LEFT + right * x / most:.1f},{floor - (floor - 6) * y:.1f}" for x, y in points)
-        lines.append(f'<polyline points="{drawn}" fill="none" stroke="{COLOURS[arm]}" stroke-width="2"/>')
-        lines.append(f'<text x="{WIDTH - 60}" y="{floor - 10 - 14 * index}" style="fill:{COLOURS[arm]}">{arm}</text>')
-    lines.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">0</text>')
-    lines.append(f'<text x="{WIDTH - 80}" y="{HEIGHT - 6}">{1e3 * most:.4g} ms</text>')
-    lines.append(f'<text x="2" y="14">100 %</text><text x="{LEFT + 8}" y="16">{latency.upper()}</text>')
-    return f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{latency}">{"".join(lines)}</svg>'
+def _curves(measured: BenchResult, latency: str) -> list[Line]:
+    """The share of values up to each latency, one line for each arm."""
+    lines: list[Line] = []
+    for arm in measured.pairs[0].runs:
+        values = [1e3 * value for value in sorted(seconds(measured.pooled(arm).outcomes, latency))]
+        points = [(value, 100.0 * (rank + 1) / len(values)) for rank, value in enumerate(values)]
+        step = max(1, len(points) // POINTS)
+        if points:
+            lines.append((arm, [(0.0, 0.0), (values[0], 0.0), *points[:-1:step], points[-1]]))
+    return lines
 
 
 def _columns(arms: dict[str, Figures]) -> list[list[str]]:

@@ -9,19 +9,15 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.options import (
-    ApiKey,
-    Ca,
+    Connection,
     Drafters,
     MaxTokens,
     Model,
     NoSpeculation,
     Seed,
-    Servers,
     Temperature,
-    Tls,
     TopP,
     explained,
-    open_client,
 )
 from slipstream.client.completion import Completion
 from slipstream.client.options import ChatOptions
@@ -32,10 +28,7 @@ ABOUT = "/quit ends the conversation, /reset begins another one, Ctrl-C stops an
 
 
 def chat(
-    server: Servers = None,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    ca: Ca = "",
+    connection: Connection,
     message: Annotated[
         list[str] | None, typer.Option(help="Say this and end after the answer; repeat for more turns.")
     ] = None,
@@ -61,7 +54,7 @@ def chat(
     )
     if not message:
         typer.echo(ABOUT, err=True)
-    with explained("chat"), open_client(server, api_key, tls, ca) as client:
+    with explained("chat"), connection.client() as client:
         Conversation(client, options, system, as_json).hold(message or _typed(), fail=bool(message))
 
 

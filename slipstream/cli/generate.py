@@ -8,10 +8,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -19,22 +19,18 @@ from slipstream.cli.options import (
     FORMAT,
     SAMPLING,
     SPECULATION,
-    ApiKey,
     AsJson,
-    Ca,
+    Connection,
     Drafters,
     MaxDraftTokens,
     MaxTokens,
     Model,
     NoSpeculation,
     Seed,
-    Servers,
     Temperature,
-    Tls,
     TopP,
     Workload,
     explained,
-    open_client,
 )
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import sampled_parent
@@ -48,34 +44,32 @@ JsonInstead = Annotated[bool, typer.Option("--json", help="Print one JSON object
 SessionId = Annotated[str, typer.Argument(help="The session_id that `slipstream generate --json` printed.")]
 
 
-def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
-    server: Servers = None,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    ca: Ca = "",
-    model: Model = "",
-    max_tokens: MaxTokens = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string, not part of the text; repeat for more.")] = None,
-    ignore_eos: Annotated[bool, typer.Option(help="Continue after the model's end-of-text token.")] = False,
-    workload: Workload = "",
-    cache_salt: Annotated[str, typer.Option(help="Share KV caches only with sessions of the same salt.")] = "",
-    priority: Annotated[int, typer.Option(help="Lower values are served first when memory is short.")] = 0,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Keep the k likeliest tokens.", min=0, rich_help_panel=SAMPLING)
-    ] = None,
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Options of `generate` that say what is asked for."""
+
+    model: Model = ""
+    max_tokens: MaxTokens = None
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string, not part of the text; repeat for more.")] = None
+    ignore_eos: Annotated[bool, typer.Option(help="Continue after the model's end-of-text token.")] = False
+    workload: Workload = ""
+    cache_salt: Annotated[str, typer.Option(help="Share KV caches only with sessions of the same salt.")] = ""
+    priority: Annotated[int, typer.Option(help="Lower values are served first when memory is short.")] = 0
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.", min=0, rich_help_panel=SAMPLING)] = (
+        None
+    )
     min_p: Annotated[
         float | None,
         typer.Option(
             help="Keep tokens with at least this share of the likeliest one's probability.", rich_help_panel=SAMPLING
         ),
-    ] = None,
-    seed: Seed = None,
-    no_speculation: NoSpeculation = False,
-    max_draft_tokens: MaxDraftTokens = None,
-    drafter: Drafters = None,
+    ] = None
+    seed: Seed = None
+    no_speculation: NoSpeculation = False
+    max_draft_tokens: MaxDraftTokens = None
+    drafters: Drafters = None
     acceptance: Annotated[
         str,
         typer.Option(
@@ -83,27 +77,27 @@ def generate(
             f"{', '.join(DEPRECATED_RULES)}.",
             rich_help_panel=SPECULATION,
         ),
-    ] = "coupled",
+    ] = "coupled"
     prediction: Annotated[
         str | None,
         typer.Option(help="Expected output, for example a text to be edited.", rich_help_panel=SPECULATION),
-    ] = None,
+    ] = None
     prediction_file: Annotated[
         Path | None,
         typer.Option(help="File with the expected output; - is standard input.", rich_help_panel=SPECULATION),
-    ] = None,
+    ] = None
     json_schema: Annotated[
         Path | None, typer.Option(help="File with a JSON schema that the output must match.", rich_help_panel=FORMAT)
-    ] = None,
+    ] = None
     regex: Annotated[
         str | None, typer.Option(help="Regular expression that the whole output must match.", rich_help_panel=FORMAT)
-    ] = None,
+    ] = None
     grammar: Annotated[
         Path | None, typer.Option(help="File with a Lark grammar that the output must match.", rich_help_panel=FORMAT)
-    ] = None,
+    ] = None
     json_object: Annotated[
         bool, typer.Option("--json-object", help="The output must be a JSON object.", rich_help_panel=FORMAT)
-    ] = False,
+    ] = False
     logprobs: Annotated[
         int | None,
         typer.Option(
@@ -111,41 +105,35 @@ def generate(
             min=0,
             rich_help_panel=FORMAT,
         ),
-    ] = None,
+    ] = None
+
+    def asked(self) -> GenerateOptions:
+        """Raises BadParameter for files that cannot be read."""
+        given = asdict(self)
+        given["speculation"] = not given.pop("no_speculation")
+        given["prediction"] = _prediction(self.prediction, given.pop("prediction_file"))
+        for option in ("json_schema", "grammar"):
+            if given[option] is not None:
+                given[option] = _read(f"--{option.replace('_', '-')}", given[option])
+        return cast(GenerateOptions, given)
+
+
+def generate(
+    *,
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    connection: Connection,
+    completion: CompletionOptions,
     as_json: JsonInstead = False,
     trace: Annotated[
         bool, typer.Option("--trace", help="Trace the request and print its trace id at the end.")
     ] = False,
 ) -> None:
     """Complete PROMPT and stream the text."""
-    if logprobs is not None and not as_json:
+    if completion.logprobs is not None and not as_json:
         raise typer.BadParameter("--logprobs needs --json.")
-    options = GenerateOptions(
-        model=model,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop,
-        ignore_eos=ignore_eos,
-        speculation=not no_speculation,
-        max_draft_tokens=max_draft_tokens,
-        drafters=drafter,
-        acceptance=acceptance,
-        workload=workload,
-        cache_salt=cache_salt,
-        priority=priority,
-        prediction=_prediction(prediction, prediction_file),
-        json_schema=None if json_schema is None else _read("--json-schema", json_schema),
-        regex=regex,
-        grammar=None if grammar is None else _read("--grammar", grammar),
-        json_object=json_object,
-        logprobs=logprobs,
-    )
+    options = completion.asked()
     parent = sampled_parent() if trace else ""
-    with explained("generate"), open_client(server, api_key, tls, ca, traceparent=parent) as client:
+    with explained("generate"), connection.client(traceparent=parent) as client:
         stream = client.stream(prompt, **options)
         try:
             print_stream(stream, as_json)
@@ -197,25 +185,21 @@ def _read(option: str, file: Path) -> str:
 
 
 def resume_session(
+    *,
     session: SessionId,
-    server: Servers = None,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    ca: Ca = "",
+    connection: Connection,
     offset: Annotated[int, typer.Option(help="Number of output tokens that you have already.", min=0)] = 0,
     as_json: JsonInstead = False,
 ) -> None:
     """Stream the rest of SESSION's text, and continue the session if no gateway runs it."""
-    with explained("resume"), open_client(server, api_key, tls, ca, resume_s=0.0) as client:
+    with explained("resume"), connection.client(resume_s=0.0) as client:
         print_stream(client.resume(session, offset), as_json)
 
 
 def roll_back_session(
+    *,
     session: SessionId,
-    server: Servers = None,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    ca: Ca = "",
+    connection: Connection,
     keep: Annotated[int, typer.Option(help="Number of output tokens to keep.", min=0)] = 0,
     text: Annotated[str | None, typer.Option(help="Text to append to the kept tokens.")] = None,
     seed: Annotated[
@@ -229,22 +213,15 @@ def roll_back_session(
     options = RollbackOptions(seed=seed, max_tokens=max_tokens)
     if text is not None:
         options["edit"] = text
-    with explained("rollback"), open_client(server, api_key, tls, ca) as client:
+    with explained("rollback"), connection.client() as client:
         roll_back = client.branch if branch else client.rollback
         back = roll_back(session, keep, **options)
     typer.echo(json.dumps(asdict(back)) if as_json else back.session_id)
 
 
-def cancel_session(
-    session: SessionId,
-    server: Servers = None,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    ca: Ca = "",
-    as_json: AsJson = False,
-) -> None:
+def cancel_session(session: SessionId, connection: Connection, as_json: AsJson = False) -> None:
     """End SESSION, whichever gateway runs it. Prints nothing but with --json."""
-    with explained("cancel"), open_client(server, api_key, tls, ca) as client:
+    with explained("cancel"), connection.client() as client:
         client.cancel(session)
     if as_json:
         typer.echo(json.dumps({"session_id": session, "cancelled": True}))

@@ -7,24 +7,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Annotated
 
 import grpc
 import typer
 
-from slipstream.cli.options import (
-    ApiKey,
-    AsJson,
-    Ca,
-    Servers,
-    Tls,
-    endpoints,
-    explained,
-    need_installed,
-    with_channels,
-)
+from slipstream.cli.options import AsJson, Connection, explained, need_installed
+from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.errors import FailedPrecondition
-from slipstream.rpc.channel import parsed
+from slipstream.rpc.channel import error_of, parsed
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 PLAN_SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -32,10 +24,7 @@ PLAN_SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help
 
 
 def compare_arms(
-    server: Servers = None,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    ca: Ca = "",
+    connection: Connection,
     verifier_price: Annotated[float | None, typer.Option(help="Price of one verifier for an hour.", min=0.0)] = None,
     drafter_price: Annotated[float | None, typer.Option(help="Price of one drafter for an hour.", min=0.0)] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of each interval.", min=0.5, max=0.9999)] = 0.95,
@@ -46,17 +35,10 @@ def compare_arms(
         raise typer.BadParameter("--drafter-price needs --verifier-price.")
     with explained("compare"):
         from slipstream.cli.experiment_report import experiment_report, experiment_text
-        from slipstream.experiments.comparison import Prices, merge
+        from slipstream.experiments.comparison import Prices
     prices = None if verifier_price is None else Prices(verifier_price, drafter_price or 0.0)
-
-    async def get_experiment(channels: Sequence[grpc.aio.Channel]) -> gateway_pb2.GetExperimentResponse:
-        stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]
-        parts = await asyncio.gather(*(stub.GetExperiment(gateway_pb2.GetExperimentRequest()) for stub in stubs))
-        return merge([parsed(part) for part in parts])
-
-    servers = list(dict.fromkeys(server or []))
-    experiment = asyncio.run(with_channels("compare", endpoints(servers, api_key, tls, ca), get_experiment))
     with explained("compare"):
+        experiment = asyncio.run(_experiment(list(dict.fromkeys(connection.endpoints()))))
         if not any(arm.samples for arm in experiment.arms):
             raise FailedPrecondition("no session of the experiment has finished yet.", reason="NO_SESSIONS")
     if as_json:
@@ -64,6 +46,20 @@ def compare_arms(
     else:
         for line in experiment_text(experiment, prices, confidence):
             typer.echo(line)
+
+
+async def _experiment(gateways: Sequence[GatewayEndpoint]) -> gateway_pb2.GetExperimentResponse:
+    """The experiment of all these gateways. Raises the SlipstreamError of one that cannot be asked."""
+    from slipstream.experiments.comparison import merge
+
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(gateway.channel()) for gateway in gateways]
+        stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]
+        try:
+            parts = await asyncio.gather(*(stub.GetExperiment(gateway_pb2.GetExperimentRequest()) for stub in stubs))
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+    return merge([parsed(part) for part in parts])
 
 
 def plan(context: typer.Context) -> None:

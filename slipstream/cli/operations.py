@@ -15,7 +15,7 @@ from typing import Annotated
 import grpc
 import typer
 
-from slipstream.cli.options import ApiKey, AsJson, Ca, Servers, Tls, endpoints, explained, need_installed
+from slipstream.cli.options import AsJson, Connection, explained, need_installed
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import KEY_NAME, GatewayEndpoint, digest, new_key
@@ -38,24 +38,32 @@ TRIES = 4
 """Requests before the doctor reports that no drafter drafts: the first session of a pair waits for their connection."""
 
 
-def key(
-    name: Annotated[str, typer.Argument(help="Name of the key and its tenant: letters, digits, _ and -.")],
-    sessions: Annotated[int | None, typer.Option(help="Most sessions at once.", min=1, rich_help_panel=LIMITS)] = None,
+@dataclass(frozen=True)
+class KeyLimits:
+    """Options of `key`, with the names that they have in the file of keys."""
+
+    sessions: Annotated[int | None, typer.Option(help="Most sessions at once.", min=1, rich_help_panel=LIMITS)] = None
     requests_per_minute: Annotated[
         int | None, typer.Option(help="Most requests in a minute.", min=1, rich_help_panel=LIMITS)
-    ] = None,
+    ] = None
     tokens_per_minute: Annotated[
         int | None, typer.Option(help="Most prompt and output tokens in a minute.", min=1, rich_help_panel=LIMITS)
-    ] = None,
+    ] = None
     prompt_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of one prompt.", min=1, rich_help_panel=LIMITS)
-    ] = None,
+    ] = None
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of one output.", min=1, rich_help_panel=LIMITS)
-    ] = None,
+    ] = None
     least_priority: Annotated[
         int | None, typer.Option(help="Lowest priority value that a request may have.", rich_help_panel=LIMITS)
-    ] = None,
+    ] = None
+
+
+def key(
+    *,
+    name: Annotated[str, typer.Argument(help="Name of the key and its tenant: letters, digits, _ and -.")],
+    limits: KeyLimits,
     operator: Annotated[
         bool, typer.Option("--operator", help="The key may also call what concerns all tenants.")
     ] = False,
@@ -68,16 +76,8 @@ def key(
     if not KEY_NAME.fullmatch(name):
         raise typer.BadParameter("a name has 1 to 64 letters, digits, _ and -.")
     created = new_key()
-    limits = {
-        "sessions": sessions,
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "prompt_tokens": prompt_tokens,
-        "max_tokens": max_tokens,
-        "least_priority": least_priority,
-        "operator": "true" if operator else None,
-    }
-    given = "".join(f", {limit} = {value}" for limit, value in limits.items() if value is not None)
+    fields = asdict(limits) | {"operator": "true" if operator else None}
+    given = "".join(f", {field} = {value}" for field, value in fields.items() if value is not None)
     line = f'{name} = {{ sha256 = "{digest(created).hex()}"{given} }}'
     if as_json:
         typer.echo(json.dumps({"name": name, "key": created, "line": line}))
@@ -106,22 +106,27 @@ class Finding:
     text: str
 
 
+@dataclass(frozen=True)
+class PairOptions:
+    """Options of `doctor` for a pair that does not serve yet."""
+
+    target: Annotated[str, typer.Option(help="A target model, to try a drafter with here.", rich_help_panel=PAIR)] = ""
+    draft: Annotated[str, typer.Option(help="Its draft model, or the folder of heads.", rich_help_panel=PAIR)] = ""
+    drafter: Annotated[str, typer.Option(help="The method that drafts with it.", rich_help_panel=PAIR)] = "model"
+    prompts: Annotated[
+        Path | None, typer.Option(help="File of prompts, as for `bench`; a few of four kinds.", rich_help_panel=PAIR)
+    ] = None
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2, rich_help_panel=PAIR)] = 64
+    dtype: Annotated[str, typer.Option(help="Type of weights and KV.", rich_help_panel=PAIR)] = "auto"
+
+
 def doctor(
+    *,
     worker: Annotated[
         list[str] | None, typer.Option(help="HOST:PORT of a verifier or drafter; repeat it for more.")
     ] = None,
-    server: Servers = None,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    ca: Ca = "",
-    target: Annotated[str, typer.Option(help="A target model, to try a drafter with here.", rich_help_panel=PAIR)] = "",
-    draft: Annotated[str, typer.Option(help="Its draft model, or the folder of heads.", rich_help_panel=PAIR)] = "",
-    drafter: Annotated[str, typer.Option(help="The method that drafts with it.", rich_help_panel=PAIR)] = "model",
-    prompts: Annotated[
-        Path | None, typer.Option(help="File of prompts, as for `bench`; a few of four kinds.", rich_help_panel=PAIR)
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2, rich_help_panel=PAIR)] = 64,
-    dtype: Annotated[str, typer.Option(help="Type of weights and KV.", rich_help_panel=PAIR)] = "auto",
+    connection: Connection,
+    pair: PairOptions,
     as_json: AsJson = False,
 ) -> None:
     """Check each --worker's model and load, and request one text from each gateway with and without speculation.
@@ -130,10 +135,10 @@ def doctor(
     and context length, memory, and the speed-up to expect here. Certificates for workers come from
     SLIPSTREAM_TLS_FOLDER, as for the services. The exit status is 1 if anything is wrong.
     """
-    if target:
-        _try_pair(PairRequest(target, draft, drafter, prompts, max_tokens, dtype), as_json=as_json)
+    if pair.target:
+        _try_pair(pair, as_json=as_json)
         return
-    gateways = endpoints(server, api_key, tls, ca) if server or not worker else []
+    gateways = connection.endpoints() if connection.server or not worker else []
     findings = asyncio.run(_diagnose(worker or [], gateways))
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -143,25 +148,15 @@ def doctor(
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class PairRequest:
-    target: str
-    draft: str
-    method: str
-    prompts: Path | None
-    tokens: int
-    dtype: str
-
-
-def _try_pair(request: PairRequest, *, as_json: bool) -> None:
+def _try_pair(pair: PairOptions, *, as_json: bool) -> None:
     with explained("doctor"):
         need_installed("torch", "transformers")
         from slipstream.cli import pair_check
         from slipstream.client.load.workload import read_workload
 
-        asked = pair_check.PROMPTS if request.prompts is None else read_workload(request.prompts)
-        draft = request.draft if find_method(request.method).needs_model else ""
-        check = pair_check.check_pair(request.target, draft, request.method, asked, request.tokens, request.dtype)
+        asked = pair_check.PROMPTS if pair.prompts is None else read_workload(pair.prompts)
+        draft = pair.draft if find_method(pair.drafter).needs_model else ""
+        check = pair_check.check_pair(pair.target, draft, pair.drafter, asked, pair.max_tokens, pair.dtype)
     typer.echo(pair_check.as_json(check) if as_json else pair_check.render(check))
     if check.wrong:
         raise typer.Exit(1)

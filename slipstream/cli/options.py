@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from importlib.util import find_spec
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
-import grpc
 import typer
 
 from slipstream.client.async_client import LOCAL
@@ -15,9 +17,7 @@ from slipstream.client.client import RetrySettings
 from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.client.sync_client import Client
 from slipstream.errors import SlipstreamError
-from slipstream.rpc.channel import error_of
 
-T = TypeVar("T")
 INSTALL_ALL = "the client alone does without; run: pip install 'slipstream-serve[gateway,drafter,verifier]'"
 CONNECTION, SAMPLING, SPECULATION, FORMAT = "Connection", "Sampling", "Speculation", "Output format"
 """Groups of options in `--help`."""
@@ -84,6 +84,47 @@ MaxDraftTokens = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Connection:
+    """Options of a command that talks with gateways; with the local one by default."""
+
+    server: Servers = None
+    api_key: ApiKey = ""
+    tls: Tls = False
+    ca: Ca = ""
+
+    def client(self, *, traceparent: str = "", resume_s: float = 30.0) -> Client:
+        retry = RetrySettings(resume_s=resume_s, begin_anywhere=True)
+        gateways = self.server or [LOCAL]
+        return Client(gateways, api_key=self.api_key, tls=self.tls, ca=self.ca, traceparent=traceparent, retry=retry)
+
+    def endpoints(self) -> list[GatewayEndpoint]:
+        return [GatewayEndpoint(server, self.api_key, self.tls, self.ca) for server in self.server or [LOCAL]]
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer reads it: a parameter that is a dataclass stands for its fields, each an option."""
+    groups: dict[str, type[Any]] = {}
+    options: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if isinstance(kind, type) and is_dataclass(kind):
+            groups[parameter.name] = kind
+            options += inspect.signature(kind, eval_str=True).parameters.values()
+        else:
+            options.append(parameter)
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind) if each.name in given})
+        command(**given)
+
+    keywords = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+    call.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    return call
+
+
 @contextmanager
 def explained(command: str) -> Iterator[None]:
     """A typed error ends the command with one sentence, its reason and exit status 1."""
@@ -102,30 +143,3 @@ def need_installed(*modules: str) -> None:
     for module in modules:
         if find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
-
-
-def open_client(
-    servers: Sequence[str] | None, api_key: str, tls: bool, ca: str, *, traceparent: str = "", resume_s: float = 30.0
-) -> Client:
-    """A client of the gateways that the options name; of the local one by default."""
-    retry = RetrySettings(resume_s=resume_s, begin_anywhere=True)
-    return Client(servers or [LOCAL], api_key=api_key, tls=tls, ca=ca, traceparent=traceparent, retry=retry)
-
-
-def endpoints(servers: Sequence[str] | None, api_key: str, tls: bool, ca: str) -> list[GatewayEndpoint]:
-    """The gateways that the options name; the local one by default."""
-    return [GatewayEndpoint(server, api_key, tls, ca) for server in servers or [LOCAL]]
-
-
-async def with_channels(
-    command: str, gateways: Sequence[GatewayEndpoint], call: Callable[[Sequence[grpc.aio.Channel]], Awaitable[T]]
-) -> T:
-    """Returns the result of `call` on a channel to each gateway. An error of a gateway ends the process with one
-    sentence."""
-    with explained(command):
-        async with AsyncExitStack() as stack:
-            channels = [await stack.enter_async_context(gateway.channel()) for gateway in gateways]
-            try:
-                return await call(channels)
-            except grpc.aio.AioRpcError as error:
-                raise error_of(error) from error

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -47,6 +48,7 @@ from slipstream.tokenizer.vocabulary import (
     template_warning,
     tokenizer_file,
 )
+from training.speed import least_seconds, passes
 
 DEPTH = 8
 """Longest chain that is tried."""
@@ -322,18 +324,10 @@ def _summarise(check: PairCheck, rounds: list[Round]) -> None:
 
 def _measure_cost(check: PairCheck, engine: Engine, greedy: list[Round], calls: _Calls) -> None:
     """Times passes of one session of CHUNK tokens, the least of TRIES each."""
-    sequence = begin_unshared(engine, CHUNK + 1 + DEPTH)
-    prompt = Segment(sequence, [0] * min(CHUNK, engine.model.max_length - DEPTH - 2))
-    engine.forward([prompt])
-    engine.keep(prompt, [])
-    for count in range(DEPTH + 1):
-        taken = []
-        for _ in range(TRIES):
-            began = time.perf_counter()
-            engine.forward([Segment(sequence, [0], [0] * count, list(range(-1, count - 1)))]).logits.sum().item()
-            taken.append(time.perf_counter() - began)
-        check.verify_ms[count] = 1e3 * min(taken)
-    engine.close(sequence)
+    counts = range(DEPTH + 1)
+    with passes(engine, min(CHUNK, engine.model.max_length - DEPTH - 2), DEPTH, DEPTH) as verify:
+        found = least_seconds([partial(verify, count) for count in counts], TRIES)
+    check.verify_ms = {count: 1e3 * seconds for count, seconds in zip(counts, found, strict=True)}
     check.plain_ms = check.verify_ms.pop(0)
     check.draft_ms, most = 1e3 * calls.seconds / calls.count, calls.count / calls.rounds
     for count in range(1, DEPTH + 1):

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -113,6 +114,112 @@ class Role:
             await self._process.wait()
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options of `serve` for its models and methods."""
+
+    target: Annotated[
+        str,
+        typer.Option(
+            help="Target model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=MODELS
+        ),
+    ] = ""
+    draft: Annotated[
+        str,
+        typer.Option(
+            help="Draft model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=DRAFTING
+        ),
+    ] = ""
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(METHODS)}; repeat it for more. METHOD=FOLDER names its model or heads. `none`: plain "
+            "decoding.",
+            rich_help_panel=DRAFTING,
+        ),
+    ] = None
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto (the checkpoint's own, or float32 where this CPU is faster at it), float32, bfloat16, float16.",
+            rich_help_panel=MODELS,
+        ),
+    ] = "auto"
+    threads: Annotated[
+        int,
+        typer.Option(
+            help="Threads of the verifier's model; 0: all cores, less one for drafter processes.",
+            rich_help_panel=MODELS,
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """Options of `serve` for its processes."""
+
+    target_quantisation: Annotated[
+        str, typer.Option(help="int8 or int4; changes the text.", rich_help_panel=MODELS)
+    ] = ""
+    draft_quantisation: Annotated[
+        str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.", rich_help_panel=DRAFTING)
+    ] = ""
+    engine: Annotated[
+        str, typer.Option(help="What runs the target: embedded or vllm (`make setup-vllm`).", rich_help_panel=MODELS)
+    ] = EMBEDDED
+    translate: Annotated[
+        bool,
+        typer.Option(
+            "--translate",
+            help="The draft model may have another tokenizer; translate its tokens.",
+            rich_help_panel=DRAFTING,
+        ),
+    ] = False
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with a chat template (Jinja); default: the target's.",
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=MODELS,
+        ),
+    ] = None
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Write traces to this folder, for `slipstream trace`.", rich_help_panel=OBSERVATION),
+    ] = None
+    metrics: Annotated[
+        bool,
+        typer.Option(
+            "--metrics",
+            help="Serve /metrics of every role, at the addresses in the ready line.",
+            rich_help_panel=OBSERVATION,
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """Options of `serve` that say where it is reached and where it logs sessions."""
+
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.", rich_help_panel=ADDRESSES)
+    ] = "127.0.0.1:50051"
+    http: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT of the HTTP API, OpenAI-compatible; port 0 picks a free one; `off`: none.",
+            rich_help_panel=ADDRESSES,
+        ),
+    ] = "127.0.0.1:8000"
+    store: Annotated[
+        str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.", rich_help_panel=ADDRESSES)
+    ] = "memory"
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the addresses as one JSON object.", rich_help_panel=ADDRESSES)
+    ] = False
+
+
 class Fleet:
     """Verifier and drafters first, both at once, then the gateway, with their addresses."""
 
@@ -122,34 +229,31 @@ class Fleet:
         drafters: Mapping[str, str],
         dtype: str,
         threads: int,
-        target_quantisation: str = "",
-        draft_quantisation: str = "",
-        translate: bool = False,
-        traces: Path | None = None,
-        metrics: bool = False,
+        options: FleetOptions | None = None,
+        *,
         draft_in_verifier: bool = False,
-        chat_template: Path | None = None,
-        engine: str = EMBEDDED,
     ) -> None:
         """`drafters`: methods, each with its model or heads; empty for a lookup."""
-        self._chat = {} if chat_template is None else {"GATEWAY_CHAT_TEMPLATE": str(chat_template.resolve())}
+        options = options or FleetOptions()
+        template, traces = options.chat_template, options.traces
+        self._chat = {} if template is None else {"GATEWAY_CHAT_TEMPLATE": str(template.resolve())}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
-        self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if metrics else {}
+        self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if options.metrics else {}
         both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}
-        verifier = both | {"MODEL": target, "THREADS": str(threads), "QUANTISATION": target_quantisation}
+        verifier = both | {"MODEL": target, "THREADS": str(threads), "QUANTISATION": options.target_quantisation}
         self._target = target
         self._loads = {VERIFIER: target} | dict(drafters)
         """Model of each role; empty for a lookup."""
         self._local = [kind for kind in drafters if draft_in_verifier or METHODS[kind].in_verifier_only]
         if self._local:
             local = {kind: drafters[kind] for kind in self._local}
-            verifier |= _local_settings(local, dtype, draft_quantisation, translate=translate)
+            verifier |= _local_settings(local, dtype, options)
         python = sys.executable
-        if engine != EMBEDDED:
-            verifier |= {"ENGINE": engine}
+        if options.engine != EMBEDDED:
+            verifier |= {"ENGINE": options.engine}
             python = vllm_python()
         self.verifier = Role("verifier_svc", _prefixed("VERIFIER_", verifier) | self._tracing, python)
-        drafter = both | {"QUANTISATION": draft_quantisation}
+        drafter = both | {"QUANTISATION": options.draft_quantisation}
         methods = {
             kind: drafter | {"METHOD": kind, "MODEL": model}
             for kind, model in drafters.items()
@@ -157,7 +261,7 @@ class Fleet:
         }
         for kind, settings in methods.items():
             settings |= {name: os.environ.get(f"DRAFTER_{name}", value) for name, value in OWN_CORPUS.items()}
-            if translate and METHODS[kind].needs_model:
+            if options.translate and METHODS[kind].needs_model:
                 settings["TRANSLATE_FOR"] = target
         self.drafters = {
             kind: Role("drafter_svc", _prefixed("DRAFTER_", settings) | self._tracing)
@@ -262,14 +366,14 @@ def vllm_python() -> str:
     )
 
 
-def _local_settings(drafters: Mapping[str, str], dtype: str, quantisation: str, *, translate: bool) -> dict[str, str]:
+def _local_settings(drafters: Mapping[str, str], dtype: str, options: FleetOptions) -> dict[str, str]:
     """Settings of a verifier in whose process these methods draft."""
     named = (f"{kind}={model}" if model else kind for kind, model in drafters.items())
     return {
         "LOCAL_DRAFTERS": ",".join(named),
         "DRAFT_DTYPE": dtype,
-        "DRAFT_QUANTISATION": quantisation,
-        "DRAFT_TRANSLATE": str(translate).lower(),
+        "DRAFT_QUANTISATION": options.draft_quantisation,
+        "DRAFT_TRANSLATE": str(options.translate).lower(),
     } | {name: os.environ.get(f"VERIFIER_{name}", value) for name, value in OWN_CORPUS.items()}
 
 
@@ -298,7 +402,7 @@ async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
             typer.echo(f"slipstream serve: {warning}", err=True)
 
 
-async def run(fleet: Fleet, listen: str, store: str, http: str, as_json: bool) -> None:
+async def run(fleet: Fleet, addresses: AddressOptions) -> None:
     """Serve until SIGTERM or SIGINT, or until the gateway ends or the verifier cannot be started again, which is an
     error."""
     stopping = asyncio.Event()
@@ -306,12 +410,12 @@ async def run(fleet: Fleet, listen: str, store: str, http: str, as_json: bool) -
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     try:
         stop = asyncio.create_task(stopping.wait())
-        starting = asyncio.create_task(fleet.start(listen, store, http))
+        starting = asyncio.create_task(fleet.start(addresses.listen, addresses.store, addresses.http))
         await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             return
-        print(fleet.announcement(starting.result(), as_json), flush=True)
+        print(fleet.announcement(starting.result(), addresses.as_json), flush=True)
         assert fleet.gateway is not None
         drafters = [asyncio.create_task(fleet.tend_drafter(kind)) for kind in fleet.drafters]
         verifier, gateway = asyncio.create_task(fleet.tend_verifier()), asyncio.create_task(fleet.gateway.ended())
@@ -347,11 +451,6 @@ def place(cores: int, drafters: bool, draft_in_verifier: bool | None, threads: i
     return Placement(draft_in_verifier, threads or max(1, cores - apart))
 
 
-def default_threads() -> int:
-    """Threads of the verifier's model beside a drafter's process."""
-    return place(available_cores(), True, False, 0, True).threads
-
-
 def _placed(kinds: Sequence[str], draft_in_verifier: bool | None, threads: int, engine: str) -> Placement:
     """Says what it chose."""
     cores, own_cores = available_cores(), engine == EMBEDDED and not any(Path("/dev").glob("nvidia[0-9]*"))
@@ -365,70 +464,10 @@ def _placed(kinds: Sequence[str], draft_in_verifier: bool | None, threads: int, 
 
 
 def serve(
-    target: Annotated[
-        str,
-        typer.Option(
-            help="Target model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=MODELS
-        ),
-    ] = "",
-    draft: Annotated[
-        str,
-        typer.Option(
-            help="Draft model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=DRAFTING
-        ),
-    ] = "",
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"{', '.join(METHODS)}; repeat it for more. METHOD=FOLDER names its model or heads. `none`: plain "
-            "decoding.",
-            rich_help_panel=DRAFTING,
-        ),
-    ] = None,
-    listen: Annotated[
-        str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.", rich_help_panel=ADDRESSES)
-    ] = "127.0.0.1:50051",
-    http: Annotated[
-        str,
-        typer.Option(
-            help="HOST:PORT of the HTTP API, OpenAI-compatible; port 0 picks a free one; `off`: none.",
-            rich_help_panel=ADDRESSES,
-        ),
-    ] = "127.0.0.1:8000",
-    store: Annotated[
-        str, typer.Option(help="Session log: memory, or redis://HOST:PORT/DB.", rich_help_panel=ADDRESSES)
-    ] = "memory",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="auto (the checkpoint's own, or float32 where this CPU is faster at it), float32, bfloat16, float16.",
-            rich_help_panel=MODELS,
-        ),
-    ] = "auto",
-    threads: Annotated[
-        int,
-        typer.Option(
-            help="Threads of the verifier's model; 0: all cores, less one for drafter processes.",
-            rich_help_panel=MODELS,
-        ),
-    ] = 0,
-    target_quantisation: Annotated[
-        str, typer.Option(help="int8 or int4; changes the text.", rich_help_panel=MODELS)
-    ] = "",
-    draft_quantisation: Annotated[
-        str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.", rich_help_panel=DRAFTING)
-    ] = "",
-    engine: Annotated[
-        str, typer.Option(help="What runs the target: embedded or vllm (`make setup-vllm`).", rich_help_panel=MODELS)
-    ] = EMBEDDED,
-    translate: Annotated[
-        bool,
-        typer.Option(
-            "--translate",
-            help="The draft model may have another tokenizer; translate its tokens.",
-            rich_help_panel=DRAFTING,
-        ),
-    ] = False,
+    *,
+    models: ModelOptions,
+    addresses: AddressOptions,
+    fleet: FleetOptions,
     draft_in_verifier: Annotated[
         bool | None,
         typer.Option(
@@ -437,63 +476,28 @@ def serve(
             rich_help_panel=DRAFTING,
         ),
     ] = None,
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with a chat template (Jinja); default: the target's.",
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=MODELS,
-        ),
-    ] = None,
-    traces: Annotated[
-        Path | None,
-        typer.Option(help="Write traces to this folder, for `slipstream trace`.", rich_help_panel=OBSERVATION),
-    ] = None,
-    metrics: Annotated[
-        bool,
-        typer.Option(
-            "--metrics",
-            help="Serve /metrics of every role, at the addresses in the ready line.",
-            rich_help_panel=OBSERVATION,
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the addresses as one JSON object.", rich_help_panel=ADDRESSES)
-    ] = False,
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can
     serve."""
-    named = _named(drafter or ["model"])
+    named = _named(models.drafter or ["model"])
     with explained("serve"):
         need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
-        drafters = {kind: _model_of(kind, own, target, draft) for kind, own in named.items()}
-        target = target or shipped_model("target")
+        drafters = {kind: _model_of(kind, own, models.target, models.draft) for kind, own in named.items()}
+        target = models.target or shipped_model("target")
         check_folder(target)
         for kind, model in drafters.items():
             if METHODS[kind].needs_hidden_states and not Path(model).is_file():
                 model_folder(model)  # which may have no config.json
             elif not METHODS[kind].needs_hidden_states and model:
                 check_folder(model)
-    if engine not in (EMBEDDED, "vllm"):
-        raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")
+    if fleet.engine not in (EMBEDDED, "vllm"):
+        raise typer.BadParameter(f"no such engine: {fleet.engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
-        placement = _placed(list(drafters), draft_in_verifier, threads, engine)
-        fleet = Fleet(
-            target,
-            drafters,
-            dtype,
-            placement.threads,
-            target_quantisation,
-            draft_quantisation,
-            translate,
-            traces,
-            metrics,
-            placement.draft_in_verifier,
-            chat_template,
-            engine,
+        placed = _placed(list(drafters), draft_in_verifier, models.threads, fleet.engine)
+        served = Fleet(
+            target, drafters, models.dtype, placed.threads, fleet, draft_in_verifier=placed.draft_in_verifier
         )
-        asyncio.run(run(fleet, listen, store, http, as_json))
+        asyncio.run(run(served, addresses))
 
 
 def _named(given: Sequence[str]) -> dict[str, str]:

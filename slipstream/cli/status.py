@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from google.protobuf.json_format import MessageToDict
 
-from slipstream.cli.options import ApiKey, AsJson, Ca, Servers, Tls, explained, open_client
+from slipstream.cli.options import AsJson, Connection, explained
 from slipstream.client.sync_client import Client
 from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.v1 import gateway_pb2, worker_pb2
@@ -24,16 +24,13 @@ COLUMNS = ("worker", "model", "state", "sessions", "waiting", "KV used", "steps/
 
 
 def status(
-    server: Servers = None,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    ca: Ca = "",
+    connection: Connection,
     watch: Annotated[bool, typer.Option("--watch", help="Show every worker and its load, live, until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Print the models that a gateway serves, how many verifiers have each, and its drafters."""
-    with explained("status"), open_client(server, api_key, tls, ca) as client:
+    with explained("status"), connection.client() as client:
         if watch:
             from rich.console import Console
 

@@ -6,50 +6,59 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli.options import AsJson, explained, need_installed
+from slipstream.cli.options import AsJson, expanded, explained, need_installed
 from slipstream.process import ALLOCATOR
+
+if TYPE_CHECKING:
+    from training.settings import Settings
 
 BUDGET, FILES = "Time and threads", "Files"
 """Groups of options in `--help`."""
 train_app = typer.Typer(help="Train drafters for a target of yours; without a subcommand, a small pair from nothing.")
 
 
-@train_app.callback(invoke_without_command=True)
-def train_pair(
-    context: typer.Context,
+@dataclass(frozen=True)
+class PairFiles:
+    """Options of `train` that name files."""
+
     out: Annotated[
         Path, typer.Option(help="Output folder for target/, draft/ and README.md.", rich_help_panel=FILES)
-    ] = Path("models"),
-    minutes: Annotated[float, typer.Option(help="Wall time for the target.", rich_help_panel=BUDGET)] = 60.0,
-    draft_minutes: Annotated[float, typer.Option(help="Wall time for the drafter.", rich_help_panel=BUDGET)] = 20.0,
+    ] = Path("models")
     corpus: Annotated[
         Path | None,
         typer.Option(help="Folder of .py files to train on; default: the standard library.", rich_help_panel=FILES),
-    ] = None,
-    cache: Annotated[Path, typer.Option(help="Folder for checkpoints.", rich_help_panel=FILES)] = Path(".cache/train"),
+    ] = None
+    cache: Annotated[Path, typer.Option(help="Folder for checkpoints.", rich_help_panel=FILES)] = Path(".cache/train")
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the checkpoints in the cache folder.", rich_help_panel=FILES)
-    ] = False,
-    steps: Annotated[
-        int | None, typer.Option(help="Exact steps for the target instead of minutes.", rich_help_panel=BUDGET)
-    ] = None,
-    draft_steps: Annotated[
-        int | None, typer.Option(help="Exact steps for the drafter instead of minutes.", rich_help_panel=BUDGET)
-    ] = None,
+    ] = False
     start: Annotated[
         Path | None,
         typer.Option(
             help="Folder of an earlier pair to start from; added layers start as identity.", rich_help_panel=FILES
         ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.")] = 17,
-    threads: Annotated[int, typer.Option(help="CPU threads to use.", rich_help_panel=BUDGET)] = 1,
+    ] = None
+
+
+@dataclass(frozen=True)
+class PairBudget:
+    """Options of `train` for the time that it takes."""
+
+    minutes: Annotated[float, typer.Option(help="Wall time for the target.", rich_help_panel=BUDGET)] = 60.0
+    draft_minutes: Annotated[float, typer.Option(help="Wall time for the drafter.", rich_help_panel=BUDGET)] = 20.0
+    steps: Annotated[
+        int | None, typer.Option(help="Exact steps for the target instead of minutes.", rich_help_panel=BUDGET)
+    ] = None
+    draft_steps: Annotated[
+        int | None, typer.Option(help="Exact steps for the drafter instead of minutes.", rich_help_panel=BUDGET)
+    ] = None
+    threads: Annotated[int, typer.Option(help="CPU threads to use.", rich_help_panel=BUDGET)] = 1
     compiled: Annotated[
         bool | None,
         typer.Option(
@@ -57,50 +66,81 @@ def train_pair(
             help="Compile the model (1.3x faster); default: where there is a C++ compiler.",
             rich_help_panel=BUDGET,
         ),
-    ] = None,
+    ] = None
+
+    @property
+    def lengths(self) -> str:
+        """The options that decide what comes out."""
+        target, draft = (self.minutes, self.steps), (self.draft_minutes, self.draft_steps)
+        return f"{_length('', *target)} {_length('draft-', *draft)}"
+
+    def settings(self, seed: int, *, trained: bool) -> Settings:
+        """`trained`: the target starts from trained weights."""
+        from training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, TrainingStage
+
+        schedule = Schedule(peak=0.4) if trained else Schedule()
+        return Settings(
+            target=TrainingStage("target", TARGET, Budget(self.minutes, self.steps), schedule=schedule),
+            # A small model learns more from many small steps, and at a higher rate.
+            draft=TrainingStage(
+                "draft",
+                DRAFT,
+                Budget(self.draft_minutes, self.draft_steps),
+                rows=4,
+                optimisation=Optimisation(adam_rate=1e-2),
+            ),
+            seed=seed,
+            compiled=_has_compiler() if self.compiled is None else self.compiled,
+        )
+
+
+@train_app.callback(invoke_without_command=True)
+@expanded
+def train_pair(
+    *,
+    context: typer.Context,
+    files: PairFiles,
+    budget: PairBudget,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.")] = 17,
     as_json: AsJson = False,
 ) -> None:
     """Train a target, distil its drafter, evaluate both on held-out files, and write the models; with a subcommand,
     a drafter for your own target."""
     if context.invoked_subcommand is not None:
         return
-    _with_allocator(threads)
+    _with_allocator(budget.threads)
     with explained("train"):
         need_installed("torch", "transformers")
+    _prepare(budget.threads)
+    from training.corpus import read_corpus
+    from training.session import TrainingFolders, TrainingSession
+
+    settings = budget.settings(seed, trained=files.start is not None)
+    command = f"slipstream train {budget.lengths} --seed {seed}" + (
+        f" --start {files.start.name}" if files.start else ""
+    )
+    with explained("train"):
+        folders = TrainingFolders(files.out, files.cache, files.resume, files.start)
+        found = TrainingSession(settings, read_corpus(files.corpus), folders).run(command).evaluation
+    if as_json:
+        typer.echo(json.dumps({"out": str(files.out)} | asdict(found)))
+        return
+    typer.echo(
+        f"{files.out}: held-out loss {found.target_loss:.3f} / {found.draft_loss:.3f} nats per token, "
+        f"greedy agreement {found.greedy_agreement:.3f}, 1 - TV {found.overlap:.3f}, coupled {found.coupled:.3f}"
+    )
+
+
+def _prepare(threads: int) -> None:
+    """Threads of torch, and no output of libraries."""
     from slipstream.engine.models.quantisation import silence_quantiser_logs
 
     silence_quantiser_logs()
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from training.corpus import read_corpus
-    from training.session import TrainingFolders, TrainingSession
-    from training.settings import DRAFT, TARGET, Budget, Optimisation, Schedule, Settings, TrainingStage
-
     torch.set_num_threads(threads)
-    schedule = Schedule() if start is None else Schedule(peak=0.4)
-    settings = Settings(
-        target=TrainingStage("target", TARGET, Budget(minutes, steps), schedule=schedule),
-        # A small model learns more from many small steps, and at a higher rate.
-        draft=TrainingStage(
-            "draft", DRAFT, Budget(draft_minutes, draft_steps), rows=4, optimisation=Optimisation(adam_rate=1e-2)
-        ),
-        seed=seed,
-        compiled=_has_compiler() if compiled is None else compiled,
-    )
     disable_progress_bar()
-    lengths = f"{_length('', minutes, steps)} {_length('draft-', draft_minutes, draft_steps)}"
-    command = f"slipstream train {lengths} --seed {seed}" + (f" --start {start.name}" if start else "")
-    with explained("train"):
-        session = TrainingSession(settings, read_corpus(corpus), TrainingFolders(out, cache, resume, start))
-        found = session.run(command).evaluation
-    if as_json:
-        typer.echo(json.dumps({"out": str(out)} | asdict(found)))
-        return
-    typer.echo(
-        f"{out}: held-out loss {found.target_loss:.3f} / {found.draft_loss:.3f} nats per token, "
-        f"greedy agreement {found.greedy_agreement:.3f}, 1 - TV {found.overlap:.3f}, coupled {found.coupled:.3f}"
-    )
 
 
 def _length(stage: str, minutes: float, steps: int | None) -> str:
@@ -168,17 +208,10 @@ def _train_drafter(
     kind: str, config: Path | None, options: dict[str, Any], threads: int, *, resume: bool, dry_run: bool
 ) -> dict[str, Any]:
     """What is printed."""
-    from slipstream.engine.models.quantisation import silence_quantiser_logs
-
-    silence_quantiser_logs()
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
+    _prepare(threads)
     from training.request import read_request
     from training.run import TrainingRun
 
-    torch.set_num_threads(threads)
-    disable_progress_bar()
     request = read_request(kind, config, options)
     run = TrainingRun(request)
     if dry_run:

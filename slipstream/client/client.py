@@ -43,24 +43,14 @@ async def complete(
     echo: Echo | None = None,
     others: Sequence[grpc.aio.Channel] = (),
     retry: RetrySettings | None = None,
-    completion: Completion | None = None,
 ) -> Completion:
-    """Runs one request to its end and calls `echo` with each piece of text. A caller that passes a `completion` can
-    read its partial content after a cancellation. Raises what `pieces` raises."""
-    completion = completion or Completion()
-    await _echoed(pieces([channel, *others], request, completion, retry), echo)
+    """Runs one request to its end and calls `echo` with each piece of text. Raises what `pieces` raises."""
+    completion = Completion()
+    async with aclosing(pieces([channel, *others], request, completion, retry)) as found:
+        async for piece in found:
+            if echo is not None and piece.text:
+                echo(piece.text)
     return completion
-
-
-async def resume(
-    channels: Sequence[grpc.aio.Channel],
-    completion: Completion,
-    echo: Echo | None = None,
-    retry: RetrySettings | None = None,
-    error: SlipstreamError | None = None,
-) -> None:
-    """Continues a completion to its end. Takes what `rest` takes and raises what it raises."""
-    await _echoed(rest(channels, completion, retry, error), echo)
 
 
 async def pieces(
@@ -252,13 +242,6 @@ async def _folded(completion: Completion, call: Call, retry: RetrySettings) -> A
         call.cancel()
     if not completion.finished.reason:
         raise Unavailable("the gateway ended the stream without a result.", reason="STREAM_LOST")
-
-
-async def _echoed(found: AsyncGenerator[Piece], echo: Echo | None) -> None:
-    async with aclosing(found):
-        async for piece in found:
-            if echo is not None and piece.text:
-                echo(piece.text)
 
 
 async def _next(call: Call, timeout_s: float | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from slipstream.errors import InvalidArgument
 from slipstream.rpc import proto_conversion
-from slipstream.tokenizer.structured_output import StructuredOutput
+from slipstream.tokenizer.structured_output import FORMATS, StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2
 
 REQUEST_FIELDS = ("model", "max_tokens", "stop_token_ids", "ignore_eos", "workload", "cache_salt", "priority")
@@ -18,7 +18,6 @@ SAMPLING_FIELDS = (
     *("logit_bias", "seed"),
 )
 SPECULATION_FIELDS = ("max_draft_tokens", "drafters")
-FORMATS = ("json_schema", "regex", "grammar", "json_object")
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -40,6 +40,9 @@ class Prices:
     verifier: float
     drafter: float
 
+    def per_hour(self, verifiers: int, drafters: int) -> float:
+        return verifiers * self.verifier + drafters * self.drafter
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

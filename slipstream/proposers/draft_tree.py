@@ -11,12 +11,23 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from slipstream.speculation import noise
 from slipstream.speculation.draft_distribution import DraftDistribution
+from slipstream.speculation.frame import TreeLimits
+from slipstream.speculation.noise import Purpose
+
+if TYPE_CHECKING:
+    from slipstream.proposers.base import ProposedNode
 
 ROOT = 0
 """Number of a generation's root."""
 UNSENT = -1
+DEEPEST = TreeLimits().depth
+"""Tokens beyond the committed ones that a verifier's tree takes: what hangs below a node that it dropped is lost."""
+NEVER = 1e-9
+"""Path probability below which nothing is worth proposing, whatever the verifier asks for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +104,67 @@ class DraftTree:
         heapq.heappush(self._unsent, entry)
         heapq.heappush(self._open, entry)
         return node
+
+    def join(self, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> list[DraftNode]:
+        """Adds what was proposed, and returns what is new of it. `places`: the root that it was proposed for, then the
+        nodes of its context."""
+        joined: list[DraftNode] = []
+        nodes: list[DraftNode | None] = [*places]
+        for each in proposed:
+            parent = nodes[1 + each.parent]
+            node = None if parent is None else self.add(parent, each.token, each.log_prob)
+            nodes.append(node or (parent.children.get(each.token) if parent is not None else None))
+            if node is not None and parent is not None:
+                parent.expanded = True  # also if it was opened again in the meantime
+                joined.append(node)
+        return joined
+
+    def join_drawn(self, places: Sequence[DraftNode], proposed: Sequence[ProposedNode], most_nodes: int) -> None:
+        """Adds, and marks as sent, what was drawn under a ratio rule: in the order of drawing, as many as there is room
+        for.
+
+        Whether a drawn token is there must not depend on its own value, nor on what was drawn below it or after it:
+        here it depends on how many nodes there are and on whether its parent lives. What is below a node is drawn in a
+        later step than the node and all its siblings, so this order is that of the rule too.
+        """
+        for each in proposed:
+            parent = places[1 + each.parent]
+            if self.node_count >= most_nodes:
+                if not parent.children:  # it is expanded again: its noise is its own, so is its draw
+                    self.reopen(parent)
+            elif node := self.add(parent, each.token, each.log_prob, each.distribution):
+                self.mark_sent(node)
+
+    def worth_sending(self, most_nodes: int, least_log_prob: float) -> list[DraftNode]:
+        """Unsent nodes on paths that are likely enough, likeliest first, until `most_nodes` are sent."""
+        room = most_nodes - self.sent_count
+        if room <= 0:
+            return []
+        worthy = self.unsent(room, least_log_prob, DEEPEST)
+        first = self.favourite
+        if first is not None and first.number == UNSENT and first not in worthy and len(worthy) < room:
+            worthy.append(first)
+        return worthy
+
+    def noise_stream(self, seed: int, number: int, epoch: int) -> int:
+        """Key of the noise with which tokens are drawn under the ratio rule; a node's number gives each its own draws.
+        `number` names an opening of the session: no two of one epoch share it.
+
+        The rule is exact if no draw that it looked at influences the text after that round. It looks at draws along
+        one path and at the siblings it rejected there. Accepted draws are committed; where all siblings were rejected,
+        the commit leaves the tree and a generation begins with new noise, because its nodes are numbered from 1 again:
+
+        - Within an opening, a generation begins on more tokens than all before it.
+        - After a restart, reconnection or replacement a generation may begin on as many tokens as one whose draws are
+          in a step in flight; but each opening has its own number, or a higher epoch.
+        - Another verifier may use a number again, but goes on from committed tokens, which were decided by draws of
+          generations on fewer tokens. A step that never became a commit influences nothing.
+        - After a rollback to n tokens, generations on n tokens or more come again; what they led to is void.
+
+        So a stream comes again only with the same committed tokens, and then as if for the first time.
+        """
+        opening = noise.key(noise.key(seed, number, Purpose.DRAFT), epoch, Purpose.DRAFT)
+        return noise.key(opening, self.base_length, Purpose.DRAFT)
 
     def unsent(self, count: int, least_log_prob: float, max_depth: int) -> list[DraftNode]:
         """The `count` likeliest unsent nodes, best first, and parents before their children.

@@ -38,11 +38,10 @@ class MedusaProposer(ParallelProposer):
         heads: MedusaHeads,
         *,
         expected: Sequence[Sequence[float]],
-        width: int = 4,
-        proposal_tokens: int = 32,
-        sharpness: float = 1.0,
+        width: int,
+        proposal_tokens: int,
     ) -> None:
-        super().__init__(expected, width=width, proposal_tokens=proposal_tokens, sharpness=sharpness)
+        super().__init__(expected, width=width, proposal_tokens=proposal_tokens)
         self._heads = heads
         self._states: dict[Hashable, tuple[int, Tensor]] = {}
         """The newest hidden state [hidden] of each sequence, behind the number of its token."""

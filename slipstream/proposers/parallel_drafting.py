@@ -114,12 +114,9 @@ class _Drafted:
 class ParallelProposer(ABC):
     """Proposes from one distribution for each depth, of which a subclass computes all for one root at once."""
 
-    def __init__(
-        self, expected: Sequence[Sequence[float]], *, width: int = 4, proposal_tokens: int = 32, sharpness: float = 1.0
-    ) -> None:
+    def __init__(self, expected: Sequence[Sequence[float]], *, width: int = 4, proposal_tokens: int = 32) -> None:
         """`expected`: [depths][ranks], what the accuracies are believed to be before they are measured."""
-        self._sharpness = sharpness
-        self._chooser = NodeChooser(width, proposal_tokens, sharpness)
+        self._chooser = NodeChooser(width, proposal_tokens)
         self._drafted: dict[Hashable, _Drafted] = {}
         self.accuracy = {greedy: RankAccuracy(expected) for greedy in (True, False)}
         self._proposed = self._found = 0
@@ -176,7 +173,7 @@ class ParallelProposer(ABC):
         processed = logits_processor.process(drafted.logits[:depths], rows)
         greedy, seeds = [context.sampling.greedy] * depths, [context.sampling.seed] * depths
         positions = [context.length + depth for depth in range(depths)]
-        ids, sure = coupled_sampling.rank(processed, greedy, seeds, positions, RANKS, self._sharpness)
+        ids, sure = coupled_sampling.rank(processed, greedy, seeds, positions, RANKS)
         tokens, claims = ids.tolist(), sure.exp().tolist()
         drafted.ranked = tokens
         measured = self.accuracy[context.sampling.greedy].table()

@@ -31,7 +31,7 @@ BEGINNING = 8
 _BITS = 32
 
 
-class Place(NamedTuple):
+class TextPosition(NamedTuple):
     """Where the output stands in the prediction. A value: any number can be kept."""
 
     expected: int = 0
@@ -63,16 +63,16 @@ class Alignment:
     def token(self, index: int) -> int | None:
         return self._tokens[index] if 0 <= index < len(self._tokens) else None
 
-    def follow(self, place: Place, recent: Sequence[int]) -> Place:
+    def follow(self, place: TextPosition, recent: Sequence[int]) -> TextPosition:
         """The place after one more output token, the last of `recent`; up to GRAM of them are looked at."""
         if place.run and self.token(place.expected) == recent[-1]:
             expected, run = place.expected + 1, place.run + 1
         else:
             expected, run = self._find(place.anchor, recent[-GRAM:])
         trusted = run >= GRAM
-        return Place(expected, run, expected if trusted else place.anchor, 0 if trusted else place.since + 1)
+        return TextPosition(expected, run, expected if trusted else place.anchor, 0 if trusted else place.since + 1)
 
-    def openings(self, place: Place) -> list[int]:
+    def openings(self, place: TextPosition) -> list[int]:
         """Indices of tokens that may come next, likeliest first."""
         if place.run:
             return [place.expected]
@@ -160,7 +160,7 @@ class PredictionText:
         self._rates = HitRates()
         self._prompt_length = prompt_length
         self._output: list[int] = []
-        self._places = [Place()]
+        self._places = [TextPosition()]
         """Before the first output token, and after each."""
 
     def read(self, start: int, tokens: list[int]) -> None:

@@ -25,8 +25,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
-from slipstream.fair_threads import FairThreads
-from slipstream.tenants import tenant_of
+from slipstream.tenants import FairThreads, tenant_of
 from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
 from slipstream.tokenizer.vocabulary import EMULATED, common_prefix, fingerprint, load_tokenizer
 
@@ -265,10 +264,6 @@ class Cursor:
             self._matcher, self._read, self._path, self._mask = self._fresh(), 0, [], None
             raise
         return self._mask
-
-    def allows(self, path: Sequence[int], token: int) -> bool:
-        """Whether the token may follow. Raises the errors of `mask`."""
-        return allows(self.mask(path), token)
 
     def _move_to(self, path: Sequence[int]) -> None:
         if self._read < len(self._committed):

@@ -163,7 +163,7 @@ class Cluster:
             ]
             raise AssertionError(f"in {BUSY_S:g} s of texts these never talked: {'; '.join(told)}") from error
 
-    async def _told(self, name: str) -> str:
+    async def _described(self, name: str) -> str:
         part = next((part for part in self.parts if part.name == name), None)
         if part is None or not part.running:
             return "no process of this system" if part is None else "not running"

@@ -12,12 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.client.client import complete, resume
+from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 from slipstream.rpc.channel import CHANNEL_OPTIONS, channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.chaos.cluster import CREDIT, MAX_SESSIONS, Cluster, asking, expected
+from tests.resuming import resume
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

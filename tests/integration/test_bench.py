@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from slipstream.cli import app
-from slipstream.client.load.http_sender import sending_http
 from slipstream.client.load.runner import constant, open_loop
+from slipstream.client.load.senders import sending_http
 from slipstream.errors import FailedPrecondition, Unavailable
 from tests.front import Setting
 from tests.web import Web, web

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.operations import doctor
+from slipstream.cli.options import expanded
 from slipstream.cli.serve import check_fit
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.vocabulary import template_warning
@@ -89,7 +90,7 @@ async def test_the_doctor_and_serving_name_a_drafter_with_another_template(
     same = await setting.drafter()
     other = await setting.drafter(name="odd", chat_template_fingerprint="other")
     front = await setting.front(setting.verifier())
-    await asyncio.to_thread(doctor, [*front.addresses, same, other])
+    await asyncio.to_thread(expanded(doctor), worker=[*front.addresses, same, other])
     lines = [line for line in capsys.readouterr().out.splitlines() if "template" in line]
     assert len(lines) == 1 and lines[0].startswith(f"ok    drafter {other}: ") and "odd has another chat" in lines[0]
     await check_fit(front.addresses[0], [same, other])

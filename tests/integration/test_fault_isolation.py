@@ -45,7 +45,6 @@ SESSIONS: list[dict[str, Any]] = [
     {"sampling": SamplingParams(temperature=0.0), "max_draft_tokens": 0},
 ]
 """No two of them have the same prompt (`prompts`)."""
-POISON = len(SESSIONS) + 1
 
 
 class Panic(BaseException):

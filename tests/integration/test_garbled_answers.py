@@ -12,9 +12,10 @@ import pytest
 import typer
 
 from slipstream.cli.operations import doctor
+from slipstream.cli.options import expanded
 from slipstream.cli.serve import check_fit
 from slipstream.cli.status import status
-from slipstream.client.client import RetrySettings, complete, resume
+from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument, Unavailable
@@ -26,6 +27,7 @@ from tests.fleet import emulated_text, gateway, until, verifier
 from tests.front import Setting
 from tests.garbling import garbling
 from tests.hostile_drafter import HostileDrafter, frame
+from tests.resuming import resume
 
 PROMPT, TOKENS = [7, 8, 9], 40
 
@@ -105,7 +107,7 @@ async def test_a_gateway_lives_on_beside_a_drafter_that_garbles(
 async def test_the_doctor_says_which_worker_garbles(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     async with garbling(worker().register, methods=(method,)) as address:
         with pytest.raises(typer.Exit):
-            await asyncio.to_thread(doctor, [address])
+            await asyncio.to_thread(expanded(doctor), worker=[address])
     assert f"WRONG worker {address}: a message is no protobuf" in capsys.readouterr().out
 
 
@@ -148,5 +150,5 @@ async def test_a_client_that_is_told_garbage_asks_another_gateway() -> None:
 async def test_a_command_that_is_told_garbage_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     async with garbling(Finisher().register, methods=("ListModels",)) as address:
         with pytest.raises(typer.Exit):
-            await asyncio.to_thread(status, [address])
+            await asyncio.to_thread(expanded(status), server=[address])
     assert "slipstream status: a message is no protobuf" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from gateway.api.http.body import KEY_BYTES, LARGE_BODIES, SMALL_BYTES, BodyLimits, BodyReader, BodyRoute, give_back
-from gateway.api.http.hosts import local_hosts
+from gateway.api.http.entry import local_hosts
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.errors import PermissionDenied, Unavailable
 from tests.front import Setting

@@ -10,7 +10,7 @@ from gateway.auth.tenant import Tenant, TenantLimits
 from gateway.gateway import drain
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_store import SessionRecord
-from slipstream.client.client import RetrySettings, complete, resume
+from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
 from slipstream.errors import SERVING_ENDED, Aborted, NotFound, OutOfRange, Unavailable
 from slipstream.rpc.channel import channel
@@ -18,6 +18,7 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.calls import Shared, begun, broken_off, following, left_after, read_on, store
 from tests.fleet import until
 from tests.front import TEXT, Answer, Setting
+from tests.resuming import resume
 
 LENGTH = verifier_pb2.FINISH_REASON_LENGTH
 

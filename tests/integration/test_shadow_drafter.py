@@ -49,7 +49,7 @@ class Wild:
 
     def __init__(self, drafter: DrafterLink, answer: Callable[[drafter_pb2.DraftCommand], Any]) -> None:
         self.up = True
-        self.drops = self.commands = 0
+        self.commands = 0
         self._drafter, self._answer = drafter, answer
 
     def send(self, command: drafter_pb2.DraftCommand) -> None:
@@ -58,7 +58,6 @@ class Wild:
             asyncio.get_running_loop().call_soon(self._drafter.receive, response)
 
     def drop(self) -> None:
-        self.drops += 1
         self.up = False
         self._drafter.lost(Unavailable("it was dropped."))
 
@@ -93,7 +92,7 @@ async def honest(running: System, drafter: DrafterLink, acceptance: float) -> as
     draft = _engine(model, LinearCost(0.003), thread, BLOCKS)
     proposer = ModelProposer(draft, width=4, proposal_tokens=32)
     drafting = DraftScheduler(proposer, thread, 512, 4, asyncio.get_running_loop().time)  # type: ignore[arg-type]
-    bounds = drafter_service.ServiceLimits(proto_conversion.model_to_proto(draft.model), 4096, 64)
+    bounds = drafter_service.DrafterLimits(proto_conversion.model_to_proto(draft.model), 4096, 64)
     link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, 0.001)
     drafter._link = link  # type: ignore[assignment]
 

@@ -17,7 +17,7 @@ import pytest
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.tokenizer.grammar import Grammar, Grammars
+from slipstream.tokenizer.grammar import Grammar, Grammars, allows
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import drafter_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, in_time, opening, slowed, until, verifier
@@ -111,7 +111,7 @@ def all_fit(structure: StructuredOutput, seen: Seen) -> int:
     cursor = place(structure)
     for output, paths in seen:
         for path in paths:
-            assert cursor.allows([*output, *path[:-1]], path[-1])
+            assert allows(cursor.mask([*output, *path[:-1]]), path[-1])
     return sum(len(paths) for _, paths in seen)
 
 

@@ -20,8 +20,6 @@ from tests.fleet import emulated_text as text
 
 PROMPT = [7, 8, 9]
 CLOSE = verifier_pb2.DecodeClose()
-HISTORY = SamplingParams(temperature=1.0, repetition_penalty=100.0, seed=5)
-"""Makes the emulated text depend on every token before it."""
 
 
 def target(settings: str = "", kv_tokens: int = 65_536) -> Engine:

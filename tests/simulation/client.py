@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from slipstream.client.client import RetrySettings, complete, resume
+from slipstream.client.client import RetrySettings, complete
 from slipstream.errors import (
     DEVICE_MEMORY,
     SESSION_FAULT,
@@ -25,6 +25,7 @@ from slipstream.errors import (
 )
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
+from tests.resuming import resume
 from tests.simulation.chained import VOCABULARY
 from tests.simulation.clock import Party
 from tests.simulation.dialling import Channel
@@ -174,7 +175,7 @@ class Client:
             received.started.revision = answer.revision
         received.token_ids, received.text = list(version[:kept]), words(version[:kept], all_of_it=False)
         try:
-            await resume(self._lines(self._gateway()), received, None, PATIENCE)
+            await resume(self._lines(self._gateway()), received, PATIENCE)
             _check_whole(received, text, received.versions(text))
         except (NotFound, Aborted) as error:
             lost = f"the edited session {name} is lost: {error.reason}, {losses} losses, now {store.losses}"

@@ -151,7 +151,7 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
     )
     model = proto_conversion.model_to_proto(drafted_target().model)
     service = drafter_service.DrafterService(
-        scheduler, drafter_service.ServiceLimits(model, 64, 64, gives_distribution=False)
+        scheduler, drafter_service.DrafterLimits(model, 64, 64, gives_distribution=False)
     )
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
     host = Host(network, party, party.name, [service.register, worker.register])

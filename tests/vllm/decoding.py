@@ -21,8 +21,8 @@ from tests.enumeration import chain
 from tests.grammars import END, compiled
 from tests.masks import AT_ONCE
 from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.constraints import GrammarConstraint
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor
-from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.load_generator import LoadResult, run_load
-from capacity.command import plan
+from capacity.__main__ import plan
 from capacity.cost import Table
 from slipstream.cli.serve import Role
 from slipstream.rpc.channel import CHANNEL_OPTIONS

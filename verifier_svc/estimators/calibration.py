@@ -22,7 +22,6 @@ would get no candidates verified, hence give no evidence, hence stay judged bad 
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -115,7 +114,7 @@ class _Table:
 class Calibration:
     """Turns confidence into probability. Owned by one thread; `clock` in seconds, monotonic."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._tables: OrderedDict[tuple[str, str | None], _Table] = OrderedDict()
         self._asked: dict[tuple[str, str, int], _Curve] = {}

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import heapq
 import sys
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ RETURN_S = 2.0
 class KVAdmission:
     """Owned by the event loop, which alone changes the KV blocks between steps."""
 
-    def __init__(self, kv: KVBlocks, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kv: KVBlocks, clock: Callable[[], float]) -> None:
         self._kv = kv
         self._clock = clock
         self._admitted: dict[Session, None] = {}

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.speculation.selection import ROOT, Selection
+from slipstream.tenants import PerTenant
 from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.constraints import GrammarConstraint
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
-from verifier_svc.estimators.per_tenant import PerTenant
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
-from verifier_svc.grammar_constraint import GrammarConstraint
 from verifier_svc.observer import StepTiming
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.session import CandidateChoice, Session

@@ -21,16 +21,13 @@ from slipstream.proposers.base import (
     ROOT,
     OpenedProposer,
     Proposal,
-    ProposedNode,
     ProposerContext,
     open_proposer,
 )
-from slipstream.proposers.draft_tree import UNSENT, DraftNode, DraftTree
+from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
 from slipstream.proposers.registry import IN_VERIFIER, METHODS, ProposerMethod
 from slipstream.rpc import proto_conversion
-from slipstream.speculation import noise
-from slipstream.speculation.frame import Frame, TreeLimits, check
-from slipstream.speculation.noise import Purpose
+from slipstream.speculation.frame import Frame, check
 from slipstream.tokenizer.vocabulary import share_vocabulary
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.executor import StepExecutor
@@ -54,14 +51,10 @@ PASS_NODES = 64
 PASS_TOKENS = 512
 """Committed tokens that a pass reads; each session's share is at least READ_TOKENS."""
 READ_TOKENS = 16
-DEEPEST = TreeLimits().depth
-"""Tokens beyond the committed ones that a session's tree takes."""
 OWN_TEXTS, OWN_LENGTH = 4, 64
 """What a target writes at the start to try a head on: texts, and tokens of each."""
 GOOD_ACCURACY = 0.3
 """Share of the target's next tokens below which a head is worth a warning."""
-NEVER = 1e-9
-"""Path probability below which nothing is proposed, whatever the threshold."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +88,7 @@ class LocalSession(Attachment):
         """A snapshot for the proposer: `nodes`, parents before children, and those of them, or the root, to expand."""
         session = self.session
         index = {id(node): number for number, node in enumerate(nodes)}
+        drawn = session.sampling.drawn
         return ProposerContext(
             handle=self,
             tokens=session.tokens,
@@ -109,16 +103,10 @@ class LocalSession(Attachment):
             cache_salt=session.cache_salt,
             prediction=session.prediction,
             structured_output=session.structure,
-            noise_stream=self._noise_stream() if session.sampling.drawn else 0,
+            noise_stream=self.tree.noise_stream(session.sampling.seed, self.number, session.epoch) if drawn else 0,
             noise_nodes=[node.number for node in expand],
             hidden=self.hidden.take() if self.hidden is not None else (),
         )
-
-    def _noise_stream(self) -> int:
-        """The law of a drafter's session (`drafter_svc.session.DraftSession.stream`): new noise for each generation."""
-        session = self.session
-        opening = noise.key(noise.key(session.sampling.seed, self.number, Purpose.DRAFT), session.epoch, Purpose.DRAFT)
-        return noise.key(opening, self.tree.base_length, Purpose.DRAFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +127,8 @@ class LocalSource:
         method: ProposerMethod,
         opened: OpenedProposer,
         context: SourceContext,
-        thread: ModelThread | None = None,
-        feed: HiddenFeed | None = None,
+        thread: ModelThread | None,
+        feed: HiddenFeed | None,
     ) -> None:
         """`feed`: there for a method that reads hidden states."""
         self.address = IN_VERIFIER + method.name
@@ -397,18 +385,19 @@ class LocalSource:
         """Adds what was proposed to the proposed tree."""
         attachment = request.attachment
         if not attachment.session.sampling.drawn:
-            joined = _join_ranked(attachment.tree, request.places, answer.nodes)
+            joined = attachment.tree.join(request.places, answer.nodes)
             if self._need is not None:  # it proposed the whole tree
                 for proposed in joined:
                     proposed.expanded = True
         else:
-            _join_drawn(attachment.tree, request.places, answer.nodes, self._most_nodes(attachment.session))
+            attachment.tree.join_drawn(request.places, answer.nodes, self._most_nodes(attachment.session))
 
     def _graft(self, attachment: LocalSession) -> bool:
         """Adds proposed nodes that pay to the session's tree. Whether a step may take any that were not there."""
         session, tree = attachment.session, attachment.tree
-        for node in () if session.sampling.drawn else self._worthy(attachment):
-            tree.mark_sent(node)
+        if not session.sampling.drawn:
+            for node in tree.worth_sending(self._most_nodes(session), self._least_log_prob):
+                tree.mark_sent(node)
         nodes = tree.take_sent()
         if not nodes:
             return False
@@ -434,45 +423,6 @@ class LocalSource:
             return False
         attachment.candidates_came(self._context.clock())
         return True
-
-    def _worthy(self, attachment: LocalSession) -> list[DraftNode]:
-        """Nodes that are not in the session's tree yet and pay, likeliest first, as many as there is room for."""
-        tree = attachment.tree
-        room = self._most_nodes(attachment.session) - tree.sent_count
-        if room <= 0:
-            return []
-        worthy = tree.unsent(room, self._least_log_prob, DEEPEST)
-        first = tree.favourite
-        if first is not None and first.number == UNSENT and first not in worthy and len(worthy) < room:
-            worthy.append(first)
-        return worthy
-
-
-def _join_ranked(tree: DraftTree, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> list[DraftNode]:
-    """Adds what is new; returns it."""
-    joined: list[DraftNode] = []
-    nodes: list[DraftNode | None] = [*places]
-    for each in proposed:
-        parent = nodes[1 + each.parent]
-        node = None if parent is None else tree.add(parent, each.token, each.log_prob)
-        nodes.append(node or (parent.children.get(each.token) if parent is not None else None))
-        if node is not None and parent is not None:
-            parent.expanded = True
-            joined.append(node)
-    return joined
-
-
-def _join_drawn(
-    tree: DraftTree, places: Sequence[DraftNode], proposed: Sequence[ProposedNode], most_nodes: int
-) -> None:
-    """In the order of drawing, as many as there is room for: that must not depend on what was drawn."""
-    for each in proposed:
-        parent = places[1 + each.parent]
-        if tree.node_count >= most_nodes:
-            if not parent.children:  # it is expanded again: its noise is its own, so is its draw
-                tree.reopen(parent)
-        elif node := tree.add(parent, each.token, each.log_prob, each.distribution):
-            tree.mark_sent(node)
 
 
 @asynccontextmanager

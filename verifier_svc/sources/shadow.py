@@ -24,16 +24,15 @@ limits, but learns no arrival times from it and wakes no scheduler for it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.selection import ROOT, Selection
+from slipstream.tenants import PerTenant
 from slipstream.v1 import verifier_pb2
 from verifier_svc.estimators.calibration import Calibration
-from verifier_svc.estimators.per_tenant import PerTenant
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.observer import RoundResult, StepObserver
 from verifier_svc.session import Reply, Session
@@ -121,7 +120,7 @@ class DoubleSources(Protocol):
 class ShadowDrafters(StepObserver):
     """The shadows of all sessions of a verifier. A session without any costs one dictionary lookup."""
 
-    def __init__(self, sources: DoubleSources, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sources: DoubleSources, clock: Callable[[], float]) -> None:
         self._sources = sources
         self._calibrations = PerTenant(lambda: Calibration(clock))
         self._of_session: dict[Session, dict[str, ShadowDrafter]] = {}

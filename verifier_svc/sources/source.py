@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Protocol
 
 from slipstream.errors import LINK_LOST, SlipstreamError
 from slipstream.rpc import proto_conversion
-from slipstream.rpc.channel import Dial, channel
+from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.speculation.frame import Frame
 from slipstream.v1 import types_pb2, verifier_pb2
@@ -84,10 +83,10 @@ class SourceContext:
     """Path probability that candidates must have; `PAUSE`: none are wanted."""
     give_up: Callable[[Session, CandidateSource], None]
     """The source is not asked again for the session."""
-    clock: Callable[[], float] = time.monotonic
-    silence_s: float = 3.0
+    clock: Callable[[], float]
+    silence_s: float
     """Seconds without a sign of life after which a drafter that owes a step is given up."""
-    dial: Dial = channel
+    dial: Dial
     candidates_arrived: Callable[[], None] = lambda: None
     """Called when candidates came that a step may take."""
     traffic: ByteCounter = field(default_factory=ByteCounter)

@@ -1,22 +1,29 @@
-"""The entry of every HTTP request, before it is parsed: request id, API key, the body's size and time, errors.
+"""The entry of every HTTP request, before it is parsed: request id, host, API key, the body's size and time, errors.
 
 A plain ASGI application around the routes, so that the caller is named in the request's own task and nothing of a
 refused request is parsed.
+
+Of a gateway that asks for no key and listens to its own machine alone, the names are checked under which web pages
+reach it. A page of anybody's can name its own host 127.0.0.1 (DNS rebinding): to the browser the gateway is then the
+page's own server, and CORS protects nothing. The header Host still has the page's name, which no page can change.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from gateway.api.http.body import BodyLimits, BodyReader, Left, give_back
 from gateway.api.http.errors import http_error, is_anthropic
-from gateway.api.http.hosts import LocalHosts
 from gateway.auth.api_keys import ApiKeys
 from gateway.request_context import RequestContext
+from slipstream.errors import PermissionDenied
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -39,10 +46,50 @@ def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or OPEN_PAGE.fullmatch(path) is not None
 
 
+@dataclass(frozen=True, slots=True)
+class LocalHosts:
+    allowed: frozenset[str]
+    """Names besides those of this machine."""
+
+    def check(self, header: str) -> None:
+        """Raises PermissionDenied for a Host that a web page from elsewhere may have as its own."""
+        name = _name(header)
+        # A name without dots is one of this network: nobody's page has it.
+        if "." not in name or name.endswith(".localhost") or name in self.allowed or _is_address(name):
+            return
+        raise PermissionDenied(
+            "This gateway has no keys, so it answers to this machine's own names alone; list the page's origin in "
+            "GATEWAY_HTTP_ORIGINS, or set GATEWAY_API_KEYS.",
+            reason="HOST",
+        )
+
+
+def local_hosts(listen: str, origins: Sequence[str]) -> LocalHosts | None:
+    """None for a gateway that listens to other machines too, or that any page may use."""
+    name = _name(listen)
+    local = name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+    if not local or "*" in origins:
+        return None
+    return LocalHosts(frozenset(filter(None, (urlsplit(origin).hostname for origin in origins))))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _name(host: str) -> str:
+    """HOST of HOST or HOST:PORT, in lower case; an address in brackets without them."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].rstrip(".").lower()
+
+
 class Entry:
-    def __init__(
-        self, routes: Application, keys: ApiKeys | None, limits: BodyLimits, hosts: LocalHosts | None = None
-    ) -> None:
+    def __init__(self, routes: Application, keys: ApiKeys | None, limits: BodyLimits, hosts: LocalHosts | None) -> None:
         """`keys`: None for a gateway without keys. `hosts`: None for one that is reached by any name."""
         self._routes = routes
         self._keys = keys

@@ -56,7 +56,7 @@ class HttpServer:
         )
         # Its warnings are about what strangers send; what fails here is logged where it fails.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        self._server = _Server(self._config)
+        self._server = _UvicornServer(self._config)
         self._serving: asyncio.Task[None] | None = None
         self.address = ""
 
@@ -105,7 +105,7 @@ def bind(listen: str) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the process's own."""

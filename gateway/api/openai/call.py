@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from gateway.api.http.choices import Choice, StreamPosition, collect_choices, resume_choice, run_choices
+from gateway.api.http.choices import Choice, StreamPosition, collect_choices, resume_choice, run_choices, wants_ids
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.reply import Answer, Reply, trace_headers
 from gateway.api.openai.fields import SamplingFields
@@ -95,8 +95,9 @@ class Call(ABC):
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         """The choice in the chunk for an event that `stream.choice` holds already; None if it is not sent yet."""
 
-    def answer(self, position: StreamPosition | None, *, ids: bool) -> Answer:
-        """`position`: where the client goes on. `ids`: events carry ids for that."""
+    def answer(self, position: StreamPosition | None, query: Mapping[str, str]) -> Answer:
+        """`position`: where the client goes on. `query`: may ask for events with ids for that."""
+        ids = position is not None or wants_ids(self._context, query)
         if position is not None or self.asked.stream:
             return Answer(lambda reply: self._stream(reply, position, ids=ids), self.parts.config.http_idle_s)
         return Answer(self._whole, self.parts.config.http_idle_s)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
 from gateway.api.http.body import BodyRoute
-from gateway.api.http.choices import Choice, last_position, wants_ids
+from gateway.api.http.choices import Choice, last_position
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
@@ -119,12 +119,11 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         context = context_of(request.scope)
         position = last_position(context)
-        ids = position is not None or wants_ids(context, request.query_params)
         tools = asked.tool_data()
         format = call_format(parts, tools)
         prompt = [] if position else await chat_prompt(parts, asked, tools)
         call = forced_call(format, tools, forced_name(asked.tool_choice))
-        return ChatCall(parts, context, asked, prompt, format, call).answer(position, ids=ids)
+        return ChatCall(parts, context, asked, prompt, format, call).answer(position, request.query_params)
 
     return router
 

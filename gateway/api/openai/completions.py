@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from gateway.api.http.body import BodyRoute
-from gateway.api.http.choices import MOST_CHOICES, Choice, last_position, wants_ids
+from gateway.api.http.choices import MOST_CHOICES, Choice, last_position
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
@@ -53,9 +53,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         """Continues prompts."""
         log_unknown(asked)
         context = context_of(request.scope)
-        position = last_position(context)
-        ids = position is not None or wants_ids(context, request.query_params)
-        return CompletionCall(parts, context, asked).answer(position, ids=ids)
+        return CompletionCall(parts, context, asked).answer(last_position(context), request.query_params)
 
     return router
 

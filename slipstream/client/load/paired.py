@@ -24,7 +24,7 @@ class PairedRatio:
     pairs: int
 
 
-def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: float = CONFIDENCE) -> PairedRatio | None:
+def paired_ratio(before: Sequence[float], after: Sequence[float]) -> PairedRatio | None:
     """By how much `after` is larger, pair by pair; None unless every value is positive and there is a pair."""
     if not before or min(*before, *after) <= 0.0:
         return None
@@ -32,7 +32,7 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: fl
     middle = statistics.fmean(logs)
     if len(logs) < 2:
         return PairedRatio(math.exp(middle), None, None, len(logs))
-    half = student(len(logs) - 1, confidence) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = student(len(logs) - 1, CONFIDENCE) * statistics.stdev(logs) / math.sqrt(len(logs))
     return PairedRatio(math.exp(middle), math.exp(middle - half), math.exp(middle + half), len(logs))
 
 

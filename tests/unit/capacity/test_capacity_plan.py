@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from capacity import sizing, stationary
-from capacity.command import plan
+from capacity.__main__ import plan
 from capacity.cost import Table, over
 from capacity.day import day, grown, price_per_million
 from capacity.report import row, sentence

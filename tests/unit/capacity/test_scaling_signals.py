@@ -15,7 +15,7 @@ import yaml
 from benchmarks.scaling import crowd
 from capacity.cell import Outcome
 from capacity.scenario import read
-from drafter_svc.metrics_source import StepStats
+from drafter_svc.metrics_source import DraftStepStats
 from drafter_svc.scheduler import DraftRequest
 from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.proposers.draft_tree import DraftNode
@@ -75,7 +75,7 @@ def test_a_prompt_needs_its_passes_and_a_guess_those_that_its_path_is_likely_to_
     assert ahead is not None
 
     def needed(*starts: DraftNode) -> float:
-        stats = StepStats()
+        stats = DraftStepStats()
         nodes = [node for node in starts if node is not session.tree.root]
         request = DraftRequest(session, session.context(nodes, starts, 1), [session.tree.root, *nodes])
         stats.step_began([request] * 3)

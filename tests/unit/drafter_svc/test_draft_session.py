@@ -10,10 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drafter_svc.send_policy import take_nodes_to_send
-from drafter_svc.session import DEEPEST, PREPARED, UNSENT_SHARE, DraftPolicy, DraftSession
+from drafter_svc.session import PREPARED, UNSENT_SHARE, DraftPolicy, DraftSession
 from slipstream.errors import OutOfRange
-from slipstream.proposers.draft_tree import ROOT, UNSENT, DraftNode
+from slipstream.proposers.draft_tree import DEEPEST, ROOT, UNSENT, DraftNode
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
@@ -115,7 +114,7 @@ class Drafting(RuleBasedStateMachine):
     @rule(now=st.integers(0, 100), idle=st.booleans())
     def tell(self, now: int, idle: bool) -> None:
         session = self.session
-        told = take_nodes_to_send(session, now / 1000.0, idle=idle)
+        told = session.take_nodes_to_send(now / 1000.0, idle=idle)
         if not told:
             return
         frame = frame_of(session, told)
@@ -220,7 +219,7 @@ class Wire(RuleBasedStateMachine):
     def tell(self, max_nodes: int) -> None:
         session = self.session
         session.policy = DraftPolicy(max_nodes, 0.0)
-        if told := take_nodes_to_send(session, 0.0, idle=True):
+        if told := session.take_nodes_to_send(0.0, idle=True):
             session.computed = len(session.tokens) - 1
             self.frames.append((self.opened, frame_of(session, told, self.opened)))
             self.held.update((*session.tokens, *path_of(session, node)) for node in told)
@@ -301,7 +300,7 @@ def grown(session: DraftSession, *tokens: int, log_prob: float = -0.5) -> list[D
 
 def told(session: DraftSession) -> list[int]:
     """The numbers of what is told now."""
-    return [node.number for node in take_nodes_to_send(session, 0.0, idle=True)]
+    return [node.number for node in session.take_nodes_to_send(0.0, idle=True)]
 
 
 def test_a_tree_that_is_used_up_goes_on_in_its_generation() -> None:
@@ -338,7 +337,7 @@ def test_no_node_is_told_that_lies_too_deep_for_a_verifier_s_tree_before_commits
     session.policy = DraftPolicy(1000, 0.0)
     grown(session, *range(100), log_prob=-0.01)
     for base in range(0, 100, 10):
-        if nodes := take_nodes_to_send(session, 0.0, idle=True):
+        if nodes := session.take_nodes_to_send(0.0, idle=True):
             assert not receiver.graft(frame_of(session, nodes)).dropped
         assert receiver.depth == min(DEEPEST, 100 - base)
         tokens = list(range(base, base + 10))

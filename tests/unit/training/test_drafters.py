@@ -21,6 +21,7 @@ from slipstream.proposers.eagle import fuse
 from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.head_file import read_target
 from slipstream.proposers.medusa_heads import load_heads
+from slipstream.proposers.parallel_drafting import RANKS
 from tests.eagle_heads import save_easy_target
 from training.acceptance import SimulatedAcceptance, simulate
 from training.corpus import TrainingBatch
@@ -31,7 +32,7 @@ from training.run import TrainingRun, open_drafter
 from training.speed import Speed
 from training.target import Target
 from training.texts import Sample, SampleMaker, Samples, SourceText, read_texts
-from training.trained_drafter import RANKS, UNKNOWN
+from training.trained_drafter import UNKNOWN
 from training.trainer import Position
 
 KINDS = "draft", "medusa", "eagle"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame, Grafted
-from slipstream.tokenizer.grammar import Cursor, Grammar, MaskBudget
+from slipstream.tokenizer.grammar import Cursor, Grammar, MaskBudget, allows
 from slipstream.tokenizer.structured_output import StructuredOutput
 from tests.grammars import AMBIGUOUS, END, LANGUAGES, allowed, compiled, place, tokenizer
-from verifier_svc.grammar_constraint import LONG_OUTPUT, MOST_FAILURES, GrammarConstraint, MaskThreads, MaskWorkers
+from verifier_svc.constraints import LONG_OUTPUT, MOST_FAILURES, GrammarConstraint, MaskThreads, MaskWorkers
 
 Path = tuple[int, ...]
 PROMPT = [9, 8, 7]
@@ -93,7 +93,7 @@ def test_a_tree_holds_all_that_can_be_said_and_nothing_else(data: st.DataObject)
     def choices(path: Path) -> list[int]:
         """What may follow the output and this path; nothing where the path itself cannot be said."""
         output = [*tokens[len(PROMPT) :], *path]
-        fits = all(fresh.allows(output[:length], output[length]) for length in range(len(output)))
+        fits = all(allows(fresh.mask(output[:length]), output[length]) for length in range(len(output)))
         return allowed(fresh.mask(output)) if fits and END not in output else []
 
     for generation in range(3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from verifier_svc.min_length import MinLengthConstraint
+from verifier_svc.constraints import MinLengthConstraint
 
 STOPS = (3, 9)
 

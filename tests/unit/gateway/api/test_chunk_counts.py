@@ -39,10 +39,10 @@ class Sessions:
 def answer(protocol: str, parts: Any) -> Any:
     if protocol == "completions":
         asked = CompletionRequest.model_validate({"prompt": "x", "stream": True})
-        return CompletionCall(parts, CONTEXT, asked).answer(None, ids=False)
+        return CompletionCall(parts, CONTEXT, asked).answer(None, {})
     if protocol == "chat":
         chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], "stream": True})
-        return ChatCall(parts, CONTEXT, chat, [1], NONE, None).answer(None, ids=False)
+        return ChatCall(parts, CONTEXT, chat, [1], NONE, None).answer(None, {})
 
     async def generate(send: Any) -> None:
         await parts.sessions.generate(None, CONTEXT, send)

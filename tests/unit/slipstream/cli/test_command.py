@@ -10,7 +10,7 @@ import typer
 from typer.main import get_group
 from typer.testing import CliRunner
 
-from capacity.command import plan
+from capacity.__main__ import plan
 from slipstream.cli import app, options
 from slipstream.cli.serve import Fleet
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.serve import Fleet, vllm_python
+from slipstream.cli.serve import Fleet, FleetOptions, vllm_python
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from verifier_svc.config import VerifierConfig
 
@@ -47,7 +47,7 @@ def test_the_environment_of_make_setup_vllm_is_found(monkeypatch: pytest.MonkeyP
 
 def test_the_verifier_alone_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPSTREAM_VLLM_PYTHON", "/bin/sh")
-    fleet = Fleet("target", {"ngram": ""}, "auto", 1, engine="vllm")
+    fleet = Fleet("target", {"ngram": ""}, "auto", 1, FleetOptions(engine="vllm"))
     assert fleet.verifier._python == "/bin/sh" and fleet.verifier._settings["VERIFIER_ENGINE"] == "vllm"
     assert fleet.drafters["ngram"]._python == sys.executable
     assert Fleet("target", {"ngram": ""}, "auto", 1).verifier._python == sys.executable

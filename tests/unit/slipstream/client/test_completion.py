@@ -6,11 +6,12 @@ import socket
 
 import pytest
 
-from slipstream.client.client import RetrySettings, resume
+from slipstream.client.client import RetrySettings
 from slipstream.client.completion import Completion
 from slipstream.errors import Unavailable
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, verifier_pb2
+from tests.resuming import resume
 
 STARTED = gateway_pb2.GenerateResponse(started=gateway_pb2.Started(session_id="s"))
 
@@ -87,4 +88,4 @@ async def test_a_text_that_breaks_off_says_how_to_go_on() -> None:
         nobody.bind(("127.0.0.1", 0))
         async with channel(f"127.0.0.1:{nobody.getsockname()[1]}") as line:
             with pytest.raises(Unavailable, match="`slipstream resume s --offset 2`"):
-                await resume([line], completion, None, RetrySettings(resume_s=0.0), Unavailable("gone."))
+                await resume([line], completion, RetrySettings(resume_s=0.0), Unavailable("gone."))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.proposers.lookup import LookupProposer
-from slipstream.proposers.predicted_output import GRAM, WINDOW, Alignment, HitRates, Place, PredictionText
+from slipstream.proposers.predicted_output import GRAM, WINDOW, Alignment, HitRates, PredictionText, TextPosition
 from tests.unit.slipstream.proposers.test_lookup import Drafting, chain, session
 
 PROMPT = [7, 8, 9]
@@ -159,7 +159,7 @@ def test_the_work_for_a_token_does_not_depend_on_the_predictions_length(period: 
     looks = []
     for length in (1000, 10_000):
         prediction = Counted([index % period for index in range(length)])
-        alignment, place = Alignment(prediction), Place()
+        alignment, place = Alignment(prediction), TextPosition()
         chance = random.Random(1)
         recent: list[int] = []
         worst = 0

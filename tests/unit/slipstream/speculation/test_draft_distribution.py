@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy import stats
 
-from drafter_svc.send_policy import join
 from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
@@ -123,7 +122,7 @@ def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] =
         nodes = session.tree.above([start])
         (answer,) = proposer.propose([session.context(nodes, [start], 100)])
         assert isinstance(answer, Proposal)
-        join(session, [session.tree.root, *nodes], answer.nodes)
+        session.join([session.tree.root, *nodes], answer.nodes)
     return session
 
 

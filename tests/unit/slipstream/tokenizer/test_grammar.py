@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.tenants import tenant_salt
-from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, MaskBudget
+from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, MaskBudget, allows
 from slipstream.tokenizer.structured_output import MAX_BYTES, StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import types_pb2
@@ -69,8 +69,8 @@ def test_a_mask_is_computed_once_for_one_place(monkeypatch: pytest.MonkeyPatch) 
 def test_behind_the_end_nothing_counts_and_nothing_is_allowed() -> None:
     cursor = place(StructuredOutput("regex", "a?"))
     assert cursor.mask([END, 5]) is None
-    assert not cursor.allows([END], END)
-    assert cursor.allows([], END)
+    assert not allows(cursor.mask([END]), END)
+    assert allows(cursor.mask([]), END)
 
 
 def test_a_cursor_that_cannot_follow_says_so_and_can_be_used_again() -> None:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_svc import send_policy
 from drafter_svc.session import DraftSession as Drafting
 from slipstream.proposers.base import ProposedNode, ProposerContext
-from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.draft_tree import DraftNode, DraftTree
 from slipstream.speculation import noise
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.noise import Purpose
@@ -117,12 +116,12 @@ def test_siblings_must_not_be_dropped_for_what_they_are() -> None:
     rounds = Round(passes=1, budget=2), Round(passes=0)
     fits = world("rejection", *rounds, tokens=2, max_nodes=1)
     assert bias(fits) < 1e-12
-    in_order = send_policy._join_drawn
+    in_order = DraftTree.join_drawn
 
-    def likeliest_first(session: Drafting, places: list[DraftNode], proposed: list[ProposedNode]) -> None:
-        in_order(session, places, sorted(proposed, key=lambda node: -node.log_prob))
+    def likeliest_first(tree: DraftTree, places: list[DraftNode], proposed: list[ProposedNode], most: int) -> None:
+        in_order(tree, places, sorted(proposed, key=lambda node: -node.log_prob), most)
 
-    with mock.patch.object(send_policy, "_join_drawn", likeliest_first):
+    with mock.patch.object(DraftTree, "join_drawn", likeliest_first):
         assert bias(fits) > 1e-3
 
 

@@ -154,7 +154,7 @@ def test_only_nodes_under_accepted_parents_give_evidence() -> None:
 
     logs = tuple(map(math.log, (0.9, 0.8, 0.7, 0.1)))
     chosen = Selection((1, 2, 3, 4), (ROOT, 0, 1, 0), (1, 2, 3, 2), logs, (0.0,) * 4, (None,) * 4)
-    Recorder().learn(["draft"] * len(chosen), "", chosen, (0,))
+    Recorder(lambda: 0.0).learn(["draft"] * len(chosen), "", chosen, (0,))
     assert seen == [(1, 0.9, True), (2, 0.8, False), (2, 0.1, False)]
 
 

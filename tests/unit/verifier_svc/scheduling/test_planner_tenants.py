@@ -9,10 +9,10 @@ from slipstream.engine.emulated.model import LinearCost
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tenants import MOST_TENANTS, PerTenant
 from slipstream.v1 import types_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
-from verifier_svc.estimators.per_tenant import MOST_TENANTS, PerTenant
 from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources

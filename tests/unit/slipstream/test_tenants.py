@@ -7,10 +7,9 @@ from concurrent.futures import Future, wait
 
 import pytest
 
-from slipstream import fair_threads
+from slipstream import tenants
 from slipstream.errors import InvalidArgument, ResourceExhausted
-from slipstream.fair_threads import FairThreads
-from slipstream.tenants import tenant_of, tenant_salt
+from slipstream.tenants import FairThreads, tenant_of, tenant_salt
 
 LIMIT_S = 60.0
 
@@ -49,7 +48,7 @@ def test_tenants_take_turns() -> None:
 
 
 def test_a_cancelled_job_never_runs_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_threads, "MOST_WAITING", 3)
+    monkeypatch.setattr(tenants, "MOST_WAITING", 3)
     threads, began, free, ran = FairThreads(1, "test"), threading.Event(), threading.Event(), list[int]()
     running = threads.submit("a", lambda: began.set() or free.wait(LIMIT_S))
     assert began.wait(LIMIT_S)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_svc.send_policy import TOGETHER_S, URGENT, join, take_nodes_to_send
-from drafter_svc.session import DraftPolicy, DraftSession
+from drafter_svc.session import TOGETHER_S, URGENT, DraftPolicy, DraftSession
 from slipstream.proposers.base import ROOT, ProposedNode
 from slipstream.proposers.draft_tree import UNSENT, DraftNode
 from slipstream.speculation.candidate_tree import CandidateTree
@@ -29,7 +28,7 @@ def new_session(max_nodes: int = 100, probability: float = 0.0, acceptance: str 
 
 def guess(session: DraftSession, token: int, probability: float, parent: DraftNode | None = None) -> DraftNode:
     parent = parent or session.tree.root
-    join(session, [parent], [ProposedNode(ROOT, token, math.log(probability))])
+    session.join([parent], [ProposedNode(ROOT, token, math.log(probability))])
     return parent.children[token]
 
 
@@ -40,48 +39,48 @@ def tokens(nodes: list[DraftNode]) -> list[int]:
 def test_what_a_step_may_be_waiting_for_is_told_at_once_and_takes_the_others_along() -> None:
     session = new_session()
     guess(session, 7, URGENT / 2)
-    assert take_nodes_to_send(session, 0.0) == []
+    assert session.take_nodes_to_send(0.0) == []
     guess(session, 5, URGENT * 1.01)
-    assert tokens(take_nodes_to_send(session, TOGETHER_S / 2)) == [5, 7]
+    assert tokens(session.take_nodes_to_send(TOGETHER_S / 2)) == [5, 7]
 
 
 def test_other_guesses_are_told_together_and_in_time() -> None:
     session = new_session()
     guess(session, 5, URGENT / 2)
-    assert take_nodes_to_send(session, 10.0) == []
+    assert session.take_nodes_to_send(10.0) == []
     guess(session, 6, URGENT / 3)
-    assert take_nodes_to_send(session, 10.0 + TOGETHER_S * 0.9) == []
-    assert tokens(take_nodes_to_send(session, 10.0 + TOGETHER_S * 1.01)) == [5, 6]
+    assert session.take_nodes_to_send(10.0 + TOGETHER_S * 0.9) == []
+    assert tokens(session.take_nodes_to_send(10.0 + TOGETHER_S * 1.01)) == [5, 6]
     guess(session, 7, URGENT / 3)
-    assert take_nodes_to_send(session, 20.0) == []  # its own time begins
+    assert session.take_nodes_to_send(20.0) == []  # its own time begins
 
 
 def test_nothing_waits_for_a_pass_that_does_not_come() -> None:
     session = new_session()
     guess(session, 5, URGENT / 2)
-    assert tokens(take_nodes_to_send(session, 0.0, idle=True)) == [5]
-    assert take_nodes_to_send(session, 0.0, idle=True) == []
+    assert tokens(session.take_nodes_to_send(0.0, idle=True)) == [5]
+    assert session.take_nodes_to_send(0.0, idle=True) == []
 
 
 def test_what_is_urgent_counts_from_the_present_root() -> None:
     session = new_session()
     first = guess(session, 5, 0.3)
     guess(session, 6, 0.4, first)
-    assert tokens(take_nodes_to_send(session, 0.0)) == [5, 6]
+    assert tokens(session.take_nodes_to_send(0.0)) == [5, 6]
     guess(session, 7, 0.5, first)
-    assert take_nodes_to_send(session, 0.0) == []  # 0.15
+    assert session.take_nodes_to_send(0.0) == []  # 0.15
     session.commit(3, [5])
     session.held_since = None
-    assert tokens(take_nodes_to_send(session, 0.0)) == [7]  # 0.5
+    assert tokens(session.take_nodes_to_send(0.0)) == [7]  # 0.5
 
 
 def test_what_was_unlikely_is_told_without_a_pass_once_a_commit_makes_it_likely() -> None:
     session = new_session(probability=0.3)
     first = guess(session, 5, 0.5)
     guess(session, 6, 0.5, first)
-    assert tokens(take_nodes_to_send(session, 0.0, idle=True)) == [5]
+    assert tokens(session.take_nodes_to_send(0.0, idle=True)) == [5]
     session.commit(3, [5])
-    assert tokens(take_nodes_to_send(session, 0.0, idle=True)) == [6]
+    assert tokens(session.take_nodes_to_send(0.0, idle=True)) == [6]
 
 
 def test_the_best_guess_at_the_next_token_is_told_however_bad_and_no_other_one() -> None:
@@ -89,7 +88,7 @@ def test_the_best_guess_at_the_next_token_is_told_however_bad_and_no_other_one()
     first = guess(session, 5, 0.1)
     guess(session, 6, 0.05)
     guess(session, 7, 0.9, first)
-    assert tokens(take_nodes_to_send(session, 0.0, idle=True)) == [5]
+    assert tokens(session.take_nodes_to_send(0.0, idle=True)) == [5]
 
 
 @pytest.mark.parametrize("max_nodes", [0, 1, 3])
@@ -97,10 +96,10 @@ def test_no_more_is_told_than_the_policy_has_room_for_and_the_likeliest_first(ma
     session = new_session(max_nodes)
     for token in range(5):
         guess(session, token, 0.05 + 0.01 * token)
-    assert tokens(take_nodes_to_send(session, 0.0, idle=True)) == [4, 3, 2][:max_nodes]
-    assert take_nodes_to_send(session, 1.0, idle=True) == []
+    assert tokens(session.take_nodes_to_send(0.0, idle=True)) == [4, 3, 2][:max_nodes]
+    assert session.take_nodes_to_send(1.0, idle=True) == []
     session.policy = DraftPolicy(max_nodes + 1, 0.0)
-    assert tokens(take_nodes_to_send(session, 1.0, idle=True)) == [4 - max_nodes]
+    assert tokens(session.take_nodes_to_send(1.0, idle=True)) == [4 - max_nodes]
 
 
 EVENTS = st.lists(
@@ -119,11 +118,8 @@ def test_whatever_happens_a_verifier_can_hold_what_it_is_told_and_nothing_worthy
         dice = random.Random(number)
         if kind == "guess":
             parent = dice.choice([session.tree.root, *session.tree.nodes()])
-            join(
-                session,
-                [parent],
-                [ProposedNode(ROOT, dice.randrange(4), math.log(dice.uniform(0.02, 1.0))) for _ in range(3)],
-            )
+            proposed = [ProposedNode(ROOT, dice.randrange(4), math.log(dice.uniform(0.02, 1.0))) for _ in range(3)]
+            session.join([parent], proposed)
         elif kind == "commit":
             inside = [node.token for node in session.tree.root.children.values()] or [0]
             token = dice.choice([*inside, 9])
@@ -133,7 +129,7 @@ def test_whatever_happens_a_verifier_can_hold_what_it_is_told_and_nothing_worthy
             session.policy = DraftPolicy(dice.choice([0, 4, 12]), dice.choice([0.05, 0.1, 0.5]))
         else:
             now += dice.choice([0.0, TOGETHER_S / 2, TOGETHER_S * 2])
-            held = _received(session, receiver, take_nodes_to_send(session, now), now, held)
+            held = _received(session, receiver, session.take_nodes_to_send(now), now, held)
 
 
 def _received(
@@ -194,9 +190,9 @@ def drawn(shape: list[tuple[int, int]], values: Values, probability: float) -> l
             continue
         start.expanded = True
         q = DraftDistribution(tuple(range(5)), (1,) * 5)
-        join(session, [start], [ProposedNode(ROOT, drawn_tokens[i], math.log(shares[i]), q) for i in range(count)])
+        session.join([start], [ProposedNode(ROOT, drawn_tokens[i], math.log(shares[i]), q) for i in range(count)])
         assert start.expanded == bool(start.children)  # what found no room is asked again
-        told = take_nodes_to_send(session, 0.0)
+        told = session.take_nodes_to_send(0.0)
         record += [(node.number, node.parent.number) for node in told if node.parent is not None]
         places += told
     assert session.tree.sent_count == session.tree.node_count == len(record) <= 8

@@ -1,20 +1,42 @@
-"""Requests of a load over HTTP: streams of OpenAI's completions, from this gateway or any other server."""
+"""How requests of a load are sent: over gRPC, or over HTTP as streams of OpenAI's completions, from any server."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
-
-from slipstream.client.gateway_endpoint import is_local
+from slipstream.client.client import pieces
+from slipstream.client.completion import Completion
+from slipstream.client.gateway_endpoint import GatewayEndpoint, is_local
 from slipstream.client.load.runner import Answered, Heard, Send
 from slipstream.errors import FailedPrecondition, Unavailable
+from slipstream.v1 import gateway_pb2
+
+if TYPE_CHECKING:
+    import httpx
 
 EVENT, END = "data:", "[DONE]"
+
+
+@asynccontextmanager
+async def sending_grpc(
+    gateway: GatewayEndpoint, requests: Sequence[gateway_pb2.GenerateRequest]
+) -> AsyncIterator[Send]:
+    """Sends these requests by their index over one channel. Raises what `GatewayEndpoint.channel` raises."""
+    async with gateway.channel() as channel:
+
+        async def send(index: int, heard: Heard) -> Answered:
+            completion = Completion()
+            async for _ in pieces([channel], requests[index], completion):
+                heard()
+            seen = completion.finished.statistics
+            tokens = completion.finished.output_tokens
+            return Answered(tokens, seen.rounds, seen.rounds_with_drafts, seen.drafted, seen.accepted)
+
+        yield send
 
 
 @asynccontextmanager
@@ -22,7 +44,11 @@ async def sending_http(
     url: str, bodies: Sequence[Mapping[str, Any]], key: str = "", ca: str = ""
 ) -> AsyncIterator[Send]:
     """Sends these bodies by their index to URL/v1/completions, each as a stream that tells its usage. Raises
-    FailedPrecondition where the key would be sent in plaintext to another machine."""
+    FailedPrecondition where httpx is not installed, or the key would be sent in plaintext to another machine."""
+    try:
+        import httpx
+    except ModuleNotFoundError as error:
+        raise FailedPrecondition("--http needs httpx; run: pip install httpx.", reason="NOT_INSTALLED") from error
     if key and urlsplit(url).scheme != "https" and not is_local(urlsplit(url).netloc):
         raise FailedPrecondition(f"an API key is not sent to {url} in plaintext; use an https address.")
     asked = {"stream": True, "stream_options": {"include_usage": True}}
