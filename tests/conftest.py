@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -15,6 +16,18 @@ silence_quantiser_logs()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not us
 settings.load_profile("suite")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing that imports make is garbage: the collector would go through all of torch again and again, in every
+    worker, here and during the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
