@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 
@@ -25,7 +24,6 @@ from tests.e2e.conftest import ROOT, SPECULATING, UNMEASURED, serve_command, ser
 from tests.scraping import scrape
 
 TOKENS, LONG, ENDLESS = 48, 150, 1500
-MOST_TRIES = 20
 
 
 def children(parent: int) -> dict[str, int]:
@@ -151,30 +149,6 @@ def test_a_port_that_is_taken_is_told_of_before_anything_serves() -> None:
         )
     assert done.returncode == 1 and not done.stdout
     assert f"cannot listen on {address}" in done.stderr
-
-
-def test_ctrl_c_says_how_to_go_on_with_the_text(server: str) -> None:
-    asked = ["def read(self, path):", "--max-tokens", "600", "--ignore-eos", "--seed", "4", "--server", server]
-    whole = subprocess.run(slipstream("generate", *asked, "--json"), capture_output=True, text=True, check=True)
-    for _ in range(MOST_TRIES):  # the text may be whole before the signal comes
-        status, begun, message = interrupted(asked)
-        if status:
-            break
-    assert status == 130
-    command = message[message.index("slipstream resume") :].partition("`")[0].split()[1:]
-    rest = subprocess.run(slipstream(*command, "--server", server), capture_output=True, text=True, check=True).stdout
-    assert (begun + rest).rstrip("\n") == json.loads(whole.stdout)["text"].rstrip("\n")
-
-
-def interrupted(words: list[str]) -> tuple[int, str, str]:
-    """Status, output and last line of a `slipstream generate` that is interrupted once it printed something."""
-    with subprocess.Popen(slipstream("generate", *words), stdout=PIPE, stderr=PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        begun = process.stdout.read(8)
-        process.send_signal(signal.SIGINT)
-        begun += process.stdout.read()
-        message = process.stderr.read()
-        return process.wait(timeout=60), begun, message
 
 
 def serve(*options: str, **settings: str) -> subprocess.Popen[str]:
