@@ -24,13 +24,17 @@ OF_ONE_SERVER = {
     for name in ("bad_input", "ctrl_c", "draft_in_verifier", "exactness", "http", "structured_output", "traces")
 }
 """Files that ask for `server` of tests/e2e/conftest.py, which is of one worker."""
+MANIFESTS = "tests/manifests/"
+"""What its files ask kubectl and npm for is kept by the worker."""
 
 
 class Files(LoadFileScheduling):
-    """Each file on one worker, and those of one server on the same one."""
+    """Each file on one worker, and files that share something costly on the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
+        if file.startswith(MANIFESTS):
+            return MANIFESTS
         return "server" if file in OF_ONE_SERVER else file
 
 
