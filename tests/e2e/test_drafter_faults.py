@@ -81,7 +81,7 @@ async def system() -> AsyncIterator[System]:
 
         draft = {"DRAFTER_MODEL": "emulated:acceptance=0.9", "DRAFTER_LISTEN": "127.0.0.1:0"}
         started = await asyncio.gather(
-            start("verifier_svc", VERIFIER_MODEL="emulated:base_ms=50", VERIFIER_LISTEN="127.0.0.1:0",
+            start("verifier_svc", VERIFIER_MODEL="emulated:base_ms=20", VERIFIER_LISTEN="127.0.0.1:0",
                   VERIFIER_KV_TOKENS="200000", VERIFIER_MEASURE_S="0.2", VERIFIER_SILENCE_S=str(SILENCE_S)),
             start("drafter_svc", **draft, DRAFTER_KV_TOKENS="200000"),
             start("drafter_svc", **draft, DRAFTER_KV_TOKENS="200000"),
