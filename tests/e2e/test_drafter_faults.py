@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from slipstream.cli.serve import Role
 from slipstream.rpc.channel import channel
@@ -117,21 +118,22 @@ async def in_the_middle(running: System) -> list[Follower]:
     return texts
 
 
-async def test_when_a_drafter_freezes_its_sessions_move_to_the_other_one_and_back_when_that_one_dies() -> None:
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+async def test_when_a_drafter_dies_or_freezes_its_sessions_move_to_the_other_one(fault: signal.Signals) -> None:
     async with system() as running:
         texts = await in_the_middle(running)
         used = await running.shares()
         victim = max(used, key=lambda name: used[name])
         heir = "b" if victim == "a" else "a"
-        os.kill(running.pid(victim), signal.SIGSTOP)
+        os.kill(running.pid(victim), fault)
         moved = await running.until_has(heir, SESSIONS)
-        assert alive(running.pid(victim)) == "T"
-        print(f"SIGSTOP: moved after {moved:.2f} s, all speculate after {moved + await speculation(texts):.2f} s")
-        os.kill(running.pid(victim), signal.SIGCONT)
-        await running.until_has(victim, 0)  # it receives, late, that they were closed
-        os.kill(running.pid(heir), signal.SIGKILL)
-        moved = await running.until_has(victim, SESSIONS)  # it is good enough to take them back
-        assert alive(running.pid(heir)) in ("", "Z")
-        print(f"SIGKILL: moved after {moved:.2f} s, all speculate after {moved + await speculation(texts):.2f} s")
+        assert alive(running.pid(victim)) in ("", "Z") if fault == signal.SIGKILL else alive(running.pid(victim)) == "T"
+        print(f"{fault.name}: moved after {moved:.2f} s, all speculate after {moved + await speculation(texts):.2f} s")
+        if fault == signal.SIGSTOP:
+            os.kill(running.pid(victim), signal.SIGCONT)
+            await running.until_has(victim, 0)  # it receives, late, that they were closed
+            os.kill(running.pid(heir), signal.SIGKILL)
+            await running.until_has(victim, SESSIONS)  # and is good enough to take them back
+            await speculation(texts)
         for text in texts:
             await text.end()
