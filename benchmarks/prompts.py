@@ -6,6 +6,7 @@ kept by a rule that looks at the target's own plain greedy text alone: at least 
 
 from __future__ import annotations
 
+import functools
 import random
 import secrets
 
@@ -14,9 +15,14 @@ from slipstream.v1 import gateway_pb2
 from training.corpus import DISTINCT, distinct_share, read_corpus
 
 
+@functools.cache
+def _documents() -> list[str]:
+    return [document.text for document in read_corpus(None).held_out]
+
+
 def held_out(count: int, *, characters: int = 400, seed: int = 0) -> list[str]:
     """`count` pieces of held-out files, each starting at a line of its own."""
-    documents = [document.text for document in read_corpus(None).held_out if len(document.text) > 2 * characters]
+    documents = [text for text in _documents() if len(text) > 2 * characters]
     chance = random.Random(seed)
     pieces = []
     for _ in range(count):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from slipstream.engine.models.quantisation import silence_quantiser_logs
 
@@ -15,6 +18,41 @@ silence_quantiser_logs()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not us
 settings.load_profile("suite")
+
+OF_ONE_SERVER = {
+    f"tests/e2e/test_{name}.py"
+    for name in ("bad_input", "ctrl_c", "draft_in_verifier", "exactness", "http", "structured_output", "traces")
+}
+"""Files that ask for `server` of tests/e2e/conftest.py, which is of one worker."""
+MANIFESTS = "tests/manifests/"
+"""What its files ask kubectl and npm for is kept by the worker."""
+
+
+class Files(LoadFileScheduling):
+    """Each file on one worker, and files that share something costly on the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        if file.startswith(MANIFESTS):
+            return MANIFESTS
+        return "server" if file in OF_ONE_SERVER else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files | None:
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing that imports make is garbage: the collector would go through all of torch again and again, in every
+    worker, here and during the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.load_generator import LoadResult, run_load
 from slipstream.cli.serve import Role
 from slipstream.v1 import gateway_pb2
+from tests.web import CHAT_TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +24,9 @@ ASKED_ALONE = {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}
 """Where traces are written, those of requests whose client wants one."""
 MEASURED = {"VERIFIER_MEASURE_S": "1"}
 """A verifier knows enough of its target's costs after that, and learns the rest while it serves."""
-SPECULATING = {"VERIFIER_ALWAYS_SPECULATE": "true", "VERIFIER_MAX_DRAFT_TOKENS": "8"}
+UNMEASURED = {"VERIFIER_MEASURE_S": "0"}
+"""Where costs decide nothing."""
+SPECULATING = {"VERIFIER_ALWAYS_SPECULATE": "true", "VERIFIER_MAX_DRAFT_TOKENS": "8"} | UNMEASURED
 """Candidates are verified whatever the speed of this machine, and its load, say about their worth."""
 
 
@@ -112,7 +115,15 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(traces: Path) -> Iterator[str]:
-    """The shipped pair in fp32, where texts are promised to be identical."""
-    with serving("--dtype", "float32", "--traces", str(traces), **SPECULATING) as address:
-        yield address
+def servers(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The shipped pair in fp32, where texts are promised to be identical: its addresses for gRPC and for HTTP."""
+    template = tmp_path_factory.mktemp("chat") / "chat.jinja"
+    template.write_text(CHAT_TEMPLATE)
+    options = ("--dtype", "float32", "--traces", str(traces), "--chat-template", str(template))
+    with serving_both(*options, **SPECULATING) as addresses:
+        yield addresses
+
+
+@pytest.fixture(scope="session")
+def server(servers: tuple[str, str]) -> str:
+    return servers[0]

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
-from tests.e2e.conftest import serving
+from tests.e2e.conftest import SPECULATING, serving
 
 PROMPTS = ["def read(self, path):\n", "class Queue:\n    def __init__(self):\n"]
 
@@ -30,7 +30,8 @@ def texts(server: str, *drafters: str) -> LoadResult:
 
 @pytest.mark.timeout(300)
 def test_drafters_in_the_verifier_s_process_change_no_token(server: str) -> None:
-    with serving("--draft-in-verifier", "--drafter", "model", "--drafter", "ngram", "--dtype", "float32") as inside:
+    options = ("--draft-in-verifier", "--drafter", "model", "--drafter", "ngram", "--dtype", "float32")
+    with serving(*options, **SPECULATING) as inside:
         plain, guessed = texts(inside), texts(inside, "model", "ngram")
     apart = texts(server, "model")
     assert [each.token_ids for each in guessed.completions] == [each.token_ids for each in plain.completions]

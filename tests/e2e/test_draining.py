@@ -15,8 +15,8 @@ from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import ROOT, starting
 from tests.follower import Follower
 
-PASS_MS = 20
-SHORT, LONG = 40, 20_000
+PASS_MS = 50
+SHORT, LONG = 20, 20_000
 GRACE_S = 3.0
 
 
@@ -76,8 +76,8 @@ class System:
 
 
 @asynccontextmanager
-async def system(grace_s: float = GRACE_S) -> AsyncIterator[System]:
-    """Two verifiers, two drafters, a gateway."""
+async def system(verifiers: int, drafters: int, grace_s: float = GRACE_S) -> AsyncIterator[System]:
+    """So many verifiers and drafters, and a gateway."""
     async with starting() as (stack, start):
 
         async def worker(module: str, prefix: str, model: str) -> tuple[Worker, str]:
@@ -88,25 +88,25 @@ async def system(grace_s: float = GRACE_S) -> AsyncIterator[System]:
 
         target, draft = f"emulated:base_ms={PASS_MS}", "emulated:acceptance=0.9"
         started = await asyncio.gather(
-            *(worker("verifier_svc", "VERIFIER_", target) for _ in range(2)),
-            *(worker("drafter_svc", "DRAFTER_", draft) for _ in range(2)),
+            *(worker("verifier_svc", "VERIFIER_", target) for _ in range(verifiers)),
+            *(worker("drafter_svc", "DRAFTER_", draft) for _ in range(drafters)),
         )
-        verifiers, drafters = started[:2], started[2:]
+        deciding, guessing = started[:verifiers], started[verifiers:]
         _, address = await start(
             "gateway",
             GATEWAY_LISTEN="127.0.0.1:0",
-            GATEWAY_VERIFIERS=",".join(address for _, address in verifiers),
-            GATEWAY_DRAFTERS=",".join(f"d{number}={address}" for number, (_, address) in enumerate(drafters)),
+            GATEWAY_VERIFIERS=",".join(address for _, address in deciding),
+            GATEWAY_DRAFTERS=",".join(f"d{number}={address}" for number, (_, address) in enumerate(guessing)),
             GATEWAY_TOKENIZER=str(ROOT / "models" / "target"),
             GATEWAY_REHOMING_WAIT_S="300",  # on a busy machine a verifier takes long to start
         )
         line = await stack.enter_async_context(channel(address))
         stub = gateway_pb2_grpc.GatewayServiceStub(line)
-        yield System(stub, [each for each, _ in verifiers], [each for each, _ in drafters])
+        yield System(stub, [each for each, _ in deciding], [each for each, _ in guessing])
 
 
 async def test_a_verifier_that_ends_lets_short_texts_finish_and_hands_long_ones_over() -> None:
-    async with system() as running:
+    async with system(verifiers=2, drafters=1) as running:
         texts = await running.fill(running.verifiers, 2)
         leaving, staying = running.verifiers
         short = [running.follow(100 + number, SHORT) for number in range(2)]
@@ -131,7 +131,7 @@ async def test_a_verifier_that_ends_lets_short_texts_finish_and_hands_long_ones_
 
 
 async def test_while_the_only_verifier_ends_new_sessions_wait_for_the_next_one() -> None:
-    async with system() as running:
+    async with system(verifiers=2, drafters=0) as running:
         leaving, next_one = running.verifiers
         await next_one.end()
         old = running.follow(1, LONG)
@@ -154,7 +154,7 @@ async def test_while_the_only_verifier_ends_new_sessions_wait_for_the_next_one()
 async def test_workers_without_sessions_and_drafters_end_at_once() -> None:
     """A drafter's sessions go to another one."""
     grace_s = 60.0
-    async with system(grace_s) as running:
+    async with system(verifiers=1, drafters=2, grace_s=grace_s) as running:
         texts = await running.fill(running.drafters, 2)
         leaving, staying = running.drafters
         status, seconds = await leaving.end()

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 
@@ -21,11 +20,10 @@ from benchmarks.prompts import held_out, request
 from slipstream.client.client import complete
 from slipstream.errors import SERVING_ENDED, Unavailable
 from slipstream.rpc.channel import channel
-from tests.e2e.conftest import ROOT, serve_command, serve_environment
+from tests.e2e.conftest import ROOT, SPECULATING, UNMEASURED, serve_command, serve_environment
 from tests.scraping import scrape
 
-TOKENS, LONG, ENDLESS = 48, 300, 1500
-MOST_TRIES = 20
+TOKENS, LONG, ENDLESS = 48, 150, 1500
 
 
 def children(parent: int) -> dict[str, int]:
@@ -49,7 +47,7 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token_and_sigterm_en
     prompts = held_out(4, seed=2)
     plain = [request(prompt, TOKENS, speculate=False, temperature=0.7, seed=3) for prompt in prompts]
     guessed = [request(prompt, TOKENS, speculate=True, temperature=0.7, seed=3) for prompt in prompts]
-    with serve("--metrics", "--dtype", "float32", "--json") as process:
+    with serve("--metrics", "--dtype", "float32", "--json", **SPECULATING) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         server, metrics = ready["grpc"], ready["metrics"]
@@ -85,33 +83,14 @@ async def speculation_is_back(server: str, serve: int, killed: int) -> None:
         await asyncio.sleep(0.1)
 
 
-async def test_a_verifier_that_dies_is_started_again_and_its_texts_go_on() -> None:
-    prompts = held_out(2, seed=2)
-    asked = [request(prompt, LONG, speculate=False, temperature=0.7, seed=3) for prompt in prompts]
-    with serve("--drafter", "none", "--dtype", "float32") as process:
-        assert process.stdout is not None
-        server = process.stdout.readline().split()[1].removeprefix("grpc=")
-        expected = await run_load(server, asked, 2)
-        verifier = children(process.pid)["verifier_svc"]
-        async with channel(server) as line:
-            received: list[str] = []
-            runs = [asyncio.create_task(complete(line, one, received.append)) for one in asked]
-            while len(received) < 6:
-                await asyncio.sleep(0.005)
-            os.kill(verifier, signal.SIGKILL)
-            completions = await asyncio.wait_for(asyncio.gather(*runs), 300)
-        assert [each.token_ids for each in completions] == [each.token_ids for each in expected.completions]
-        assert {each.finished.statistics.rehomed for each in completions} == {1}
-        assert children(process.pid)["verifier_svc"] != verifier
-        process.terminate()
-        assert process.wait(timeout=60) == 0
-
-
-async def test_a_verifier_that_cannot_be_started_again_ends_serving_and_clients_hear_so(tmp_path: Path) -> None:
+async def test_a_verifier_that_dies_is_started_again_and_one_that_cannot_be_ends_serving(tmp_path: Path) -> None:
+    """Texts go on in the first case, clients hear of the end in the second."""
     target = shutil.copytree(ROOT / "models" / "target", tmp_path / "target")
-    with serve("--drafter", "none", "--target", str(target)) as process:
+    options = ("--drafter", "none", "--dtype", "float32", "--target", str(target))
+    with serve(*options, **UNMEASURED) as process:
         assert process.stdout is not None
         server = process.stdout.readline().split()[1].removeprefix("grpc=")
+        await check_that_texts_go_on_without_the_verifier(server, process.pid)
         left = children(process.pid)
         asked = request(held_out(1)[0], ENDLESS, speculate=False)
         async with channel(server) as line:
@@ -130,8 +109,24 @@ async def test_a_verifier_that_cannot_be_started_again_ends_serving_and_clients_
     assert not [pid for pid in left.values() if Path(f"/proc/{pid}").exists()]
 
 
+async def check_that_texts_go_on_without_the_verifier(server: str, serve: int) -> None:
+    asked = [request(prompt, LONG, speculate=False, temperature=0.7, seed=3) for prompt in held_out(2, seed=2)]
+    expected = await run_load(server, asked, 2)
+    verifier = children(serve)["verifier_svc"]
+    async with channel(server) as line:
+        received: list[str] = []
+        runs = [asyncio.create_task(complete(line, one, received.append)) for one in asked]
+        while len(received) < 6:
+            await asyncio.sleep(0.005)
+        os.kill(verifier, signal.SIGKILL)
+        completions = await asyncio.wait_for(asyncio.gather(*runs), 300)
+    assert [each.token_ids for each in completions] == [each.token_ids for each in expected.completions]
+    assert {each.finished.statistics.rehomed for each in completions} == {1}
+    assert children(serve)["verifier_svc"] != verifier
+
+
 def test_a_killed_serve_leaves_no_process_behind() -> None:
-    with serve("--drafter", "ngram") as process:  # a drafter without a model starts in half the time
+    with serve("--drafter", "ngram", **UNMEASURED) as process:  # a drafter without a model starts in half the time
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready grpc=")
         left = set(children(process.pid).values())
@@ -156,32 +151,8 @@ def test_a_port_that_is_taken_is_told_of_before_anything_serves() -> None:
     assert f"cannot listen on {address}" in done.stderr
 
 
-def test_ctrl_c_says_how_to_go_on_with_the_text(server: str) -> None:
-    asked = ["def read(self, path):", "--max-tokens", "600", "--ignore-eos", "--seed", "4", "--server", server]
-    whole = subprocess.run(slipstream("generate", *asked, "--json"), capture_output=True, text=True, check=True)
-    for _ in range(MOST_TRIES):  # the text may be whole before the signal comes
-        status, begun, message = interrupted(asked)
-        if status:
-            break
-    assert status == 130
-    command = message[message.index("slipstream resume") :].partition("`")[0].split()[1:]
-    rest = subprocess.run(slipstream(*command, "--server", server), capture_output=True, text=True, check=True).stdout
-    assert (begun + rest).rstrip("\n") == json.loads(whole.stdout)["text"].rstrip("\n")
-
-
-def interrupted(words: list[str]) -> tuple[int, str, str]:
-    """Status, output and last line of a `slipstream generate` that is interrupted once it printed something."""
-    with subprocess.Popen(slipstream("generate", *words), stdout=PIPE, stderr=PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        begun = process.stdout.read(8)
-        process.send_signal(signal.SIGINT)
-        begun += process.stdout.read()
-        message = process.stderr.read()
-        return process.wait(timeout=60), begun, message
-
-
-def serve(*options: str) -> subprocess.Popen[str]:
-    command, environment = serve_command(*options), serve_environment()
+def serve(*options: str, **settings: str) -> subprocess.Popen[str]:
+    command, environment = serve_command(*options), serve_environment() | settings
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 

@@ -89,18 +89,18 @@ def test_a_round_trip_that_fits_into_a_target_pass_is_nearly_hidden_with_8_candi
     delay_ms: int, share: float
 ) -> None:
     """Two milliseconds and eight passes of two fill a pass of twenty exactly."""
-    assert speculated(delay_ms, 1, 500, 8).tokens_per_s >= share * speculated(0, 1, 500, 8).tokens_per_s
+    assert speculated(delay_ms, 1, 250, 8).tokens_per_s >= share * speculated(0, 1, 250, 8).tokens_per_s
 
 
-@pytest.mark.parametrize("delay_ms", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("delay_ms", [1, 3, 6])
 def test_a_round_trip_that_fits_into_a_target_pass_is_hidden_with_4_candidates_of_some_sessions(delay_ms: int) -> None:
     """Four sessions: where one has nothing after a miss, the others' candidates fill the pass that does not wait."""
-    assert speculated(delay_ms, 4, 300, 4).tokens_per_s >= 0.92 * speculated(0, 4, 300, 4).tokens_per_s
+    assert speculated(delay_ms, 4, 150, 4).tokens_per_s >= 0.92 * speculated(0, 4, 150, 4).tokens_per_s
 
 
 def test_alone_a_session_pays_for_the_round_trip_after_a_miss_that_no_alternative_covered() -> None:
     """6 % of the positions. Its next candidates come 2 * 6 + 2 ms later, instead of 2."""
-    assert speculated(6, 1, 500, 4).tokens_per_s >= 0.86 * speculated(0, 1, 500, 4).tokens_per_s
+    assert speculated(6, 1, 250, 4).tokens_per_s >= 0.86 * speculated(0, 1, 250, 4).tokens_per_s
 
 
 def test_a_sure_drafter_that_runs_far_ahead_stays_within_the_verifier_s_tree() -> None:

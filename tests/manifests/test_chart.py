@@ -17,19 +17,10 @@ import yaml
 
 from gateway.config import GatewayConfig
 from tests.manifests.policies import POLICIES, settings
-from tests.manifests.rendering import K8S, ROOT, Documents, find, render, roles, tool, workloads
+from tests.manifests.rendering import K8S, ROOT, Documents, find, render, roles, workloads
 from tests.manifests.test_schemas import VERSIONS, is_custom
 from tests.manifests.test_settings import GIVEN, settled
-from tools.chart import ADDED, OVERLAYS, POOL, write
-
-
-@pytest.fixture(scope="module")
-def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tool("kubectl")
-    tool("npm")
-    folder = tmp_path_factory.mktemp("chart") / "slipstream"
-    write(folder)
-    return folder
+from tools.chart import ADDED, OVERLAYS, POOL
 
 
 def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -15,20 +15,10 @@ import pytest
 from tests.manifests.api_server import CUSTOM, NATIVE, Cluster, Key, served
 from tests.manifests.rendering import K8S, ROOT, Documents, containers, render, tool, workloads
 from tests.manifests.test_deployment_document import TEXT, shown
-from tools.chart import write
 
 CLUSTERS = {"plain": [NATIVE], "operators": [NATIVE, CUSTOM]}
 NAMESPACE = Key("", "Namespace", "slipstream")
 STEPS = re.split(r"^(?=\d\. \*\*|\*\*With Helm)", TEXT[TEXT.index("## A cluster with GPUs") :], flags=re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    for name in ("kubectl", "npm"):
-        tool(name)
-    folder = tmp_path_factory.mktemp("chart") / "slipstream"
-    write(folder)
-    return folder
 
 
 def commands(title: str) -> str:

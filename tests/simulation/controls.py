@@ -108,6 +108,10 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
 }
 
 WORLDS: dict[str, tuple[Storm, Size, int]] = {
+    "the store fences": (storm, Size(), 8),
+    "a stream's end ends its sessions": (storm, Size(), 7),
+    "candidates are checked": (storm, Size(), 5),
+    "what a failed pass kept is rolled back": (storm, Size(), 15),
     HONEST: (honest_storm, Size(), 0),  # where every stream keeps gRPC's promise
     "a record counts its rollbacks": (storm, EDITED, 15),
     "a stale text is not resumed": (storm, EDITED, 15),

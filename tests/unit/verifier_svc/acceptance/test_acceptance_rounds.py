@@ -99,7 +99,7 @@ REPLACED = Round(passes=2, meanwhile=2, budget=2, reopens=True), Round(passes=0,
 
 @pytest.mark.parametrize("keying", [by_node, by_position, by_base])
 @pytest.mark.parametrize("rounds", [AHEAD, REPLACED], ids=["new generation", "new drafter"])
-@pytest.mark.parametrize("options", [{}, {"width": 1}, {"tokens": 2, "max_nodes": 3}], ids=["", "chains", "three"])
+@pytest.mark.parametrize("options", [{}, {"width": 1}, {"tokens": 2, "max_nodes": 2}], ids=["", "chains", "three"])
 def test_generations_and_openings_may_share_noise(
     keying: Keying, rounds: tuple[Round, ...], options: dict[str, int]
 ) -> None:
