@@ -298,7 +298,9 @@ class LocalSource:
         candidates in its session's tree a step would not wait for new ones."""
         tree = attachment.tree
         tree.restart(attachment.length)
-        self._context.graft(attachment.session, Frame(tree.base_length, tree.generation, 1, (), (), source=attachment.number))
+        self._context.graft(
+            attachment.session, Frame(tree.base_length, tree.generation, 1, (), (), source=attachment.number)
+        )
 
     def _take_closing(self) -> list[LocalSession]:
         closing, self._closing = self._closing, []
