@@ -40,7 +40,7 @@ PASSES = 7
 """Passes of the draft layer for one tree, after the one that reads the committed tokens."""
 TREE = 32
 """Candidates that one call proposes; which of them pay, the verifier decides."""
-LEAST = math.log(0.02)
+LEAST = math.log(0.002)
 """Path log-probability below which a candidate is not worth a place in a pass."""
 
 

@@ -36,6 +36,7 @@ from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.source import Attachment, SourceContext
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes
+from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,9 @@ PASS_TOKENS = 512
 READ_TOKENS = 16
 OWN_TEXTS, OWN_LENGTH = 4, 64
 """What a target writes at the start to try a head on: texts, and tokens of each."""
+UNLIKELY = 0.001
+"""Path probability above which a head's candidates are taken where drafters are sent the lowest threshold: no bytes on
+a network are saved here, and a head is often less sure than it is right."""
 GOOD_ACCURACY = 0.3
 """Share of the target's next tokens below which a head is worth a warning."""
 
@@ -345,7 +349,10 @@ class LocalSource:
 
     @property
     def _least_log_prob(self) -> float:
-        return math.log(max(self._context.threshold, NEVER))
+        threshold = self._context.threshold
+        if self._need is not None and threshold <= LEVELS[0]:
+            threshold = min(threshold, UNLIKELY)
+        return math.log(max(threshold, NEVER))
 
     def _propose(
         self, requests: list[LocalRequest], closing: list[LocalSession]
