@@ -30,7 +30,7 @@ class _Kind(NamedTuple):
     """Fewest query rows of a product where rows are the same in every pass; 0 where they need not be."""
 
 
-class _Part(NamedTuple):
+class _SegmentRows(NamedTuple):
     """A segment's query rows, and some of its neighbours' if it has too few for a product."""
 
     read: Read
@@ -40,10 +40,10 @@ class _Part(NamedTuple):
     rows: Rows
 
 
-class _Parts(NamedTuple):
+class _PassRows(NamedTuple):
     """Query rows of a pass, part by part."""
 
-    parts: list[_Part]
+    parts: list[_SegmentRows]
     kept: torch.Tensor | None
     """int64 [rows]: the parts' rows without those of neighbours; None: all."""
 
@@ -68,7 +68,7 @@ class AttentionPlan:
         self._depths = [segment.depths() for segment in segments]
         self._rows: dict[torch.device, torch.Tensor] = {}
         self._reads: dict[_Kind, list[Read]] = {}
-        self._parts: dict[_Kind, _Parts] = {}
+        self._parts: dict[_Kind, _PassRows] = {}
         self._inside: dict[int, torch.Tensor] = {}
         rows: list[int] = []
         tokens: list[int] = []
@@ -183,14 +183,14 @@ class AttentionPlan:
             found = self._reads[kind] = [self._read(at, kind) for at in range(len(self._segments))]
         return found
 
-    def _parts_for(self, kind: _Kind) -> _Parts:
+    def _parts_for(self, kind: _Kind) -> _PassRows:
         found = self._parts.get(kind)
         if found is None:
             found = self._parts[kind] = self._divide(kind)
         return found
 
-    def _divide(self, kind: _Kind) -> _Parts:
-        parts: list[_Part] = []
+    def _divide(self, kind: _Kind) -> _PassRows:
+        parts: list[_SegmentRows] = []
         kept: list[int] = []
         total, rows = self._starts[-1] * kind.group, 0
         for at, read in enumerate(self._reads_for(kind)):
@@ -199,10 +199,10 @@ class AttentionPlan:
             first = max(0, min(own, total - width))
             inside = None if segment.is_chain else self._inside_mask(at)
             seen = segment_rows(segment, read, inside, kind.heads, kind.group).widened(own - first, width)
-            parts.append(_Part(read, first, width, seen))
+            parts.append(_SegmentRows(read, first, width, seen))
             kept += range(rows + own - first, rows + own - first + count)
             rows += width
-        return _Parts(parts, torch.tensor(kept) if len(kept) < rows else None)
+        return _PassRows(parts, torch.tensor(kept) if len(kept) < rows else None)
 
     def _read(self, at: int, kind: _Kind) -> Read:
         sequence = self._segments[at].sequence
